@@ -1,0 +1,31 @@
+"""Errors that speak to the user: what is wrong, where, and what would be accepted."""
+
+from __future__ import annotations
+
+
+class FedmtlError(Exception):
+    """Base of every error meant for the user; the command line prints its text without a traceback."""
+
+
+class DataError(FedmtlError, ValueError):
+    """Input data is malformed; the message names the file, the client and the field."""
+
+
+class ConfigError(FedmtlError, ValueError):
+    """A setting has an impossible value; the message names the setting and what is accepted."""
+
+
+class ModelError(FedmtlError, ValueError):
+    """A model cannot be personalized as it stands; the message names the layer."""
+
+
+class PrivacyError(FedmtlError, ValueError):
+    """A combination of sampling, clipping, noise and observer that no accountant supports."""
+
+
+class ResumeError(FedmtlError, RuntimeError):
+    """A run folder cannot be resumed as asked."""
+
+
+class BudgetExhausted(FedmtlError, RuntimeError):
+    """The next release would exceed the privacy budget; raised before any data is read for it."""

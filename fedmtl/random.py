@@ -1,0 +1,88 @@
+"""Counter-based random numbers: every draw is a pure function of its key.
+
+A draw is addressed by ``(seed, purpose, replicate)``, which make a 64-bit key, and by ``(client, step, index)``,
+which make the 128-bit counter of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011). Draws therefore do not depend on the order of clients, on chunking, on threads or on the device.
+
+These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.sources`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+
+def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
+    """A 64-bit key, from SHA-256 of the three arguments.
+
+    Args:
+        seed: any Python integer.
+        purpose: what the numbers are for, such as ``"batches"``; different purposes are independent streams.
+        replicate: index of an independent repetition.
+    """
+    digest = hashlib.sha256(f"{seed}\x00{purpose}\x00{replicate}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def id_key(name: str) -> int:
+    """A signed 64-bit number from a client's id: the client's address in every counter."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def philox(key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, ...]:
+    """Philox4x32-10 on int64 tensors that each hold one 32-bit word.
+
+    Args:
+        key: 64-bit key; a tensor of int64 keys broadcasts against the counters.
+        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable int64 tensors.
+
+    Returns:
+        Four int64 tensors of random words in ``[0, 2**32)``.
+    """
+    k0: int | Tensor = key & _MASK
+    k1: int | Tensor = (key >> 32) & _MASK
+    for _ in range(10):
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def keyed_bits(key: int, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
+    """63 random bits per address, as non-negative int64.
+
+    Args:
+        key: from :func:`derive_key`.
+        client: int64 client keys (any 64-bit value).
+        step: round or event number in ``[0, 2**32)``.
+        index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
+    """
+    step = torch.as_tensor(step, dtype=torch.int64, device=index.device)
+    low, high = client & _MASK, (client >> 32) & _MASK
+    w0, w1, _, _ = philox(key, index, step, low, high)
+    return ((w0 & 0x7FFFFFFF) << 32) | w1
+
+
+def keyed_uniform(key: int, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
+    """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of :func:`keyed_bits`."""
+    return (keyed_bits(key, client, step, index) >> 10).to(torch.float64) * 2.0**-53
+
+
+def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) -> np.random.Generator:
+    """A NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
+    counter = np.array([0, 0, 0, step], dtype=np.uint64)
+    key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
