@@ -1,0 +1,139 @@
+"""What every figure shares: colours, type sizes, direct labels and an atomic save."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK = "#1f2430"
+MUTED = "#5c6370"
+GRID = "#e4e6ea"
+
+# Okabe and Ito's palette: told apart with every common colour vision.
+# A method keeps its colour in every figure.
+_METHOD_COLOURS = {
+    "pmtl": "#0072B2",
+    "local": "#6b6f76",
+    "fedavg": "#D55E00",
+    "fedprox": "#009E73",
+}
+_SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#7a4fa3", "#8c6d1f")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_TITLES = {"pmtl": "PMTL", "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx"}
+
+
+def title_of(name: str) -> str:
+    """The printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
+    return _TITLES.get(name.lower(), name)
+
+
+def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A (colour, marker) for each name; known methods always get the same colour, no two share one."""
+    spare = iter(_SPARE_COLOURS * (1 + len(names) // len(_SPARE_COLOURS)))
+    styles: dict[str, tuple[str, str]] = {}
+    for place, name in enumerate(dict.fromkeys(names)):
+        known = _METHOD_COLOURS.get(name.lower())
+        taken = {colour for colour, _ in styles.values()}
+        colour = known if known is not None and known not in taken else next(spare)
+        styles[name] = (colour, _MARKERS[place % len(_MARKERS)])
+    return styles
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty white figure of ``width`` x ``height`` inches, drawn by Agg, outside pyplot's registry."""
+    figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
+    """Light grid behind the data, no box, labels in words."""
+    axes.set_axisbelow(True)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.grid(False, which="minor")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#b4b8bf")
+    axes.tick_params(colors=MUTED, labelsize=9, length=3)
+    axes.set_xlabel(xlabel, color=MUTED, fontsize=9.5)
+    axes.set_ylabel(ylabel, color=MUTED, fontsize=9.5)
+    if title:
+        axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """One muted line under the figure."""
+    figure.supxlabel(text, x=0.012, ha="left", color=MUTED, fontsize=8)
+
+
+def spread_out(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move label positions apart by at least ``gap`` while they stay in order and within [low, high].
+
+    Where the range is too short for that gap, the labels share it evenly.
+    """
+    if not positions:
+        return []
+    if len(positions) > 1:
+        gap = min(gap, (high - low) / (len(positions) - 1))
+    order = sorted(range(len(positions)), key=lambda place: positions[place])
+    blocks: list[tuple[float, int]] = []  # least squares in order: (mean of position - rank * gap, members)
+    for rank, place in enumerate(order):
+        mean, members = positions[place] - rank * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            before, more = blocks.pop()
+            mean, members = (mean * members + before * more) / (members + more), members + more
+        blocks.append((mean, members))
+    starts = [mean for mean, members in blocks for _ in range(members)]
+    highest = high - (len(positions) - 1) * gap
+    result = [0.0] * len(positions)
+    for rank, (place, start) in enumerate(zip(order, starts, strict=True)):
+        result[place] = min(max(start, low), highest) + rank * gap
+    return result
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each line's name at its right end: (x, y, text, colour), moved apart where they would touch."""
+    low, high = axes.get_ylim()
+    height = axes.get_window_extent().height / axes.figure.dpi  # inches
+    gap = (high - low) * (0.17 / max(height, 0.5))
+    shown = spread_out([y for _, y, _, _ in ends], gap, low, high)
+    for (x, y, text, colour), where in zip(ends, shown, strict=True):
+        axes.annotate(
+            text,
+            xy=(x, y),
+            xytext=(8, (where - y) / (high - low) * height * 72),
+            textcoords="offset points",
+            color=colour,
+            fontsize=9,
+            va="center",
+            ha="left",
+            annotation_clip=False,
+        )
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write ``figure`` as a PNG: to a temporary name in the same folder, then renamed over ``path``.
+
+    A reader sees the old picture or the new one, never half of one; the folder is made when it is missing.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            figure.savefig(stream, format="png", metadata={"Software": "fedmtl"})
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target

@@ -1,0 +1,257 @@
+"""The pictures of one run: epsilon by round, accuracy by round, accuracy by client.
+
+``plot_epsilon`` uses the plan alone and may be published. ``plot_history`` and ``plot_clients`` are computed
+from private test data: they belong in a run's ``private/`` folder and say so under the plot.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from ..errors import ConfigError
+from ._canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of, title_of
+
+NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
+PUBLIC = "Computed from the training plan alone: no client data enters this figure."
+
+History = Sequence[Mapping[str, Any]]
+
+
+def plot_history(
+    history: History,
+    baselines: Mapping[str, History],
+    path: str | os.PathLike[str],
+    *,
+    name: str = "pmtl",
+    metric: str = "accuracy",
+) -> Path:
+    """Draw ``metric`` by round, with each baseline's, above the epsilon spent by round.
+
+    Args:
+        history: one mapping per evaluated round with ``round``, ``epsilon`` and ``metric``;
+            ``global_<metric>`` (the shared model's) is drawn as a dashed line where it is there.
+            None and NaN are left out.
+        baselines: the same for each baseline. One with a single row is a horizontal line.
+        path: where the PNG goes; written to a temporary name and renamed.
+        name: the algorithm of ``history``.
+        metric: the column that is drawn.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ConfigError: no row of ``history`` has the metric.
+    """
+    rounds, values = _column(history, metric)
+    if not values:
+        raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
+    styles = styles_of([name, *baselines])
+    figure = new_figure(8.2, 5.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
+    dress(upper, ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by round")
+    dress(lower, xlabel="round", ylabel="epsilon spent")
+
+    last_round = max([*rounds, *(r for rows in baselines.values() for r in _column(rows, metric)[0])])
+    ends: list[tuple[float, float, str, str]] = []
+    for baseline, rows in baselines.items():
+        ends += _history_line(upper, rows, metric, title_of(baseline), styles[baseline][0], last_round, 1.6)
+    shared = _column(history, f"global_{metric}")
+    colour = styles[name][0]
+    if shared[1]:
+        upper.plot(*shared, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
+        ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {shared[1][-1]:.3f}", colour))
+    ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
+    upper.margins(y=0.08)
+    upper.set_xlim(min([*rounds, *shared[0]]), last_round)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    _epsilon_line(lower, *_column(history, "epsilon"), colour=INK, private=_is_private(history))
+    footnote(figure, NOT_PRIVATE)
+    figure.canvas.draw()
+    label_ends(upper, ends)
+    return save(figure, path)
+
+
+def plot_clients(
+    clients_table: Mapping[str, Sequence[float]],
+    path: str | os.PathLike[str],
+    *,
+    metric: str = "accuracy",
+    higher_is_better: bool = True,
+) -> Path:
+    """Draw every client's ``metric``, sorted, for the personal models against each baseline.
+
+    The right panel counts, for each baseline, the clients for whom the personal model is better, equal or
+    worse: the same clients, compared one by one.
+
+    Args:
+        clients_table: method -> one value per client, all in the same order of clients; the first column
+            is the method of interest, the others its baselines. A client whose value is NaN is left out.
+        path: where the PNG goes; written to a temporary name and renamed.
+        metric: what the values are.
+        higher_is_better: False for errors and losses.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ConfigError: no columns, no clients, or columns of different lengths.
+    """
+    columns = {name: np.asarray(values, dtype=np.float64) for name, values in clients_table.items()}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if not columns or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+        raise ConfigError(f"every column needs one value for each client; lengths are {lengths}.")
+    first, *others = columns
+    styles = styles_of(list(columns))
+    figure = new_figure(9.6 if others else 6.4, 4.4)
+    panels = figure.subplots(1, 2 if others else 1, squeeze=False, width_ratios=[1.5, 1] if others else [1])[
+        0
+    ]
+    left: Axes = panels[0]
+    dress(left, xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "))
+    left.set_title(
+        f"{_words(metric)} by client", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8
+    )
+    for name in [*others, first]:
+        shown = np.sort(columns[name][np.isfinite(columns[name])])
+        if not higher_is_better:
+            shown = shown[::-1]
+        if shown.size == 0:
+            continue
+        edges = np.linspace(0.0, 1.0, shown.size + 1)
+        wide = 2.6 if name == first else 1.6
+        label = f"{title_of(name)}  mean {shown.mean():.3f}"
+        left.stairs(shown, edges, baseline=None, color=styles[name][0], linewidth=wide, label=label)
+    left.set_xlim(0.0, 1.0)
+    left.xaxis.set_major_formatter(PercentFormatter(1.0))
+    corner: Any = "lower right" if higher_is_better else "upper right"
+    left.legend(loc=corner, frameon=False, fontsize=9, labelcolor=INK, reverse=True)
+    if others:
+        sign = 1.0 if higher_is_better else -1.0
+        gains = {name: sign * (columns[first] - columns[name]) for name in others}
+        _gain_bars(panels[1], gains, title_of(first))
+    footnote(figure, NOT_PRIVATE)
+    return save(figure, path)
+
+
+def plot_epsilon(rounds: Sequence[int], epsilons: Sequence[float], path: str | os.PathLike[str]) -> Path:
+    """Draw the epsilon spent by round; from public quantities only.
+
+    Args:
+        rounds: round numbers, (T,).
+        epsilons: the epsilon spent after each of them, (T,); inf where nothing is protected.
+        path: where the PNG goes; written to a temporary name and renamed.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ConfigError: the lengths differ.
+    """
+    if len(rounds) != len(epsilons):
+        raise ConfigError(f"{len(rounds)} rounds and {len(epsilons)} epsilons; there must be one for each.")
+    figure = new_figure(6.8, 3.6)
+    axes = figure.subplots()
+    dress(axes, xlabel="round", ylabel="epsilon spent", title="Privacy spent by round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    kept = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
+    private = len(kept) == len(rounds) and bool(kept)
+    _epsilon_line(axes, [r for r, _ in kept], [e for _, e in kept], colour=INK, private=private)
+    footnote(figure, PUBLIC)
+    return save(figure, path)
+
+
+def _history_line(
+    axes: Axes, rows: History, metric: str, label: str, colour: str, last_round: float, width: float
+) -> list[tuple[float, float, str, str]]:
+    """One method's line; returns what to write at its end."""
+    rounds, values = _column(rows, metric)
+    if not values:
+        return []
+    text = f"{label} {values[-1]:.3f}"
+    if len(values) == 1:
+        axes.axhline(values[0], color=colour, linewidth=width)
+        return [(last_round, values[0], text, colour)]
+    marker = "o" if len(values) <= 30 else ""
+    axes.plot(rounds, values, color=colour, linewidth=width, marker=marker, markersize=3.2)
+    return [(rounds[-1], values[-1], text, colour)]
+
+
+def _epsilon_line(
+    axes: Axes, rounds: Sequence[float], epsilons: Sequence[float], *, colour: str, private: bool
+) -> None:
+    """Epsilon by round with its last value written beside it, or one sentence where there is none."""
+    if not private:
+        axes.set_yticks([])
+        axes.text(
+            0.5, 0.5, "not private: epsilon is infinite", transform=axes.transAxes, ha="center", va="center",
+            color=MUTED, fontsize=10,
+        )  # fmt: skip
+        return
+    axes.plot(rounds, epsilons, color=colour, linewidth=2)
+    axes.fill_between(rounds, epsilons, color=colour, alpha=0.08, linewidth=0)
+    axes.set_ylim(0.0, max(epsilons) * 1.18 if max(epsilons) > 0 else 1.0)
+    axes.annotate(
+        f"{epsilons[-1]:.2f}", xy=(rounds[-1], epsilons[-1]), xytext=(8, 0), textcoords="offset points",
+        color=colour, fontsize=9, va="center", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
+    """For each baseline a bar of the shares of clients that gain, stay equal and lose."""
+    parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
+    for row, gain in enumerate(gains.values()):
+        known = gain[np.isfinite(gain)]
+        shares = ((known > 1e-12).mean(), (np.abs(known) <= 1e-12).mean(), (known < -1e-12).mean())
+        start = 0.0
+        for (_, colour, ink), share in zip(parts, shares if known.size else (0.0,) * 3, strict=True):
+            axes.barh(row, share, left=start, height=0.52, color=colour, edgecolor="white", linewidth=1)
+            if share >= 0.07:
+                axes.text(
+                    start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=9
+                )
+            start += float(share)
+    dress(axes, xlabel="share of clients")
+    axes.grid(False)
+    axes.set_title(
+        f"Clients for whom {name} is", loc="left", color=INK, fontsize=11, fontweight="bold", pad=26
+    )
+    patches = [Patch(facecolor=colour, label=word) for word, colour, _ in parts]
+    axes.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, frameon=False, fontsize=9.5,
+        labelcolor=INK, handlelength=1, handleheight=1, columnspacing=1.6,
+    )  # fmt: skip
+    axes.set_yticks(range(len(gains)), [f"than {title_of(baseline)}" for baseline in gains])
+    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.set_xlim(0.0, 1.0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+
+
+def _column(rows: History, key: str) -> tuple[list[float], list[float]]:
+    """Rounds and values of ``key``, without the rows where it is missing or not finite."""
+    kept = [
+        (float(row["round"]), float(row[key]))
+        for row in rows
+        if row.get(key) is not None and math.isfinite(float(row[key]))
+    ]
+    return [r for r, _ in kept], [v for _, v in kept]
+
+
+def _is_private(history: History) -> bool:
+    """True where every row has a finite epsilon."""
+    return bool(history) and len(_column(history, "epsilon")[1]) == len(history)
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ").capitalize()

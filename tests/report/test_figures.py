@@ -1,0 +1,186 @@
+"""The figures are read back: the curves that were drawn are compared with the data they stand for."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedmtl.errors import ConfigError
+from fedmtl.report import _canvas, figures
+
+
+def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
+    return [
+        {"round": r, "epsilon": epsilon * (r / rounds) ** 0.5, "accuracy": best * (1 - 0.5 ** (r / 5))}
+        for r in range(1, rounds + 1)
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that was saved, still in memory."""
+    kept: list[Figure] = []
+    original = _canvas.save
+
+    def keep(figure: Figure, path: str) -> Path:
+        kept.append(figure)
+        return original(figure, path)
+
+    monkeypatch.setattr(figures, "save", keep)
+    return kept
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    raw = path.read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
+    assert raw[-8:-4] == b"IEND"
+    width, height = struct.unpack(">II", raw[16:24])
+    return width, height
+
+
+def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows, local = history(), history(best=0.6, epsilon=0.0)
+    path = figures.plot_history(rows, {"local": local, "fedavg": local[-1:]}, tmp_path / "private" / "a.png")
+    assert min(png_size(path)) > 600
+    assert path.stat().st_size < 300_000
+    upper, lower = drawn[0].axes
+    curves = [np.asarray(line.get_ydata(), dtype=float) for line in upper.lines]
+    assert any(np.array_equal(curve, [r["accuracy"] for r in rows]) for curve in curves)
+    assert any(np.array_equal(curve, [r["accuracy"] for r in local]) for curve in curves)
+    assert any(len(curve) == 2 and set(curve) == {local[-1]["accuracy"]} for curve in curves)
+    assert np.array_equal(lower.lines[0].get_ydata(), [r["epsilon"] for r in rows])
+    written = {text.get_text() for text in upper.texts}
+    assert {f"PMTL {rows[-1]['accuracy']:.3f}", f"FedAvg {local[-1]['accuracy']:.3f}"} <= written
+
+
+def test_history_without_privacy_has_no_epsilon_curve(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = [{**row, "epsilon": float("inf")} for row in history()]
+    figures.plot_history(rows, {}, tmp_path / "a.png")
+    lower = drawn[0].axes[1]
+    assert not lower.lines
+    assert "not private" in lower.texts[0].get_text()
+
+
+def test_history_skips_rows_that_were_not_measured(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = history()
+    rows[3]["accuracy"] = float("nan")
+    del rows[5]["accuracy"]
+    figures.plot_history(rows, {}, tmp_path / "a.png")
+    assert len(drawn[0].axes[0].lines[0].get_ydata()) == len(rows) - 2
+
+
+def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'rmse'"):
+        figures.plot_history(history(), {}, tmp_path / "a.png", metric="rmse")
+    assert not list(tmp_path.iterdir())
+
+
+def test_private_figures_say_so_and_the_public_one_does_not(tmp_path: Path, drawn: list[Figure]) -> None:
+    figures.plot_history(history(), {}, tmp_path / "a.png")
+    figures.plot_clients({"pmtl": [0.5, 1.0]}, tmp_path / "b.png")
+    figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "c.png")
+    notes = [figure.get_supxlabel() for figure in drawn]
+    assert notes == [figures.NOT_PRIVATE, figures.NOT_PRIVATE, figures.PUBLIC]
+
+
+def test_clients_are_sorted_and_compared_one_by_one(tmp_path: Path, drawn: list[Figure]) -> None:
+    table = {"pmtl": [0.9, 0.2, 0.5, 0.7], "local": [0.5, 0.2, 0.6, 0.1]}
+    path = figures.plot_clients(table, tmp_path / "clients.png")
+    assert path.stat().st_size < 300_000
+    left, right = drawn[0].axes
+    steps = [patch.get_data().values.tolist() for patch in left.patches]
+    assert steps == [[0.1, 0.2, 0.5, 0.6], [0.2, 0.5, 0.7, 0.9]]
+    assert [bar.get_width() for bar in right.patches] == [0.5, 0.25, 0.25]  # better, equal, worse
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert labels == ["PMTL  mean 0.575", "Local  mean 0.350"]
+
+
+def test_clients_of_errors_count_lower_as_better(tmp_path: Path, drawn: list[Figure]) -> None:
+    figures.plot_clients(
+        {"pmtl": [1.0, 1.0, 3.0, 1.0], "local": [2.0, 2.0, 2.0, 2.0]},
+        tmp_path / "c.png",
+        metric="mse",
+        higher_is_better=False,
+    )
+    left, right = drawn[0].axes
+    assert [bar.get_width() for bar in right.patches] == [0.75, 0.0, 0.25]
+    assert left.patches[-1].get_data().values.tolist() == [3.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("table", [{}, {"pmtl": []}, {"pmtl": [0.1, 0.2], "local": [0.3]}])
+def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[str, list[float]]) -> None:
+    with pytest.raises(ConfigError, match="one value for each client"):
+        figures.plot_clients(table, tmp_path / "c.png")
+
+
+def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
+    figures.plot_epsilon([1, 5, 10], [0.5, 1.5, 2.25], tmp_path / "e.png")
+    axes = drawn[0].axes[0]
+    assert axes.lines[0].get_ydata().tolist() == [0.5, 1.5, 2.25]
+    assert axes.texts[0].get_text() == "2.25"
+    with pytest.raises(ConfigError, match="1 rounds and 2 epsilons"):
+        figures.plot_epsilon([1], [0.5, 1.5], tmp_path / "e.png")
+
+
+def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> None:
+    path = figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "e.png")
+    before = path.read_bytes()
+
+    class Broken(Figure):
+        def savefig(self, *args: object, **kwargs: object) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        _canvas.save(Broken(), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["e.png"]
+
+
+def test_the_same_data_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = figures.plot_history(history(), {}, tmp_path / "a.png").read_bytes()
+    assert figures.plot_history(history(), {}, tmp_path / "b.png").read_bytes() == first
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figures.plot_epsilon([1, 2], [0.5, 0.7], tmp_path / "e.png")
+    assert plt.get_fignums() == []
+
+
+def linear_luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_lines_stand_out_from_white_and_have_colours_of_their_own() -> None:
+    names = ["pmtl", "local", "fedavg", "fedprox", "mine", "yours"]
+    styles = _canvas.styles_of(names)
+    assert len({colour for colour, _ in styles.values()}) == len(names)
+    assert len({marker for _, marker in styles.values()}) == len(names)
+    for name in names[:4]:  # WCAG: 3:1 for graphics
+        assert 1.05 / (linear_luminance(styles[name][0]) + 0.05) >= 3.0, name
+    assert _canvas.styles_of(["fedavg", "pmtl"])["pmtl"][0] == styles["pmtl"][0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_labels_keep_their_order_their_distance_and_the_range(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    positions = rng.uniform(0, 1, size=int(rng.integers(1, 9))).tolist()
+    placed = _canvas.spread_out(positions, 0.1, 0.0, 1.0)
+    ordered = [placed[i] for i in np.argsort(positions)]
+    assert min(placed) >= -1e-12
+    assert max(placed) <= 1 + 1e-12
+    assert all(b - a >= 0.1 - 1e-12 for a, b in itertools.pairwise(ordered))
+
+
+def test_labels_that_fit_stay_where_they_are() -> None:
+    assert _canvas.spread_out([0.1, 0.9, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.1, 0.9, 0.5])
+    assert _canvas.spread_out([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
+    assert _canvas.spread_out([0.0] * 5, 0.5, 0.0, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
