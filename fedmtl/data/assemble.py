@@ -1,0 +1,103 @@
+"""From separate clients to flat tensors, and from flat tensors to targets and sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from . import checks, rows
+
+
+def as_tensor(value: Any, where: str, field: str) -> Tensor:
+    """A tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
+
+    Raises:
+        DataError: the value does not hold numbers, or its rows differ in length.
+    """
+    if isinstance(value, Tensor):
+        return value.detach()
+    if scipy.sparse.issparse(value):
+        matrix: Any = scipy.sparse.csr_array(value)  # type: ignore[call-overload]
+        matrix.sum_duplicates()
+        parts = [torch.from_numpy(np.array(v)) for v in (matrix.indptr, matrix.indices, matrix.data)]
+        return rows.csr(parts[0].long(), parts[1].long(), parts[2], matrix.shape[1])
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(
+            f"{where}, field {field!r}: rows differ in length; each must have the same shape."
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; accepted: numbers.")
+    try:
+        return torch.from_numpy(np.array(array))
+    except TypeError as error:
+        raise DataError(
+            f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype."
+        ) from error
+
+
+def stack_clients(
+    clients: Mapping[str, tuple[Any, Any]], name: str
+) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+    """One (x, y) pair a client to flat x (N, ...), y (N, ...), offsets (n + 1,) and ids."""
+    ids = tuple(clients)
+    checks.check_ids(ids, name)
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    for client, pair in clients.items():
+        where = f"{name}: client {client!r}"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise DataError(f"{where}: its value must be a pair (x, y).")
+        x, y = as_tensor(pair[0], where, "x"), as_tensor(pair[1], where, "y")
+        checks.check_lengths(x, y, where)
+        if len(y) == 0:
+            raise DataError(
+                f"{where} has no examples; every client needs at least 1 training and 1 test example."
+            )
+        for field, value, first in (("x", x, xs[:1] or [x]), ("y", y, ys[:1] or [y])):
+            reference = first[0]
+            if value.shape[1:] != reference.shape[1:] or value.layout != reference.layout:
+                raise DataError(
+                    f"{where}, field {field!r} has examples of shape {tuple(value.shape[1:])}; "
+                    f"client {ids[0]!r} has {tuple(reference.shape[1:])}, and all clients must agree."
+                )
+            if value.dtype != reference.dtype:
+                raise DataError(
+                    f"{where}, field {field!r} has dtype {value.dtype}; client {ids[0]!r} has "
+                    f"{reference.dtype}, and all clients must agree."
+                )
+        xs.append(x)
+        ys.append(y)
+    counts = torch.tensor([len(y) for y in ys], dtype=torch.int64)
+    return rows.join(xs), torch.cat(ys), rows.offsets_of(counts), ids
+
+
+def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
+    """The largest label plus 1 for integer targets; None, regression, for floating ones."""
+    if y.is_floating_point():
+        return None
+    if len(y) and int(y.min()) < 0:
+        row = int((y < 0).nonzero()[0, 0])
+        raise DataError(
+            f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].min())}; "
+            "labels must be whole numbers from 0 on (for regression give classes=None)."
+        )
+    return int(y.max()) + 1 if len(y) else None
+
+
+def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
+    """Checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None."""
+    if classes is None:
+        y = y if y.is_floating_point() else y.float()
+        checks.check_finite(y, offsets, ids, where, "y")
+        return y
+    y = checks.whole_labels(y, offsets, ids, where)
+    checks.check_labels(y, classes, offsets, ids, where)
+    return y

@@ -1,0 +1,113 @@
+"""What must hold for the numbers of a dataset, with errors that name the file, the client and the field."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+
+_CHUNK_BYTES = 1 << 26
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def chunks(x: Tensor) -> list[tuple[int, int]]:
+    """Row ranges of about 64 MiB each that cover x (N, ...)."""
+    row_bytes = max(1, x[:1].numel() * x.element_size())
+    step = max(1, _CHUNK_BYTES // row_bytes)
+    return [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
+
+
+def check_fraction(test_fraction: float) -> None:
+    """A share of examples strictly between 0 and 1."""
+    real = isinstance(test_fraction, numbers.Real) and not isinstance(test_fraction, bool)
+    if not real or not 0 < test_fraction < 1:
+        raise ConfigError(f"test_fraction is {test_fraction!r}; it must be a number above 0 and below 1.")
+
+
+def check_ids(ids: Sequence[str], where: str) -> None:
+    """At least one client, every id a text, none twice."""
+    if not ids:
+        raise DataError(f"{where}: there are no clients; at least one is needed.")
+    seen: set[str] = set()
+    for name in ids:
+        if not isinstance(name, str):
+            raise DataError(f"{where}: the client id {name!r} is a {type(name).__name__}; ids must be str.")
+        if name in seen:
+            raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")
+        seen.add(name)
+
+
+def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
+    """Features and targets with one row an example."""
+    if x.ndim == 0 or y.ndim == 0:
+        raise DataError(
+            f"{where}: fields 'x' and 'y' must have one row an example; one of them is a single number."
+        )
+    if x.shape[0] != y.shape[0]:
+        raise DataError(
+            f"{where}: field 'x' has {x.shape[0]} examples and field 'y' has {y.shape[0]}; "
+            "they must have the same number."
+        )
+
+
+def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:
+    """No NaN or infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
+    if not x.is_floating_point():
+        return
+    sparse = x.layout != torch.strided
+    values = x.values() if sparse else x
+    for start, stop in chunks(values):
+        bad = ~torch.isfinite(values[start:stop])
+        if bad.any():
+            place = start + int(bad.flatten(1).any(1).nonzero()[0] if bad.ndim > 1 else bad.nonzero()[0])
+            value = values[place].flatten()
+            number = value[~torch.isfinite(value)][0].item()
+            row = int(torch.searchsorted(x.crow_indices(), place, right=True)) - 1 if sparse else place
+            raise DataError(
+                f"{where}: {locate(row, offsets, ids)}, field {field!r} holds {number}; "
+                "every value must be a finite number (no NaN, no infinity)."
+            )
+
+
+def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], where: str) -> None:
+    """Labels y (N, ...) of dtype int64 in ``0 .. classes - 1``."""
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
+    if y.dtype != torch.int64:
+        raise DataError(f"{where}: field 'y' has dtype {y.dtype}; labels must be torch.int64.")
+    bad = (y < 0) | (y >= classes)
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        value = y[row].flatten()
+        number = int(value[(value < 0) | (value >= classes)][0])
+        raise DataError(
+            f"{where}: {locate(row, offsets, ids)}, field 'y' holds the label {number}; "
+            f"with {classes} classes a label must be in 0..{classes - 1}."
+        )
+
+
+def whole_labels(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
+    """Labels as int64; floating ones are accepted where they are whole numbers."""
+    if y.is_floating_point():
+        check_finite(y, offsets, ids, where, "y")
+        bad = y != y.round()
+        if bad.any():
+            row = int(bad.nonzero()[0, 0])
+            value = y[row].flatten()
+            number = value[value != value.round()][0].item()
+            raise DataError(
+                f"{where}: {locate(row, offsets, ids)}, field 'y' holds {number}; class labels must be whole "
+                "numbers from 0 on (for regression give classes=None)."
+            )
+    return y.long()
+
+
+def locate(row: int, offsets: Tensor, ids: Sequence[str]) -> str:
+    """``client 'a', example 3`` for a flat row number."""
+    client = int(torch.searchsorted(offsets, row, right=True)) - 1
+    return f"client {ids[client]!r}, example {row - int(offsets[client])}"

@@ -1,0 +1,357 @@
+"""The dataset type: all clients' examples as flat tensors with offsets, ragged and without padding."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+from . import checks, rows, storage
+from .assemble import as_targets, infer_classes, stack_clients
+from .examples import DataSpec, Examples, Side, cut
+from .split import client_keys
+from .transforms import Cast, Transform, describe
+
+Classes = int | None | Literal["infer"]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedDataset:
+    """Every client's training and test examples.
+
+    Args:
+        train: the training side, over n clients.
+        test: the test side, over the same clients in the same order.
+        ids: the clients' ids, distinct texts.
+        transform: applied by :meth:`gather`, from storage to float.
+        classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets).
+        name: for messages and reports.
+        verify: check every value (finite features, labels within the classes). Lengths are always checked.
+
+    Raises:
+        DataError: malformed data; the message names the client, the field and what is accepted.
+    """
+
+    train: Examples
+    test: Examples
+    ids: tuple[str, ...]
+    transform: Transform = Cast()  # noqa: RUF009
+    classes: int | None = None
+    name: str = "data"
+    verify: InitVar[bool] = True
+
+    def __post_init__(self, verify: bool) -> None:
+        object.__setattr__(self, "ids", tuple(self.ids))
+        checks.check_ids(self.ids, self.name)
+        transform = self.transform
+        if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
+            raise DataError(
+                f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__."
+            )
+        self._check_side("train", verify)
+        self._check_side("test", verify)
+        if self.train.x.shape[1:] != self.test.x.shape[1:] or self.train.x.dtype != self.test.x.dtype:
+            raise DataError(
+                f"{self.name}: field 'x' is {self.train.x.dtype} {tuple(self.train.x.shape[1:])} in train "
+                f"and {self.test.x.dtype} {tuple(self.test.x.shape[1:])} in test; they must agree."
+            )
+
+    def _check_side(self, side: Side, verify: bool) -> None:
+        part = self.side(side)
+        where = f"{self.name} ({side})"
+        if len(part.offsets) != len(self) + 1:
+            raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids.")
+        if (part.counts == 0).any():
+            client = int((part.counts == 0).nonzero()[0])
+            other = self.side("test" if side == "train" else "train")
+            empty = other.counts.numel() > client and int(other.counts[client]) == 0
+            lacks = "any examples" if empty else "training examples" if side == "train" else "test examples"
+            raise DataError(
+                f"{self.name}: client {self.ids[client]!r} has no {lacks.removeprefix('any ')}; "
+                "every client needs at least 1 training and 1 test example."
+            )
+        if self.classes is None and not part.y.is_floating_point():
+            raise DataError(
+                f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
+                "give floating targets, or the number of classes."
+            )
+        if not verify:
+            return
+        checks.check_finite(part.x, part.offsets, self.ids, where, "x")
+        if self.classes is None:
+            checks.check_finite(part.y, part.offsets, self.ids, where, "y")
+        else:
+            checks.check_labels(part.y, self.classes, part.offsets, self.ids, where)
+
+    def __len__(self) -> int:
+        """Number of clients n."""
+        return len(self.ids)
+
+    def side(self, side: Side) -> Examples:
+        """The training or the test examples."""
+        if side not in ("train", "test"):
+            raise ConfigError(f"side is {side!r}; accepted: 'train', 'test'.")
+        part: Examples = getattr(self, side)
+        return part
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Each client's address in keyed random draws, int64 (n,), on the data's device."""
+        return client_keys(self.ids).to(self.train.offsets.device)
+
+    @cached_property
+    def spec(self) -> DataSpec:
+        """Shape after the transform, classes and number of clients."""
+        x = self.train.x
+        probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
+        return DataSpec(tuple(probe.shape[1:]), self.classes, len(self))
+
+    def gather(
+        self,
+        side: Side,
+        index: Tensor,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Examples by flat row number, transformed.
+
+        Args:
+            side: ``"train"`` or ``"test"``.
+            index: int64 row numbers of that side, of any shape and on any device.
+            dtype: floating dtype of the features, and of floating targets.
+            device: where the result shall be (rows travel in their storage dtype); None: where the data are.
+
+        Returns:
+            x (*index.shape, *spec.shape) and y (*index.shape, ...), int64 labels or floating targets.
+        """
+        part = self.side(side)
+        flat = index.reshape(-1).to(part.x.device)
+        x, y = rows.take(part.x, flat), rows.take(part.y, flat)
+        if device is not None:
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        x = self.transform(x, dtype)
+        if y.is_floating_point():
+            y = y.to(dtype)
+        return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
+
+    @classmethod
+    def from_tensors(
+        cls,
+        clients: Mapping[str, tuple[Any, Any]],
+        *,
+        test: Mapping[str, tuple[Any, Any]] | None = None,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        classes: Classes = "infer",
+        transform: Transform | None = None,
+        name: str = "data",
+    ) -> FederatedDataset:
+        """A dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
+
+        Args:
+            clients: each client's examples; only for training if ``test`` is given.
+            test: each client's test examples; None holds out ``test_fraction`` of each client's examples.
+            test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example.
+            seed: of the split, which is keyed by the client's id.
+            classes: number of classes, None for regression, ``"infer"``: the largest label plus 1 for integer
+                targets (that number then comes from the data), regression for floating ones.
+            transform: from storage to float; None for :class:`Cast`.
+            name: for messages and reports.
+
+        Raises:
+            DataError: malformed data.
+            ConfigError: an impossible ``test_fraction``.
+        """
+        x, y, offsets, ids = stack_clients(clients, name)
+        if test is None:
+            return cls.from_flat(
+                x,
+                y,
+                offsets,
+                ids,
+                test_fraction=test_fraction,
+                seed=seed,
+                classes=classes,
+                transform=transform,
+                name=name,
+            )
+        for client in ids:
+            if client not in test:
+                raise DataError(
+                    f"{name}: client {client!r} has no test examples; every client needs at least 1."
+                )
+        for client in test:
+            if client not in clients:
+                raise DataError(
+                    f"{name}: client {client!r} is in test only; it needs training examples, too."
+                )
+        test_x, test_y, test_offsets, _ = stack_clients(
+            {client: test[client] for client in ids}, f"{name} (test)"
+        )
+        if classes == "infer":
+            classes = (
+                max(
+                    infer_classes(y, offsets, ids, name) or 0,
+                    infer_classes(test_y, test_offsets, ids, name) or 0,
+                )
+                or None
+            )
+        return cls(
+            Examples(x, as_targets(y, classes, offsets, ids, f"{name} (train)"), offsets),
+            Examples(test_x, as_targets(test_y, classes, test_offsets, ids, f"{name} (test)"), test_offsets),
+            tuple(ids),
+            Cast() if transform is None else transform,
+            classes,
+            name,
+        )
+
+    @classmethod
+    def from_flat(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        offsets: Tensor,
+        ids: Sequence[str],
+        *,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        classes: Classes = "infer",
+        transform: Transform | None = None,
+        name: str = "data",
+    ) -> FederatedDataset:
+        """A dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
+
+        Arguments and errors are those of :meth:`from_tensors` and :class:`Examples`.
+        """
+        ids = tuple(ids)
+        checks.check_ids(ids, name)
+        if len(offsets) != len(ids) + 1:
+            raise DataError(f"{name}: examples of {len(offsets) - 1} clients, but {len(ids)} ids.")
+        whole = Examples(x, y, offsets)
+        if (whole.counts == 0).any():
+            client = ids[int((whole.counts == 0).nonzero()[0])]
+            raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 2.")
+        if classes == "infer":
+            classes = infer_classes(y, offsets, ids, name)
+        y = as_targets(y, classes, offsets, ids, name)
+        checks.check_finite(x, offsets, ids, name, "x")
+        train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
+        return cls(train, test, ids, Cast() if transform is None else transform, classes, name, verify=False)
+
+    def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
+        """The same clients, each re-split over its training and test examples together."""
+        counts = torch.stack([self.train.counts, self.test.counts], 1).flatten()
+        starts = torch.stack([self.train.offsets[:-1], self.test.offsets[:-1] + len(self.train)], 1).flatten()
+        order, _ = rows.ranges(starts, counts)
+        x = rows.select(rows.join([self.train.x, self.test.x]), order.to(self.train.x.device))
+        y = rows.take(torch.cat([self.train.y, self.test.y]), order)
+        offsets = self.train.offsets + self.test.offsets
+        train, test = cut(x, y, offsets, self.ids, test_fraction=test_fraction, seed=seed, where=self.name)
+        return self._replace(train, test, self.ids)
+
+    def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
+        """Some clients, by id or by position, in the given order.
+
+        Raises:
+            DataError: an unknown client, or one that is given twice.
+        """
+        positions = {name: i for i, name in enumerate(self.ids)}
+        chosen: list[int] = []
+        for client in clients:
+            if isinstance(client, str) and client in positions:
+                chosen.append(positions[client])
+            elif not isinstance(client, str) and 0 <= int(client) < len(self):
+                chosen.append(int(client))
+            else:
+                raise DataError(
+                    f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}."
+                )
+        index = torch.tensor(chosen, dtype=torch.int64, device=self.train.offsets.device)
+        ids = tuple(self.ids[i] for i in chosen)
+        checks.check_ids(ids, f"{self.name}, subset")
+        return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
+
+    def to(self, device: torch.device | str) -> FederatedDataset:
+        """The data, with offsets and keys, on another device."""
+        return self._replace(self.train.to(device), self.test.to(device), self.ids)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the data to a new folder: NumPy files and one JSON file, complete or not at all.
+
+        Raises:
+            DataError: the folder exists already.
+        """
+        meta = {
+            "name": self.name,
+            "classes": self.classes,
+            "transform": describe(self.transform),
+            "ids": list(self.ids),
+        }
+        storage.write_folder(Path(folder), meta, self._tensors())
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, memory_map: bool = True, transform: Transform | None = None
+    ) -> FederatedDataset:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            folder: the folder given to :meth:`save`.
+            memory_map: leave x and y on disk and read rows as they are gathered; their values are then not
+                checked again. False reads and checks everything.
+            transform: needed only if the data were saved with a transform that is not of this package.
+
+        Raises:
+            DataError: the folder or one of its files is missing, truncated or of another kind.
+        """
+        meta, tensors = storage.read_folder(Path(folder), memory_map=memory_map)
+        chosen = storage.transform_of(meta, Path(folder)) if transform is None else transform
+        sides = [
+            Examples(tensors[f"{s}_x"], tensors[f"{s}_y"], tensors[f"{s}_offsets"]) for s in ("train", "test")
+        ]
+        return cls(
+            sides[0],
+            sides[1],
+            tuple(meta["ids"]),
+            chosen,
+            meta["classes"],
+            meta["name"],
+            verify=not memory_map,
+        )
+
+    def fingerprint(self) -> str:
+        """A BLAKE2b digest (32 hex digits) of ids, tensors, transform and classes, wherever they are held."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        header = {"ids": self.ids, "classes": self.classes, "transform": describe(self.transform)}
+        digest.update(json.dumps(header, sort_keys=True).encode())
+        for name, value in self._tensors().items():
+            parts = storage.components(value)
+            for part, tensor in parts.items():
+                digest.update(f"{name}{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                for start, stop in checks.chunks(tensor):
+                    digest.update(storage.to_array(tensor[start:stop].cpu()).data)
+        return digest.hexdigest()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{side}_{field}": getattr(part, field)
+            for side, part in (("train", self.train), ("test", self.test))
+            for field in ("x", "y", "offsets")
+        }
+
+    def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
+        return FederatedDataset(train, test, ids, self.transform, self.classes, self.name, verify=False)

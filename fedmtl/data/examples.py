@@ -1,0 +1,107 @@
+"""Flat examples with offsets: one side of a federated dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from . import checks, rows
+from .split import split_rows
+
+Side = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a model must know about the data, and nothing that comes from the examples.
+
+    Args:
+        shape: shape of one example after the transform.
+        classes: number of classes; None for regression.
+        clients: number of clients.
+    """
+
+    shape: tuple[int, ...]
+    classes: int | None
+    clients: int
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """One side (train or test) of all clients' examples.
+
+    Args:
+        x: features (N, *stored shape) in their storage dtype; a sparse CSR matrix (N, d) is allowed.
+        y: int64 labels (N,) or (N, ...), or floating targets of these shapes.
+        offsets: int64 (n + 1,); client i owns rows ``offsets[i]:offsets[i + 1]``.
+
+    Raises:
+        DataError: lengths that disagree, offsets that do not ascend from 0 to N, an unknown layout or dtype.
+    """
+
+    x: Tensor
+    y: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        checks.check_lengths(self.x, self.y, "examples")
+        if self.x.layout not in (torch.strided, torch.sparse_csr):
+            raise DataError(f"examples: field 'x' has layout {self.x.layout}; accepted: dense or sparse CSR.")
+        for name in ("x", "y"):
+            value: Tensor = getattr(self, name)
+            if value.dtype not in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
+                raise DataError(f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers.")
+            if value.layout == torch.strided and not value.is_contiguous():
+                object.__setattr__(self, name, value.contiguous())
+        offsets = self.offsets
+        if offsets.ndim != 1 or len(offsets) < 1 or offsets.dtype != torch.int64:
+            raise DataError("examples: field 'offsets' must be an int64 tensor of shape (clients + 1,).")
+        if offsets[0] != 0 or offsets[-1] != len(self) or (offsets.diff() < 0).any():
+            raise DataError(
+                f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}."
+            )
+
+    def __len__(self) -> int:
+        """Number of examples N, all clients together."""
+        return int(self.y.shape[0])
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Examples of each client, int64 (n,)."""
+        return self.offsets.diff()
+
+    def take_clients(self, clients: Tensor) -> Examples:
+        """The examples of the chosen clients (k,), in the given order."""
+        counts = self.counts[clients]
+        index, _ = rows.ranges(self.offsets[clients], counts)
+        return Examples(
+            rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts)
+        )
+
+    def to(self, device: torch.device | str) -> Examples:
+        """All three tensors on another device."""
+        return Examples(self.x.to(device), self.y.to(device), self.offsets.to(device))
+
+
+def cut(
+    x: Tensor, y: Tensor, offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
+) -> tuple[Examples, Examples]:
+    """Flat examples of all clients to their training and test sides, by :func:`split_rows`."""
+    host = offsets.cpu()
+    sides = []
+    for index in split_rows(host, ids, test_fraction=test_fraction, seed=seed, where=where):
+        counts = torch.bincount(torch.searchsorted(host, index, right=True) - 1, minlength=len(ids))
+        sides.append(
+            Examples(
+                rows.select(x, index.to(x.device)),
+                rows.take(y, index.to(y.device)),
+                rows.offsets_of(counts).to(offsets.device),
+            )
+        )
+    return sides[0], sides[1]

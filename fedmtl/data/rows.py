@@ -1,0 +1,73 @@
+"""Rows of flat tensors, dense or sparse CSR: take, select, join."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's device."""
+    if x.layout == torch.strided:
+        return _take_dense(x, index)
+    row, position, _ = _entries(x, index)
+    out = torch.zeros(len(index), x.shape[1], dtype=x.dtype, device=x.device)
+    out[row, x.col_indices()[position]] = x.values()[position]
+    return out
+
+
+def select(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (K,) of x (N, ...), in x's own layout."""
+    if x.layout == torch.strided:
+        return _take_dense(x, index)
+    _, position, crow = _entries(x, index)
+    return csr(crow, x.col_indices()[position], x.values()[position], x.shape[1])
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts, one after the other; the parts share layout and dtype."""
+    if parts[0].layout == torch.strided:
+        return torch.cat(list(parts))
+    counts = torch.cat([part.crow_indices().diff() for part in parts])
+    columns = torch.cat([part.col_indices() for part in parts])
+    return csr(offsets_of(counts), columns, torch.cat([part.values() for part in parts]), parts[0].shape[1])
+
+
+def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
+    """A sparse CSR matrix, without PyTorch's notice that the layout is in beta."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        return torch.sparse_csr_tensor(crow, columns, values, size=(len(crow) - 1, width))
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """Counts (n,) to offsets (n + 1,): row i of the result begins client i."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
+
+    Returns:
+        (positions, owners), both (counts.sum(),): the numbers, and the i each of them belongs to.
+    """
+    owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    first = counts.cumsum(0) - counts
+    return torch.arange(len(owner), device=counts.device) + (start - first)[owner], owner
+
+
+def _take_dense(x: Tensor, index: Tensor) -> Tensor:
+    if x.ndim < 3:
+        return x.index_select(0, index)
+    flat = x.reshape(len(x), -1)  # a view; on a CPU index_select of a matrix is 10 to 40 times faster
+    return flat.index_select(0, index).view(len(index), *x.shape[1:])
+
+
+def _entries(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    crow = x.crow_indices().long()
+    start, counts = crow[index], crow[index + 1] - crow[index]
+    position, row = ranges(start, counts)
+    return row, position, offsets_of(counts)

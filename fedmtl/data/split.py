@@ -1,0 +1,55 @@
+"""The train/test split of every client, keyed by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from ..random import derive_key, id_key, keyed_bits
+from .checks import check_fraction
+from .rows import ranges
+
+
+def client_keys(ids: Sequence[str]) -> Tensor:
+    """:func:`fedmtl.random.id_key` of each id, int64 (n,)."""
+    return torch.tensor([id_key(name) for name in ids], dtype=torch.int64)
+
+
+def split_rows(
+    offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
+) -> tuple[Tensor, Tensor]:
+    """Rows of the training and of the test part.
+
+    Each client's examples are permuted by draws keyed with (seed, id, position within the client) and the
+    first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples.
+    The split of a client therefore does not depend on the other clients or on their order.
+
+    Args:
+        offsets: (n + 1,) on the host; client i owns rows ``offsets[i]:offsets[i + 1]``.
+        ids: the n clients' ids.
+
+    Returns:
+        Two ascending int64 tensors of row numbers that together hold every row once.
+
+    Raises:
+        DataError: a client has fewer than 2 examples.
+    """
+    check_fraction(test_fraction)
+    counts = offsets.diff()
+    if (counts < 2).any():
+        client = int((counts < 2).nonzero()[0])
+        raise DataError(
+            f"{where}: client {ids[client]!r} has {int(counts[client])} example(s); at least 2 are needed, "
+            "one to train on and one to test on (give the test part yourself, or drop the client)."
+        )
+    position, owner = ranges(torch.zeros_like(counts), counts)
+    bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[owner], 0, position)
+    order = torch.from_numpy(np.lexsort((bits.numpy(), owner.numpy())))
+    held = torch.round(counts * test_fraction).long().clamp(min=1).minimum(counts - 1)
+    test = torch.zeros(len(owner), dtype=torch.bool)
+    test[order[position < held[owner]]] = True
+    return (~test).nonzero().squeeze(1), test.nonzero().squeeze(1)
