@@ -25,12 +25,6 @@ _METHOD_COLOURS = {
 }
 _SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#7a4fa3", "#8c6d1f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_TITLES = {"pmtl": "PMTL", "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx"}
-
-
-def title_of(name: str) -> str:
-    """The printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
-    return _TITLES.get(name.lower(), name)
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,10 @@
+"""How methods are called in print."""
+
+from __future__ import annotations
+
+_TITLES = {"pmtl": "PMTL", "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx"}
+
+
+def title_of(name: str) -> str:
+    """The printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
+    return _TITLES.get(name.lower(), name)

@@ -1,0 +1,141 @@
+"""Privacy against utility: accuracy by epsilon over many runs, one panel for each protected unit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+from ..errors import DataError
+from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
+from .tables import METRICS, Group, varying_settings
+
+_UNITS = {"client": "all data of one client", "record": "one record"}
+_Ends = list[tuple[float, float, str, str]]
+
+
+def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metric: str = "accuracy") -> Path:
+    """Draw ``metric`` against epsilon, one line a method, one panel a protected unit.
+
+    The epsilons of different units (all data of a client, one record) do not compare, so they never
+    share an axis. A method that releases nothing (epsilon 0) and one that protects nothing (epsilon inf)
+    are horizontal lines in every panel: bounds, not points of a curve. Settings that differ between runs
+    of one method are part of its label; seeds are averaged, with bars from the lowest to the highest.
+
+    Args:
+        groups: from :func:`fedmtl.report.tables.group`.
+        path: where the PNG goes; written to a temporary name and renamed.
+        metric: one of ``tables.METRICS``.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        DataError: no group has a finite value of the metric.
+    """
+    place = METRICS.index(metric)
+    known = [one for one in groups if math.isfinite(one.mean[place])]
+    if not known:
+        raise DataError(f"no run has a finite {metric!r}; there is nothing to plot.")
+    varying = varying_settings(known)
+    by_label: dict[str, list[Group]] = {}
+    for one in known:
+        by_label.setdefault(one.label(varying), []).append(one)
+    colours = _colours(by_label)
+    units = sorted({one.unit for one in known if _on_axis(one)}) or [""]
+
+    words = metric.replace("_", " ")
+    figure = new_figure(1.6 + 6.0 * len(units), 4.6)
+    panels: list[Axes] = list(figure.subplots(1, len(units), squeeze=False)[0])
+    ends: list[_Ends] = []
+    for axes, unit in zip(panels, units, strict=True):
+        shown = {
+            label: [one for one in same if one.unit == unit or not _on_axis(one)]
+            for label, same in by_label.items()
+        }
+        dress(axes, ylabel=f"{words}, mean over clients")
+        axes.set_title(f"Privacy and {words}", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
+        deltas = sorted({one.delta for one in known if one.unit == unit and one.delta is not None})
+        told = f"; delta {' and '.join(f'{delta:.2g}' for delta in deltas)}" if deltas else ""
+        axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{told}", fontsize=9.5)
+        ends.append(_panel(axes, shown, place, colours))
+    most = max(one.seeds for one in known)
+    seeds = f" Mean of up to {most} seeds; bars span lowest to highest." if most > 1 else ""
+    footnote(figure, f"Measured on the clients' own test data: not private, not covered by epsilon.{seeds}")
+    figure.canvas.draw()
+    for axes, end in zip(panels, ends, strict=True):
+        label_ends(axes, end)
+    return save(figure, path)
+
+
+def _on_axis(one: Group) -> bool:
+    """True for a finite epsilon above 0: a point of the curve."""
+    return 0 < one.epsilon < math.inf
+
+
+def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
+    """A (colour, marker) by label; a method's first label has the method's own colour."""
+    taken: dict[str, str] = {}
+    for label, same in by_label.items():
+        method = same[0].algorithm
+        taken[label] = method if method not in taken.values() else label
+    styles = styles_of(list(taken.values()))
+    return {label: styles[name] for label, name in taken.items()}
+
+
+def _panel(
+    axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]
+) -> _Ends:
+    """Curves and bounds of one unit; returns what to write at the right end of each."""
+    points = {
+        label: sorted((one for one in same if _on_axis(one)), key=lambda one: one.epsilon)
+        for label, same in shown.items()
+    }
+    ticks = sorted({one.epsilon for same in points.values() for one in same})
+    low, high = (ticks[0], ticks[-1]) if ticks else (1.0, 1.0)
+    axes.set_xscale("log")
+    right = high * 1.25
+    axes.set_xlim(low / 1.25, right)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    kept: list[float] = []
+    for tick in ticks:  # as many of the epsilons as stay legible
+        if not kept or tick > kept[-1] * 1.12:
+            kept.append(tick)
+    axes.xaxis.set_major_locator(FixedLocator(kept))
+    axes.set_xticks(kept, [f"{tick:.3g}" for tick in kept])
+
+    ends: _Ends = []
+    for label, same in shown.items():
+        colour, marker = colours[label]
+        for one in same:
+            if _on_axis(one):
+                continue
+            told = "no privacy" if one.epsilon > 0 else "epsilon 0"
+            style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
+            axes.axhline(one.mean[place], color=colour, linewidth=1.6, linestyle=style)
+            ends.append((right, one.mean[place], f"{label}, {told} {one.mean[place]:.3f}", colour))
+    for label, curve in points.items():
+        if not curve:
+            continue
+        colour, marker = colours[label]
+        mean = [one.mean[place] for one in curve]
+        below = [one.mean[place] - one.low[place] for one in curve]
+        above = [one.high[place] - one.mean[place] for one in curve]
+        axes.errorbar(
+            [one.epsilon for one in curve],
+            mean,
+            yerr=[below, above] if any(one.seeds > 1 for one in curve) else None,
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=2,
+            capsize=2.5,
+        )
+        ends.append((right, mean[-1], f"{label} {mean[-1]:.3f}", colour))
+    axes.margins(y=0.1)
+    return ends

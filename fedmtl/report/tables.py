@@ -1,0 +1,331 @@
+"""One table from a folder of runs.
+
+Only ``private/result.json`` and ``public/privacy.json`` of each run are read, so a report costs no data, no
+model and no privacy. A run's baselines become rows of their own, marked as comparisons.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ..errors import DataError
+from ._names import title_of
+
+METRICS = ("accuracy", "worst_tenth", "spread", "global_accuracy")
+_PRIVACY = ("relation", "observer", "guarantee", "accountant", "source")  # of privacy.json
+_OUTCOMES = frozenset(
+    {*METRICS, "loss", "rounds", "stopped", "time", "seconds", "baselines", "noise_multiplier"}
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method reached in one run.
+
+    ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``settings`` holds every
+    other scalar of the result (lam, clip_norm, ...) and of the privacy report (relation, ...) as text.
+    """
+
+    run: str
+    algorithm: str
+    comparison: bool
+    unit: str
+    epsilon: float
+    delta: float | None
+    seed: str
+    rounds: int | None
+    stopped: str
+    metrics: tuple[float, ...]
+    noise_multiplier: float | None
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that differ in nothing but their seed: a mean, a deviation and a range for each metric."""
+
+    algorithm: str
+    unit: str
+    epsilon: float
+    delta: float | None
+    settings: tuple[tuple[str, str], ...]
+    seeds: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def label(self, varying: Sequence[str]) -> str:
+        """The method's name with those of its settings that vary between the groups of a report."""
+        mine = dict(self.settings)
+        told = [f"{key}={mine[key]}" for key in varying if mine.get(key)]
+        return " ".join([title_of(self.algorithm), *told])
+
+
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path]]:
+    """All run folders at or below ``folders``: the finished ones and those that stopped before their end.
+
+    Raises:
+        DataError: a folder does not exist.
+    """
+    finished: dict[Path, None] = {}
+    unfinished: dict[Path, None] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder; name a run's folder or one that holds runs.")
+        for here, below, _ in os.walk(folder):
+            below.sort()
+            if "private" not in below:
+                continue
+            below[:] = [name for name in below if name not in ("private", "public", "baselines")]
+            private = Path(here) / "private"
+            if (private / "result.json").is_file():
+                finished[Path(here)] = None
+            elif (private / "config.yaml").is_file() or (private / "checkpoint.safetensors").is_file():
+                unfinished[Path(here)] = None
+    return list(finished), list(unfinished)
+
+
+def read_rows(run: Path) -> list[Row]:
+    """The rows of one finished run: its own, then one for each baseline.
+
+    Raises:
+        DataError: a file is not valid JSON or lacks the algorithm; the message names it.
+    """
+    result = _read_json(run / "private" / "result.json")
+    privacy = _read_privacy(run, {})
+    baselines = result.get("baselines") or {}
+    if not isinstance(baselines, dict):
+        raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
+    shared: dict[str, Any] = {key: result[key] for key in ("data", "model", "seed", "unit") if key in result}
+    rows = [_row(run, result, privacy, comparison=False)]
+    for name, outcome in baselines.items():
+        own = _read_privacy(run / "baselines" / name, privacy)
+        rows.append(_row(run, {**shared, "algorithm": name, **outcome}, own, comparison=True))
+    return rows
+
+
+def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path]]:
+    """The rows of every finished run under ``folders``, without exact repeats, and the unfinished runs.
+
+    A sweep trains the same baseline again in many of its runs; what is the same in everything but the run's
+    folder is one row.
+
+    Raises:
+        DataError: no finished run, or a file that cannot be read.
+    """
+    folders = [Path(folder) for folder in folders]
+    finished, unfinished = find_runs(folders)
+    if not finished:
+        names = ", ".join(map(str, folders))
+        hint = f"; unfinished: {unfinished[0]} (fedmtl resume {unfinished[0]})" if unfinished else ""
+        raise DataError(f"no finished run under {names} (a finished run has private/result.json){hint}.")
+    rows: dict[Row, Row] = {}
+    for run in finished:
+        for row in read_rows(run):
+            rows.setdefault(replace(row, run="", comparison=False), row)
+    return list(rows.values()), unfinished
+
+
+def group(rows: Iterable[Row]) -> list[Group]:
+    """Average rows that differ only in their seed; ordered by unit, method, settings and epsilon."""
+    members: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.unit, row.algorithm, row.settings, round(row.epsilon, 6), row.delta)
+        members.setdefault(key, []).append(row)
+    groups = []
+    for (unit, algorithm, settings, epsilon, delta), same in members.items():
+        columns = list(zip(*(row.metrics for row in same), strict=True))
+        groups.append(
+            Group(
+                algorithm=algorithm,
+                unit=unit,
+                epsilon=epsilon,
+                delta=delta,
+                settings=settings,
+                seeds=len(same),
+                mean=tuple(sum(c) / len(c) for c in columns),
+                deviation=tuple(_deviation(c) for c in columns),
+                low=tuple(min(c) for c in columns),
+                high=tuple(max(c) for c in columns),
+            )
+        )
+    return sorted(groups, key=lambda g: (g.unit, g.algorithm, g.settings, g.epsilon, g.delta or 0.0))
+
+
+def varying_settings(groups: Sequence[Group]) -> list[str]:
+    """The settings that tell groups of the same method, unit and epsilon apart, in order of appearance."""
+    varying: dict[str, None] = {}
+    by_method: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for one in groups:
+        by_method.setdefault((one.algorithm, one.unit), []).append(dict(one.settings))
+    for settings in by_method.values():
+        for key in {key for mine in settings for key in mine}:
+            if len({mine[key] for mine in settings if key in mine}) > 1:
+                varying[key] = None
+    return sorted(varying)
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Every row at full precision, one column a setting; the machine-readable form of the report."""
+    keys = sorted({key for row in rows for key, _ in row.settings})
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    fixed = ["run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped"]
+    writer.writerow([*fixed, *METRICS, "noise_multiplier", *keys])
+    for row in rows:
+        settings = dict(row.settings)
+        values = [getattr(row, name) for name in fixed]
+        values += [*row.metrics, row.noise_multiplier, *(settings.get(key, "") for key in keys)]
+        writer.writerow(["" if value is None or value != value else value for value in values])
+    return stream.getvalue()
+
+
+def headings(groups: Sequence[Group]) -> list[str]:
+    """Column titles of the printed table; metrics that nobody has are left out."""
+    fixed = ["method", "protects", "epsilon", "delta", "runs"]
+    return fixed + [METRICS[i].replace("_", " ") for i in _shown(groups)]
+
+
+def cells(groups: Sequence[Group]) -> list[list[str]]:
+    """The printed table: one line a group, mean and (over several seeds) standard deviation."""
+    varying, shown = varying_settings(groups), _shown(groups)
+    return [
+        [
+            one.label(varying),
+            one.unit or "-",
+            epsilon_text(one.epsilon),
+            "-" if one.delta is None else f"{one.delta:.3g}",
+            str(one.seeds),
+            *(_mean_text(one, i) for i in shown),
+        ]
+        for one in groups
+    ]
+
+
+def markdown_text(groups: Sequence[Group]) -> str:
+    """The printed table as GitHub markdown."""
+    titles = headings(groups)
+    lines = [titles, ["---"] * 2 + ["---:"] * (len(titles) - 2), *cells(groups)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def rich_table(groups: Sequence[Group]) -> Table:
+    """The printed table for a terminal."""
+    table = Table(
+        title="Accuracy over clients (private test data, not covered by epsilon)", title_justify="left"
+    )
+    for place, title in enumerate(headings(groups)):
+        table.add_column(title, justify="left" if place < 2 else "right", no_wrap=place == 0)
+    for line in cells(groups):
+        table.add_row(*line)
+    return table
+
+
+def epsilon_text(epsilon: float) -> str:
+    """``0``, ``4`` or ``3.98``; ``inf (not private)`` where nothing is protected."""
+    return "inf (not private)" if math.isinf(epsilon) else f"{epsilon:.3g}"
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write ``text`` to a temporary name beside ``path`` and rename it over ``path``."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _row(run: Path, outcome: dict[str, Any], privacy: dict[str, Any], *, comparison: bool) -> Row:
+    file = run / "private" / "result.json"
+    name = outcome.get("algorithm")
+    if not isinstance(name, str):
+        raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
+    fixed = {"algorithm", "epsilon", "delta", "unit", "seed", *_OUTCOMES}
+    settings = {key: value for key, value in outcome.items() if key not in fixed}
+    settings.update({key: privacy[key] for key in _PRIVACY if key in privacy})
+    return Row(
+        run=str(run),
+        algorithm=name.lower(),
+        comparison=comparison,
+        unit=str(outcome.get("unit") or privacy.get("unit") or ""),
+        epsilon=_number(file, "epsilon", outcome.get("epsilon"), missing=math.inf),
+        delta=_optional(file, "delta", outcome.get("delta")),
+        seed=str(outcome.get("seed", "")),
+        rounds=outcome.get("rounds"),
+        stopped=str(outcome.get("stopped", "")),
+        metrics=tuple(_number(file, key, outcome.get(key), missing=math.nan) for key in METRICS),
+        noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
+        settings=tuple(
+            sorted(
+                (key, str(value)) for key, value in settings.items() if isinstance(value, str | int | float)
+            )
+        ),
+    )
+
+
+def _read_privacy(run: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
+    path = run / "public" / "privacy.json"
+    return _read_json(path) if path.is_file() else otherwise
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold one JSON object.")
+    return content
+
+
+def _number(file: Path, key: str, value: Any, *, missing: float) -> float:
+    if value is None:
+        return missing
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{file}: {key!r} is {value!r}; it must be a number.") from error
+
+
+def _optional(file: Path, key: str, value: Any) -> float | None:
+    return None if value is None else _number(file, key, value, missing=math.nan)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation with n - 1; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _shown(groups: Sequence[Group]) -> list[int]:
+    return [i for i in range(len(METRICS)) if any(math.isfinite(one.mean[i]) for one in groups)]
+
+
+def _mean_text(one: Group, i: int) -> str:
+    if not math.isfinite(one.mean[i]):
+        return "-"
+    spread = f" ± {one.deviation[i]:.3f}" if one.seeds > 1 else ""
+    return f"{one.mean[i]:.3f}{spread}"

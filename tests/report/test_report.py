@@ -1,0 +1,192 @@
+"""A folder of small hand-written runs, whose averages are known, becomes one table and one plot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedmtl.errors import DataError
+from fedmtl.report import _canvas, frontier, report, tables
+
+
+def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
+    result = {
+        "algorithm": "pmtl",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "accuracy": 0.8,
+        "seed": 0,
+        "unit": "client",
+    } | result
+    (folder / "private").mkdir(parents=True)
+    (folder / "public").mkdir()
+    (folder / "private" / "result.json").write_text(json.dumps(result))
+    (folder / "public" / "privacy.json").write_text(json.dumps({"unit": result["unit"], **(privacy or {})}))
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two methods at three epsilons and two seeds; a local baseline in each; one run without privacy."""
+    root = tmp_path / "sweep"
+    for i, epsilon in enumerate((1.0, 2.0, 8.0)):
+        for seed in (0, 1):
+            for method, best in (("pmtl", 0.8), ("fedavg", 0.7)):
+                write_run(
+                    root / f"{method}-{epsilon}-{seed}",
+                    algorithm=method,
+                    epsilon=epsilon,
+                    accuracy=best + 0.05 * i + 0.01 * seed,
+                    seed=seed,
+                    baselines={"local": {"epsilon": 0.0, "accuracy": 0.75 + 0.02 * seed}},
+                )
+    write_run(root / "open", epsilon=math.inf, delta=None, accuracy=0.93, unit="client")
+    return root
+
+
+def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> None:
+    rows, unfinished = tables.collect([sweep])
+    assert not unfinished
+    assert len(rows) == 12 + 1 + 2  # local: one row for each seed, though twelve runs trained it
+    groups = {(g.algorithm, g.epsilon): g for g in tables.group(rows)}
+    assert len(groups) == 6 + 1 + 1
+    pmtl = groups["pmtl", 2.0]
+    assert pmtl.seeds == 2
+    assert pmtl.mean[0] == pytest.approx(0.855)
+    assert pmtl.deviation[0] == pytest.approx(statistics.stdev([0.85, 0.86]))
+    assert (pmtl.low[0], pmtl.high[0]) == pytest.approx((0.85, 0.86))
+    assert groups["local", 0.0].mean[0] == pytest.approx(0.76)
+    assert groups["pmtl", math.inf].mean[0] == 0.93
+
+
+def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = report([sweep])
+    assert made.table.parent == sweep / "report"
+    lines = list(csv.DictReader(made.table.open()))
+    assert len(lines) == 15
+    exact = [float(line["accuracy"]) for line in lines if line["algorithm"] == "pmtl" and line["seed"] == "1"]
+    assert sorted(exact) == [0.8 + 0.01, 0.8 + 0.05 + 0.01, 0.8 + 0.05 * 2 + 0.01]
+    markdown = made.markdown.read_text().splitlines()
+    assert len(markdown) == 2 + 8
+    assert len({line.count("|") for line in markdown}) == 1
+    assert any("PMTL" in line and "0.855 ± 0.007" in line for line in markdown)
+    assert any("inf (not private)" in line for line in markdown)
+    assert made.figure.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "0.855 ± 0.007" in printed
+    assert "not covered by epsilon" in printed
+
+
+def test_a_report_is_not_a_run(sweep: Path) -> None:
+    report([sweep], show=False)
+    assert len(tables.collect([sweep])[0]) == 15
+
+
+def test_one_run_keeps_its_report_private(sweep: Path) -> None:
+    made = report([sweep / "open"], show=False)
+    assert made.figure == sweep / "open" / "private" / "report" / "privacy_utility.png"
+    assert report([sweep], sweep / "elsewhere", show=False).table == sweep / "elsewhere" / "table.csv"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    kept: list[Figure] = []
+    original = _canvas.save
+
+    def keep(figure: Figure, path: str) -> Path:
+        kept.append(figure)
+        return original(figure, path)
+
+    monkeypatch.setattr(frontier, "save", keep)
+    return kept
+
+
+def horizontal(axes: Any) -> set[float]:
+    return {float(line.get_ydata()[0]) for line in axes.lines if list(line.get_xdata()) == [0, 1]}
+
+
+def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    frontier.plot_frontier(tables.group(tables.collect([sweep])[0]), tmp_path / "f.png")
+    (axes,) = drawn[0].axes
+    curves = [(list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata())) for bar in axes.containers]
+    assert ([1.0, 2.0, 8.0], pytest.approx([0.805, 0.855, 0.905])) in curves
+    assert ([1.0, 2.0, 8.0], pytest.approx([0.705, 0.755, 0.805])) in curves
+    assert sorted(horizontal(axes)) == pytest.approx([0.76, 0.93])
+    labels = {text.get_text() for text in axes.texts}
+    assert {"Local, epsilon 0 0.760", "PMTL, no privacy 0.930", "PMTL 0.905"} <= labels
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
+
+
+def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    for epsilon in (1.0, 2.0):
+        write_run(
+            sweep / f"record-{epsilon}", algorithm="pp_dmtl", epsilon=epsilon, accuracy=0.6, unit="record"
+        )
+    frontier.plot_frontier(tables.group(tables.collect([sweep])[0]), tmp_path / "f.png")
+    client, record = drawn[0].axes
+    assert "all data of one client" in client.get_xlabel()
+    assert "one record" in record.get_xlabel()
+    assert [list(bar.lines[0].get_ydata()) for bar in record.containers] == [[0.6, 0.6]]
+    assert all(0.6 not in list(bar.lines[0].get_ydata()) for bar in client.containers)
+    assert 0.93 in horizontal(record)  # what protects nothing bounds every panel
+
+
+def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
+    for lam in (0.1, 1.0):
+        write_run(tmp_path / f"lam{lam}", lam=lam, clip_norm=1.5, accuracy=0.7 + lam / 10)
+    groups = tables.group(tables.collect([tmp_path])[0])
+    assert [g.seeds for g in groups] == [1, 1]
+    assert [g.label(tables.varying_settings(groups)) for g in groups] == ["PMTL lam=0.1", "PMTL lam=1.0"]
+
+
+def test_guarantees_are_not_averaged_together(tmp_path: Path) -> None:
+    for guarantee in ("sound", "paper"):
+        write_run(tmp_path / guarantee, privacy={"guarantee": guarantee}, accuracy=0.7)
+    groups = tables.group(tables.collect([tmp_path])[0])
+    assert [g.label(tables.varying_settings(groups)) for g in groups] == [
+        "PMTL guarantee=paper",
+        "PMTL guarantee=sound",
+    ]
+
+
+def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", baselines={"local": {"epsilon": 0.0, "accuracy": 0.7}})
+    write_run(run / "baselines" / "local", algorithm="local", epsilon=0.0, accuracy=0.7)
+    assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local"]
+
+
+def test_unfinished_runs_are_named(sweep: Path, tmp_path: Path) -> None:
+    half = sweep / "half" / "private"
+    half.mkdir(parents=True)
+    (half / "config.yaml").write_text("seed: 0\n")
+    assert report([sweep], show=False).unfinished == (sweep / "half",)
+    with pytest.raises(DataError, match=r"no finished run.*fedmtl resume .*half"):
+        report([sweep / "half"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "result.json cannot be read"), ("[]", "one JSON object"), ("{}", "'algorithm' is None"),
+     ('{"algorithm": "pmtl", "accuracy": "high"}', "'accuracy' is 'high'"),
+     ('{"algorithm": "pmtl", "baselines": [1]}', "baselines must be")],
+)  # fmt: skip
+def test_broken_results_are_named(tmp_path: Path, text: str, said: str) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "private" / "result.json").write_text(text)
+    with pytest.raises(DataError, match=said) as caught:
+        report([tmp_path])
+    assert str(run) in str(caught.value)
+
+
+def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        report([tmp_path / "nowhere"])
+    with pytest.raises(DataError, match="no finished run"):
+        report([tmp_path])
