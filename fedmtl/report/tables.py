@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import DataError
@@ -224,18 +225,21 @@ def markdown_text(groups: Sequence[Group]) -> str:
 def rich_table(groups: Sequence[Group]) -> Table:
     """The printed table for a terminal."""
     table = Table(
-        title="Accuracy over clients (private test data, not covered by epsilon)", title_justify="left"
+        title="Accuracy over clients, on private test data: not covered by epsilon",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for place, title in enumerate(headings(groups)):
-        table.add_column(title, justify="left" if place < 2 else "right", no_wrap=place == 0)
+        table.add_column(title, justify="left" if place < 2 else "right", no_wrap=place != 0)
     for line in cells(groups):
         table.add_row(*line)
     return table
 
 
 def epsilon_text(epsilon: float) -> str:
-    """``0``, ``4`` or ``3.98``; ``inf (not private)`` where nothing is protected."""
-    return "inf (not private)" if math.isinf(epsilon) else f"{epsilon:.3g}"
+    """``0``, ``4`` or ``3.98``; ``inf`` where nothing is protected."""
+    return f"{epsilon:.3g}"
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -327,5 +331,5 @@ def _shown(groups: Sequence[Group]) -> list[int]:
 def _mean_text(one: Group, i: int) -> str:
     if not math.isfinite(one.mean[i]):
         return "-"
-    spread = f" ± {one.deviation[i]:.3f}" if one.seeds > 1 else ""
+    spread = f" ±{one.deviation[i]:.3f}" if one.seeds > 1 else ""
     return f"{one.mean[i]:.3f}{spread}"

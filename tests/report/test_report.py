@@ -76,11 +76,11 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     markdown = made.markdown.read_text().splitlines()
     assert len(markdown) == 2 + 8
     assert len({line.count("|") for line in markdown}) == 1
-    assert any("PMTL" in line and "0.855 ± 0.007" in line for line in markdown)
-    assert any("inf (not private)" in line for line in markdown)
+    assert any("PMTL" in line and "0.855 ±0.007" in line for line in markdown)
+    assert any("| inf |" in line for line in markdown)
     assert made.figure.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert "0.855 ± 0.007" in printed
+    assert "0.855 ±0.007" in printed
     assert "not covered by epsilon" in printed
 
 
