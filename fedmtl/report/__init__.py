@@ -37,17 +37,19 @@ def report(
         DataError: no finished run, or a result that cannot be read.
     """
     from .frontier import plot_frontier
-    from .tables import collect, csv_text, group, markdown_text, rich_table, write_text
+    from .tables import METRICS, collect, csv_text, group, markdown_text, rich_table, write_text
 
     rows, unfinished = collect(folders)
     groups = group(rows)
+    accuracy = METRICS.index("accuracy")
+    metric = "accuracy" if any(one.mean[accuracy] == one.mean[accuracy] for one in groups) else "mse"
     first = Path(folders[0])
     inside = first / "private" if (first / "private" / "result.json").is_file() else first
     target = Path(out) if out is not None else inside / "report"
     made = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
         markdown=write_text(target / "table.md", markdown_text(groups)),
-        figure=plot_frontier(groups, target / "privacy_utility.png"),
+        figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric),
         unfinished=tuple(unfinished),
     )
     if show:

@@ -23,7 +23,7 @@ from rich.table import Table
 from ..errors import DataError
 from ._names import title_of
 
-METRICS = ("accuracy", "worst_tenth", "spread", "global_accuracy")
+METRICS = ("accuracy", "mse", "worst_tenth", "spread", "global_accuracy", "global_mse")
 _PRIVACY = ("relation", "observer", "guarantee", "accountant", "source")  # of privacy.json
 _OUTCOMES = frozenset(
     {*METRICS, "loss", "rounds", "stopped", "time", "seconds", "baselines", "noise_multiplier"}
@@ -223,17 +223,25 @@ def markdown_text(groups: Sequence[Group]) -> str:
 
 
 def rich_table(groups: Sequence[Group]) -> Table:
-    """The printed table for a terminal."""
+    """The printed table for a terminal; what all groups share moves from its columns to the caption."""
+    titles, lines = headings(groups), cells(groups)
+    columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
+    same = [place for place in (1, 3) if len(columns[place]) <= 1]
     table = Table(
         title="Accuracy over clients, on private test data: not covered by epsilon",
+        caption="; ".join(
+            f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place]
+        ),
         title_justify="left",
+        caption_justify="left",
         box=SIMPLE_HEAD,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for place, title in enumerate(headings(groups)):
-        table.add_column(title, justify="left" if place < 2 else "right", no_wrap=place != 0)
-    for line in cells(groups):
-        table.add_row(*line)
+    shown = [place for place in range(len(titles)) if place not in same]
+    for place in shown:
+        table.add_column(titles[place], justify="left" if place < 2 else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[place] for place in shown))
     return table
 
 

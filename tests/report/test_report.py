@@ -76,7 +76,7 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     markdown = made.markdown.read_text().splitlines()
     assert len(markdown) == 2 + 8
     assert len({line.count("|") for line in markdown}) == 1
-    assert any("PMTL" in line and "0.855 ±0.007" in line for line in markdown)
+    assert any("PMTL" in line and "0.855 ±0.007" in line for line in markdown), markdown
     assert any("| inf |" in line for line in markdown)
     assert made.figure.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
@@ -144,6 +144,14 @@ def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
     groups = tables.group(tables.collect([tmp_path])[0])
     assert [g.seeds for g in groups] == [1, 1]
     assert [g.label(tables.varying_settings(groups)) for g in groups] == ["PMTL lam=0.1", "PMTL lam=1.0"]
+
+
+def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
+    write_run(tmp_path / "a", accuracy=None, mse=0.25, epsilon=2.0)
+    made = report([tmp_path], show=False)
+    assert "| mse |" in made.markdown.read_text()
+    assert "accuracy" not in made.markdown.read_text()
+    assert drawn[0].axes[0].get_ylabel() == "mse, mean over clients"
 
 
 def test_guarantees_are_not_averaged_together(tmp_path: Path) -> None:
