@@ -1,0 +1,47 @@
+"""fedmtl: private, personalized federated learning in PyTorch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "PMTL": "algorithms",
+    "FedAvg": "algorithms",
+    "FedProx": "algorithms",
+    "Local": "algorithms",
+    "ServerOptimizer": "algorithms",
+    "FederatedDataset": "data",
+    "load_data": "data",
+    "Execution": "execution",
+    "LocalOptimizer": "optim",
+    "LocalSGD": "optim",
+    "ClientPrivacy": "privacy",
+    "FixedCohort": "privacy",
+    "FullParticipation": "privacy",
+    "PoissonSampling": "privacy",
+    "Callback": "trainer",
+    "Result": "trainer",
+    "Trainer": "trainer",
+}
+__all__ = [*sorted(_EXPORTS), "models"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from . import models
+    from .algorithms import PMTL, FedAvg, FedProx, Local, ServerOptimizer
+    from .data import FederatedDataset, load_data
+    from .execution import Execution
+    from .optim import LocalOptimizer, LocalSGD
+    from .privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling
+    from .trainer import Callback, Result, Trainer
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the command line starts without PyTorch."""
+    if name == "models":
+        return import_module(".models", __name__)
+    if name in _EXPORTS:
+        return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

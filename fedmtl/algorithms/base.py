@@ -1,0 +1,147 @@
+"""What every algorithm is made of: the problem, the state, events, and four methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from ..data import FederatedDataset
+from ..execution import Executor
+from ..execution.executor import by_decreasing
+from ..optim import LocalSolver, train_locally
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from ..stacked import Layout
+from ..stacked.losses import Loss
+from .store import ClientStore
+
+PERSONALIZE_ROUND = 2**32 - 1
+"""The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
+
+
+@dataclass
+class State:
+    """All that an algorithm carries from one event to the next: tensors only, so this is the checkpoint.
+
+    Attributes:
+        public: tensors that observers may see; they change only by releases.
+        private: per-client tensors that never leave their clients.
+    """
+
+    public: dict[str, Tensor]
+    private: ClientStore
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data, the model and the loss that an algorithm works on.
+
+    Attributes:
+        data: the clients' data.
+        module: prepared template of the model.
+        initial: (D,), the public starting point.
+        loss: one value per example.
+        executor: computes chunks of clients.
+        rounds: planned number of events.
+        seed: of the run.
+        clients: number of clients, the public nominal population.
+    """
+
+    data: FederatedDataset
+    module: nn.Module
+    initial: Tensor
+    loss: Loss
+    executor: Executor
+    rounds: int
+    seed: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.data)
+
+    @property
+    def dimension(self) -> int:
+        """D, the number of trainable parameters."""
+        return len(self.initial)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.module)
+
+    def train_locally(
+        self,
+        solver: LocalSolver,
+        start: Tensor,
+        clients: Tensor,
+        *,
+        round: int,
+        lam: float = 0.0,
+        anchor: Tensor | None = None,
+    ) -> Tensor:
+        """Every client's model after its local run.
+
+        Args:
+            solver: see :class:`fedmtl.optim.LocalSolver`.
+            start: (D,) or (k, D).
+            clients: int64 (k,).
+            round: addresses batches and dropout masks.
+            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,).
+
+        Returns:
+            (k, D), on the device and in the dtype of ``initial``.
+        """
+        result = torch.empty(len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device)
+        order = by_decreasing(solver.step_counts(self.data.train.counts[clients]))
+
+        def work(stack: object, part: slice) -> None:
+            members = order[part]
+            result[members] = train_locally(
+                stack,  # type: ignore[arg-type]
+                self.data,
+                self.loss,
+                solver,
+                start if start.dim() == 1 else start[members],
+                clients[members],
+                round=round,
+                seed=self.seed,
+                lam=lam,
+                anchor=anchor,
+            )
+
+        self.executor.map(work, len(clients))
+        return result
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """An algorithm: one file a paper. Everything that leaves a client goes through ``channel.release``."""
+
+    name: str
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Every release the algorithm will make, and how often: what calibration needs."""
+        ...
+
+    def init(self, problem: Problem) -> State:
+        """The state before the first event; the public part never reads data."""
+        ...
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        """The state after one event; may change ``state`` in place."""
+        ...
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The personal models (k, D) of ``clients``, int64 (k,), also of clients that never took part."""
+        ...
+
+    def shared(self, state: State) -> Tensor | None:
+        """The released shared model (D,), if the algorithm has one."""
+        ...
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
+        """Which clients' events do not commute."""
+        ...

@@ -1,0 +1,94 @@
+"""FedAvg and FedProx: one global model.
+
+McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with the
+client-level release of McMahan et al.: "Learning Differentially Private Recurrent Language Models", ICLR 2018.
+Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from .._check import non_negative, positive
+from ..optim import LocalSGD, LocalSolver
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from .base import Problem, State
+from .server import ServerOptimizer, apply_update
+from .store import ClientStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """Federated averaging with uniform client weights.
+
+    Args:
+        local: the clients' local solver.
+        server_lr: step size of the server.
+        server_optimizer: used instead of the plain server step.
+    """
+
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+    server_lr: float = 1.0
+    server_optimizer: ServerOptimizer | None = None
+
+    name = "fedavg"
+
+    def __post_init__(self) -> None:
+        positive(self, server_lr=self.server_lr)
+        self.local.check(self.proximal_strength)
+
+    @property
+    def proximal_strength(self) -> float:
+        """The weight of (1/2) ||w - w_global||^2 in the local objective: 0 for FedAvg."""
+        return 0.0
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, stateful=False),)
+
+    def init(self, problem: Problem) -> State:
+        return State({"global": problem.initial.clone()}, ClientStore(problem.clients, {}))
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        clients, model = event.cohort, state.public["global"]
+        models = problem.train_locally(
+            self.local, model, clients, round=event.step, lam=self.proximal_strength, anchor=model
+        )
+        released = channel.release("update", models - model, clients)
+        apply_update(state.public, "global", released, lr=self.server_lr, optimizer=self.server_optimizer)
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The global model, for everyone."""
+        return state.public["global"].expand(len(clients), -1)
+
+    def shared(self, state: State) -> Tensor | None:
+        return state.public["global"]
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
+        return "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg whose local objective adds (mu / 2) ||w - w_global||^2.
+
+    Args:
+        mu: strength of the proximal term.
+        local, server_lr, server_optimizer: see :class:`FedAvg`.
+    """
+
+    mu: float = 0.1
+
+    name = "fedprox"
+
+    def __post_init__(self) -> None:
+        non_negative(self, mu=self.mu)
+        super().__post_init__()
+
+    @property
+    def proximal_strength(self) -> float:
+        return self.mu

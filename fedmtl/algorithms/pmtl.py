@@ -1,0 +1,130 @@
+"""PMTL: private mean-regularized multi-task learning.
+
+Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning", TMLR 2023.
+
+    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ],   wbar = (1/K) sum_k w_k          (Objective 2)
+
+Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised (Algorithm 1). The observers
+are the other clients and the public: billboard privacy, which implies joint differential privacy. The server is a
+trusted aggregator.
+
+    data = load_data("digits")
+    Trainer(algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.5, epochs=5)), data=data, model=models.softmax_regression(),
+            schedule=PoissonSampling(cohort=100), privacy=ClientPrivacy(clip_norm=1.5, epsilon=4.0), rounds=100).fit()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from .._check import non_negative, one_of, positive
+from ..errors import ConfigError
+from ..optim import LocalSGD, LocalSolver
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from .base import PERSONALIZE_ROUND, Problem, State
+from .personal import keep_models, personal_fields, personal_models, starting_models
+from .server import ServerOptimizer, apply_update
+from .store import ClientStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class PMTL:
+    """Private mean-regularized multi-task learning (Hu et al. 2023, Algorithm 1).
+
+    Args:
+        lam: lambda, the strength of the pull of every personal model towards the mean.
+        local: the clients' local solver.
+        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model forgets
+            old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and sends
+            clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk that never fades.
+        server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``: only m / K, the
+            expected cohort over the number of clients, which ``None`` takes.
+        server_optimizer: used instead of the plain server step; only with ``"global"``.
+
+    Raises:
+        ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
+    """
+
+    lam: float = 1.0
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+    delta: Literal["global", "local"] = "global"
+    server_lr: float | None = None
+    server_optimizer: ServerOptimizer | None = None
+
+    name = "pmtl"
+
+    def __post_init__(self) -> None:
+        non_negative(self, lam=self.lam)
+        one_of(self, ("global", "local"), delta=self.delta)
+        self.local.check(self.lam)
+        if self.server_lr is not None:
+            positive(self, server_lr=self.server_lr)
+            if self.delta == "global" and self.server_lr > 1.0:
+                raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
+        if self.delta == "local" and self.server_optimizer is not None:
+            raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        if self.delta == "local":
+            self._check_running_mean(sampler.denominator, problem.clients)
+        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, stateful=True),)
+
+    def init(self, problem: Problem) -> State:
+        fields = dict(personal_fields(problem))
+        if self.delta == "local":
+            fields["sent"] = fields["model"]
+        store = ClientStore(problem.clients, fields, device=problem.initial.device)
+        return State({"mean": problem.initial.clone()}, store)
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        clients, mean, store = event.cohort, state.public["mean"], state.private
+        # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
+        start = starting_models(store, clients, mean)
+        models = problem.train_locally(self.local, start, clients, round=event.step, lam=self.lam, anchor=mean)
+        # 3. the answer of every member: one release of the clipped, noised sum over the public denominator
+        if self.delta == "local":
+            sent = store.gather("sent", clients)  # relative to wtilde^0, so u_k = wtilde^0 + sent
+            update = channel.clip("update", models - problem.initial - sent)
+            store.scatter("sent", clients, sent + update)
+        else:
+            update = models - mean
+        released = channel.release("update", update, clients)
+        keep_models(store, clients, models, start)
+        # 4. the server moves the mean
+        lr = self._server_lr(channel.sampler.denominator, problem.clients)
+        apply_update(state.public, "mean", released, lr=lr, optimizer=self.server_optimizer)
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The clients' own models; a client that never took part trains once from the shared mean."""
+        mean = state.public["mean"]
+
+        def train_new(ids: Tensor) -> Tensor:
+            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
+
+        return personal_models(state.private, clients, train_new)
+
+    def shared(self, state: State) -> Tensor | None:
+        return state.public["mean"]
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
+        return "all"
+
+    def _server_lr(self, denominator: float, clients: int) -> float:
+        if self.delta == "local":
+            return denominator / clients
+        return 1.0 if self.server_lr is None else self.server_lr
+
+    def _check_running_mean(self, denominator: float, clients: int) -> None:
+        right = denominator / clients
+        if self.server_lr is not None and abs(self.server_lr - right) > 1e-12 * right:
+            raise ConfigError(
+                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then the running mean of "
+                f"what all {clients} clients have sent, so server_lr must be m / K = {denominator:g} / {clients} = "
+                f"{right:g}. Any other value has a wrong fixed point, and 1 under partial participation diverges. "
+                "Leave server_lr unset, or use delta='global'."
+            )

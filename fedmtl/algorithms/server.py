@@ -1,0 +1,67 @@
+"""What a server does with a released mean update: post-processing, free of privacy cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._check import one_of, positive
+
+_PREFIX = "server_optimizer."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer:
+    """An optimizer of ``torch.optim`` that takes the negative released update as its gradient (Reddi et al. 2021).
+
+    Args:
+        optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``.
+        lr: its step size.
+        options: its further arguments, such as ``{"momentum": 0.9}``.
+    """
+
+    optimizer_name: str = "SGD"
+    lr: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive(self, lr=self.lr)
+        names = tuple(n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS"))
+        one_of(self, names, optimizer_name=self.optimizer_name)
+
+    def step(self, public: dict[str, Tensor], name: str, update: Tensor) -> None:
+        """Move ``public[name]`` (D,) by one step; the optimizer's state is kept in ``public``, so it is checkpointed."""
+        parameter = public[name].clone().requires_grad_()
+        parameter.grad = -update.to(parameter)
+        optimizer = getattr(torch.optim, self.optimizer_name)([parameter], lr=self.lr, **dict(self.options))
+        state = {k.removeprefix(_PREFIX): v.clone() for k, v in public.items() if k.startswith(_PREFIX)}
+        if state:
+            optimizer.state[parameter] = state
+        optimizer.step()
+        public[name] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, Tensor):
+                public[_PREFIX + key] = value
+
+
+def apply_update(
+    public: dict[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
+) -> None:
+    """``public[name] += lr * update``, or the server optimizer's step with ``lr * update``.
+
+    Args:
+        public: the public state, changed in place.
+        name: of the shared model (D,).
+        update: the released mean update, float64 (D,).
+        lr: the server's step size.
+        optimizer: ``None`` for the plain step.
+    """
+    if optimizer is not None:
+        optimizer.step(public, name, lr * update)
+    else:
+        model = public[name]
+        public[name] = (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)

@@ -1,0 +1,145 @@
+"""Per-client private tensors for any population."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import ResumeError
+
+Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""{name: (shape of one client's value, dtype)}."""
+
+
+class ClientStore:
+    """Named per-client tensors (n, *shape), all zeros at first.
+
+    Args:
+        clients: n.
+        fields: shape of one client's value and dtype, by name.
+        device: where the tensors live.
+    """
+
+    def __init__(self, clients: int, fields: Fields, *, device: torch.device | str = "cpu") -> None:
+        self.clients = clients
+        self.fields = dict(fields)
+        self._tensors = {
+            name: torch.zeros(clients, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
+        }
+
+    def gather(self, name: str, ids: Tensor) -> Tensor:
+        """A copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
+        return self._tensors[name][ids.to(self._tensors[name].device)]
+
+    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
+        """Replace the rows of ``ids`` by ``rows`` (k, *shape)."""
+        tensor = self._tensors[name]
+        tensor[ids.to(tensor.device)] = rows.to(tensor)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The full tensors by name: what a checkpoint holds. Not copies."""
+        return dict(self._tensors)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the values of a snapshot.
+
+        Raises:
+            ResumeError: names or shapes differ.
+        """
+        shapes = {name: tuple(t.shape) for name, t in self._tensors.items()}
+        found = {name: tuple(t.shape) for name, t in tensors.items()}
+        if shapes != found:
+            raise ResumeError(f"The checkpoint holds client tensors {found}; this run expects {shapes}.")
+        for name, tensor in tensors.items():
+            self._tensors[name].copy_(tensor)
+
+
+class MappedClientStore(ClientStore):
+    """A :class:`ClientStore` in memory-mapped files, for populations larger than memory.
+
+    Files hold the state of the last snapshot. Rows written since then are kept in memory, over the files; a snapshot
+    writes them first to a journal, then into the files, so that a crash at any moment leaves either the old or the new
+    snapshot. A journal found at opening belongs to a snapshot whose copying was cut short, and is applied again.
+
+    Args:
+        clients, fields: see :class:`ClientStore`.
+        folder: where the files live; existing files are opened.
+    """
+
+    def __init__(self, clients: int, fields: Fields, *, folder: str | Path) -> None:
+        self.clients, self.fields, self.folder = clients, dict(fields), Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        layout = json.dumps({k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True)
+        description = self.folder / "layout.json"
+        if description.exists() and description.read_text() != layout:
+            raise ResumeError(f"{description} describes other client tensors than this run has: {layout}.")
+        self._maps: dict[str, Tensor] = {}
+        for name, (shape, dtype) in self.fields.items():
+            kind = torch.zeros((), dtype=dtype).numpy().dtype
+            path, full = self.folder / f"{name}.bin", (clients, *shape)
+            mode = "r+" if path.exists() else "w+"
+            self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
+        if not description.exists():
+            _write(description, layout.encode())
+        self._journal = self.folder / "journal.safetensors"
+        if self._journal.exists():
+            self._apply(load_file(self._journal))
+        self._written: dict[str, dict[int, Tensor]] = {name: {} for name in self.fields}
+
+    def gather(self, name: str, ids: Tensor) -> Tensor:
+        rows = self._maps[name][ids.cpu()]
+        written = self._written[name]
+        for place, client in enumerate(ids.tolist()):
+            if client in written:
+                rows[place] = written[client]
+        return rows
+
+    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
+        values = rows.detach().to("cpu", self.fields[name][1], copy=True)
+        self._written[name].update(zip(ids.tolist(), values, strict=True))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Make the rows written so far durable; returns nothing to store elsewhere."""
+        journal: dict[str, Tensor] = {}
+        for name, written in self._written.items():
+            if written:
+                journal[f"{name}.ids"] = torch.tensor(list(written))
+                journal[f"{name}.rows"] = torch.stack(list(written.values()))
+        if journal:
+            temporary = self._journal.with_suffix(".tmp")
+            save_file(journal, temporary)
+            _sync(temporary)
+            os.replace(temporary, self._journal)
+            self._apply(journal)
+            self._written = {name: {} for name in self.fields}
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Drop the rows written since the last snapshot."""
+        self._written = {name: {} for name in self.fields}
+
+    def _apply(self, journal: Mapping[str, Tensor]) -> None:
+        for name in self.fields:
+            if f"{name}.ids" in journal:
+                self._maps[name][journal[f"{name}.ids"]] = journal[f"{name}.rows"]
+                _sync(self.folder / f"{name}.bin")
+        self._journal.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    _sync(temporary)
+    os.replace(temporary, path)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,7 @@
+"""K copies of one module computed together: stacked parameters, batched losses, keyed dropout, model checks."""
+
+from .checks import prepare_module
+from .losses import client_means, resolve_loss
+from .module import Layout, StackedModule
+
+__all__ = ["Layout", "StackedModule", "client_means", "prepare_module", "resolve_loss"]

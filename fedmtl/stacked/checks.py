@@ -1,0 +1,87 @@
+"""What a module must be before K copies of it can be trained side by side."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import ModelError
+from .dropout import swap_dropout
+
+
+def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None) -> nn.Module:
+    """A copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode.
+
+    Args:
+        module: any module whose forward takes one batch tensor.
+        sample: a batch of the right shape (B, ...) whose values do not matter.
+        seed: keys the dropout masks.
+        outputs: number of classes the last dimension of the output must have; ``None`` skips the check.
+
+    Raises:
+        ModelError: batch normalization, buffers that change in training mode, random operations outside
+            ``nn.Dropout`` modules, no trainable parameter, or an output of the wrong shape.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, _BatchNorm):
+            channels = child.num_features
+            raise ModelError(
+                f"Layer {name or type(child).__name__!r} is {type(child).__name__}: its running statistics mix clients "
+                f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({_groups(channels)}, "
+                f"{channels})) instead."
+            )
+        if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+            raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ModelError("The model has no trainable parameter.")
+    ready = copy.deepcopy(module).train()
+    swap_dropout(ready, seed)
+    before = {name: buffer.clone() for name, buffer in ready.named_buffers()}
+    try:
+        with torch.no_grad(), _RefuseRandomness():
+            result = ready(sample)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            f"The model fails on a batch of shape {tuple(sample.shape)}, the shape of this data: {error}"
+        ) from error
+    for name, buffer in ready.named_buffers():
+        if not torch.equal(before[name], buffer):
+            raise ModelError(
+                f"Buffer {name!r} changes during the forward pass; a changing buffer would leave the client without "
+                "noise. Remove it, or use a layer without running statistics."
+            )
+    if not isinstance(result, Tensor) or result.shape[0] != sample.shape[0]:
+        raise ModelError(f"The model must map (B, ...) to one tensor (B, ...); it returned {_describe(result)}.")
+    if outputs is not None and (result.dim() != 2 or result.shape[-1] != outputs):
+        raise ModelError(
+            f"The model returns {_describe(result)} but the data has {outputs} classes; "
+            f"the output must be (B, {outputs})."
+        )
+    return ready
+
+
+class _RefuseRandomness(TorchDispatchMode):
+    """Raises on any operation that would draw from PyTorch's global generator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ModelError(
+                f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a global random generator; "
+                "use nn.Dropout modules (they become keyed) instead of functional dropout or random operations."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _groups(channels: int) -> int:
+    return next(g for g in (8, 4, 2, 1) if channels % g == 0)
+
+
+def _describe(result: object) -> str:
+    return f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"

@@ -1,0 +1,71 @@
+"""Losses with one value per example, and their means per client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import ConfigError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (N, ...), targets (N, ...)) -> (N,)."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Softmax cross-entropy in nats: logits (N, C), int64 labels (N,) -> (N,)."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error, averaged over an example's outputs: (N, ...), (N, ...) -> (N,)."""
+    outputs = outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+    return (outputs - targets).square().reshape(len(targets), -1).mean(1)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) -> (N,)."""
+    outputs = outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+    loss = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
+    return loss.reshape(len(targets), -1).mean(1)
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "binary_cross_entropy": binary_cross_entropy}
+
+
+def resolve_loss(loss: str | Loss) -> Loss:
+    """A loss by name, or the given callable.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if callable(loss):
+        return loss
+    if loss not in LOSSES:
+        raise ConfigError(f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,).")
+    return LOSSES[loss]
+
+
+def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per-example losses of stacked batches: (K, B, ...), (K, B, ...) -> (K, B).
+
+    Raises:
+        ConfigError: the loss does not return one value per example.
+    """
+    k, b = outputs.shape[:2]
+    values = loss(outputs.reshape(k * b, *outputs.shape[2:]), targets.reshape(k * b, *targets.shape[2:]))
+    if values.shape != (k * b,):
+        raise ConfigError(
+            f"The loss returned shape {tuple(values.shape)} for {k * b} examples; it must return one value per example "
+            "(reduction='none')."
+        )
+    return values.view(k, b)
+
+
+def client_means(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over each client's own examples: (K, B) and a boolean mask (K, B), ``None`` for all -> (K,)."""
+    if mask is None:
+        return values.mean(1)
+    return torch.where(mask, values, torch.zeros_like(values)).sum(1) / mask.sum(1)

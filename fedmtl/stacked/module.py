@@ -1,0 +1,155 @@
+"""K copies of a module whose parameters are one [K, D] storage with named leaf views."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from .dropout import KeyedDropout
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable tensor of a module stands in a flat row of D numbers.
+
+    Tied weights appear once; tensors with ``requires_grad=False`` are shared by all clients and do not appear.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a module's trainable parameters, in the order of ``named_parameters``."""
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        offsets = [0]
+        for _, p in named:
+            offsets.append(offsets[-1] + p.numel())
+        return cls(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), tuple(offsets))
+
+    @property
+    def dimension(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.offsets[-1]
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The module's trainable parameters as a new (D,) tensor."""
+        named = dict(module.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1) for name in self.names])
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named views into ``rows``: (K, D) -> {name: (K, *shape)}; (D,) -> {name: shape}."""
+        lead = rows.shape[:-1]
+        return {
+            name: rows[..., a:b].view(*lead, *shape)
+            for name, shape, a, b in zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False)
+        }
+
+    def load(self, module: nn.Module, row: Tensor) -> nn.Module:
+        """Copy a (D,) row into the module's parameters, in place; returns the module."""
+        named = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.views(row).items():
+                named[name].copy_(value)
+        return module
+
+
+class StackedModule:
+    """K copies of one module, computed and differentiated together.
+
+    The parameters live in one buffer ``rows`` (capacity, D), allocated once and reused; ``grads`` has the same shape.
+    The losses of different copies are independent, so the gradient of their sum holds each copy's own gradient, and
+    clip, proximal step, distance to an anchor and aggregation are single operations on rows.
+
+    Args:
+        module: prepared by :func:`fedmtl.stacked.prepare_module`; copied.
+        capacity: number of copies to allocate; grows when more are loaded.
+        device, dtype: of parameters and computation.
+    """
+
+    def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.train_module = copy.deepcopy(module).to(device=device, dtype=dtype).train()
+        self.eval_module = copy.deepcopy(self.train_module).eval()
+        self.layout = Layout.of(self.train_module)
+        self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
+        self.rows = torch.zeros(capacity, self.layout.dimension, device=device, dtype=dtype)
+        self.grads = torch.zeros_like(self.rows)
+        self._leaves: dict[str, Tensor] = {}
+        self._grad_views: list[Tensor] = []
+        self._count = -1
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether :meth:`forward` needs an ``address`` per copy."""
+        return bool(self._dropouts)
+
+    def load(self, start: Tensor, count: int) -> Tensor:
+        """Set the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``."""
+        if count > self.rows.shape[0]:
+            self.rows = torch.zeros(count, self.layout.dimension, device=self.rows.device, dtype=self.rows.dtype)
+            self.grads = torch.zeros_like(self.rows)
+            self._count = -1
+        rows = self.rows[:count]
+        rows.copy_(start if start.dim() == 2 else start.expand(count, -1))
+        return rows
+
+    def forward(self, x: Tensor, *, address: Tensor | None = None) -> Tensor:
+        """Training-mode outputs of the first K copies on their own batches.
+
+        Args:
+            x: (K, B, ...).
+            address: int64 (K, 3), client key, round and local step, for keyed dropout.
+
+        Returns:
+            (K, B, ...), differentiable with respect to the copies' parameters.
+        """
+        self._narrow(x.shape[0])
+        return self._call(self.train_module, self._leaves, x, address)
+
+    def backward(self, losses: Tensor) -> Tensor:
+        """Write the gradient of ``losses.sum()`` into ``grads``; returns its (K, D) view.
+
+        Args:
+            losses: (K,), one loss a copy, from :meth:`forward` on the same K.
+        """
+        gradients = torch.autograd.grad(losses.sum(), list(self._leaves.values()), allow_unused=True)
+        for view, gradient in zip(self._grad_views, gradients, strict=False):
+            view.zero_() if gradient is None else view.copy_(gradient)
+        return self.grads[: self._count]
+
+    @torch.no_grad()
+    def predict(self, rows: Tensor, x: Tensor) -> Tensor:
+        """Evaluation-mode outputs.
+
+        Args:
+            rows: (K, D) parameters, one row a copy.
+            x: (K, B, ...).
+
+        Returns:
+            (K, B, ...).
+        """
+        return self._call(self.eval_module, self.layout.views(rows), x, None)
+
+    def _call(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None) -> Tensor:
+        stacked = dict(tensors)
+        if address is not None:
+            stacked |= {f"{name}.address": address for name in self._dropouts}
+        if x.shape[0] == 1:  # one copy needs no batching rule: ordinary kernels are faster
+            single = {name: value.squeeze(0) for name, value in stacked.items()}
+            return functional_call(module, single, (x.squeeze(0),)).unsqueeze(0)
+        return vmap(lambda values, batch: functional_call(module, values, (batch,)))(stacked, x)
+
+    def _narrow(self, count: int) -> None:
+        """Leaf views of the first ``count`` copies, made anew only when ``count`` changes."""
+        if count == self._count:
+            return
+        views = self.layout.views(self.rows[:count])
+        self._leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        self._grad_views = list(self.layout.views(self.grads[:count]).values())
+        self._count = count

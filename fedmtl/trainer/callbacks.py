@@ -1,0 +1,114 @@
+"""Callbacks of the trainer: progress bar and loggers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from ..algorithms.base import State
+    from ..schedules import Event
+    from .result import Result
+
+
+class Callback:
+    """What can be done around the loop; every method does nothing unless overridden.
+
+    A callback must not write private numbers where observers can see them.
+    """
+
+    def on_start(self, name: str, rounds: int, step: int) -> None:
+        """Before the first event of this process: the method's name, planned rounds, rounds already done."""
+
+    def on_event(self, event: Event, state: State) -> None:
+        """After each event."""
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        """After each evaluation: one row of the history."""
+
+    def on_end(self, result: Result | None) -> None:
+        """After the last event; ``None`` when the run was interrupted."""
+
+
+class ProgressBar(Callback):
+    """A bar with round, loss, accuracy, epsilon spent and time left, on standard error."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._bar = Progress(
+            TextColumn("{task.description:>8}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+        )
+
+    def on_start(self, name: str, rounds: int, step: int) -> None:
+        self._bar.start()
+        self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
+
+    def on_event(self, event: Event, state: State) -> None:
+        self._bar.update(self._task, completed=event.step + 1)
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        metric = "accuracy" if "accuracy" in row else "mse"
+        epsilon = "none" if math.isinf(row["epsilon"]) else f"{row['epsilon']:.2f}"
+        numbers = f"loss {row['loss']:.3f}  {metric} {row[metric]:.3f}  epsilon {epsilon}"
+        self._bar.update(self._task, numbers=numbers)
+
+    def on_end(self, result: Result | None) -> None:
+        self._bar.stop()
+
+
+class TensorBoard(Callback):
+    """Writes every number of the history to TensorBoard event files (needs the ``tensorboard`` extra).
+
+    Args:
+        folder: of the event files; keep it private, the numbers are computed on the clients' data.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        for key, value in row.items():
+            if key != "round" and math.isfinite(value):
+                self._writer.add_scalar(key, value, row["round"])
+
+    def on_end(self, result: Result | None) -> None:
+        self._writer.close()
+
+
+class MLflow(Callback):
+    """Logs every number of the history to MLflow (needs the ``mlflow`` extra).
+
+    Args:
+        experiment: its name.
+        tracking_uri: where MLflow keeps it.
+    """
+
+    def __init__(self, experiment: str = "fedmtl", tracking_uri: str | None = None) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        if tracking_uri is not None:
+            mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_experiment(experiment)
+
+    def on_start(self, name: str, rounds: int, step: int) -> None:
+        self._mlflow.start_run(run_name=name)
+
+    def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        numbers = {k: v for k, v in row.items() if k != "round" and math.isfinite(v)}
+        self._mlflow.log_metrics(numbers, step=int(row["round"]))
+
+    def on_end(self, result: Result | None) -> None:
+        self._mlflow.end_run()

@@ -1,0 +1,104 @@
+"""Everything a run leaves on disk is written to a temporary name, synced and renamed. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..algorithms.base import State
+from ..errors import ResumeError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``; at any crash the old or the new file is there, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``value`` as indented JSON, by :func:`write_bytes`."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Tensors as safetensors, by :func:`write_bytes`."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(ready, metadata=dict(metadata or {})))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after ``step`` events, and the history so far.
+
+    Attributes:
+        step: number of events done.
+        public, private: the state's tensors.
+        history: evaluated rounds.
+        fingerprint: of the data, settings and execution the state belongs to.
+    """
+
+    step: int
+    public: dict[str, Tensor]
+    private: dict[str, Tensor]
+    history: list[dict[str, Any]]
+    fingerprint: str
+
+    @classmethod
+    def of(cls, step: int, state: State, history: list[dict[str, Any]], fingerprint: str) -> Checkpoint:
+        """A checkpoint of ``state``; shares its tensors."""
+        return cls(step, dict(state.public), state.private.snapshot(), history, fingerprint)
+
+    def write(self, path: Path) -> None:
+        """One atomic safetensors file."""
+        tensors = {f"public.{k}": v for k, v in self.public.items()}
+        tensors |= {f"private.{k}": v for k, v in self.private.items()}
+        tensors["step"] = torch.tensor(self.step)
+        write_tensors(path, tensors, {"history": json.dumps(self.history), "fingerprint": self.fingerprint})
+
+    @classmethod
+    def read(cls, path: Path, *, fingerprint: str) -> Checkpoint:
+        """The checkpoint at ``path``.
+
+        Raises:
+            ResumeError: unreadable, or written by a run with other data, settings or execution.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
+        if metadata["fingerprint"] != fingerprint:
+            raise ResumeError(
+                f"{path} was written with other data, settings, seed, device or execution than this run has; resume with "
+                "the same ones, or start in another folder."
+            )
+        public = {k.removeprefix("public."): v for k, v in tensors.items() if k.startswith("public.")}
+        private = {k.removeprefix("private."): v for k, v in tensors.items() if k.startswith("private.")}
+        return cls(int(tensors["step"]), public, private, json.loads(metadata["history"]), fingerprint)
+
+    def restore(self, state: State, device: torch.device) -> State:
+        """``state`` with this checkpoint's values."""
+        state.public = {name: tensor.to(device) for name, tensor in self.public.items()}
+        state.private.restore(self.private)
+        return state

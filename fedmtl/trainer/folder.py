@@ -1,0 +1,128 @@
+"""The run folder: ``public/`` may be published, ``private/`` may not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..algorithms.base import Problem
+from .checkpoint import write_bytes, write_json, write_tensors
+from .result import Result
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run, and how they are written.
+
+    ``public/`` holds the shared model, privacy.json and plots of public quantities. ``private/`` holds the personal
+    models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
+
+    Args:
+        root: the folder.
+    """
+
+    root: Path
+
+    @property
+    def public(self) -> Path:
+        return self.root / "public"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def ledger(self) -> Path:
+        return self.private / "ledger.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.private / "checkpoint.safetensors"
+
+    @property
+    def started(self) -> bool:
+        """Whether a run has begun here."""
+        return self.ledger.exists() or self.checkpoint.exists()
+
+    def baseline(self, name: str) -> RunFolder:
+        """The folder of a comparison run; private, because it is not released."""
+        return RunFolder(self.private / "baselines" / name)
+
+    def write_run(self, result: Result, problem: Problem) -> None:
+        """Models, metrics and the privacy report of one run."""
+        write_json(self.public / "privacy.json", result.privacy.to_dict())
+        if result.shared is not None:
+            write_tensors(self.public / "model.safetensors", problem.layout.views(result.shared))
+        if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
+            ids = json.dumps(problem.data.ids)
+            write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids})
+        write_bytes(self.private / "metrics.csv", _csv(result.history))
+        write_bytes(self.private / "clients.csv", _csv(client_rows(result, problem)))
+
+    def write_result(self, result: Result, settings: dict[str, Any]) -> None:
+        """The plots, the table of clients with the baselines, and result.json, which marks the run as finished."""
+        from ..report.figures import plot_clients, plot_epsilon, plot_history
+
+        metric = result.metric
+        ids = list(result.personal_accuracy)
+        if result.baselines:
+            table = _read_csv(self.private / "clients.csv")
+            for row in table:
+                row |= {name: run.personal_accuracy[row["client"]] for name, run in result.baselines.items()}
+            write_bytes(self.private / "clients.csv", _csv(table))
+        columns = {result.algorithm: [result.personal_accuracy[i] for i in ids]}
+        columns |= {name: [run.personal_accuracy[i] for i in ids] for name, run in result.baselines.items()}
+        rounds = [row["round"] for row in result.history]
+        plot_epsilon(rounds, [row["epsilon"] for row in result.history], self.public / "epsilon.png")
+        histories = {name: run.history for name, run in result.baselines.items()}
+        plot_history(
+            result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric
+        )
+        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
+        report = result.privacy.to_dict()
+        summary = settings | {"clients": len(ids)} | report | result.numbers()
+        summary["rounds"] = result.final["round"]
+        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
+        write_json(self.private / "result.json", _plain(summary))
+
+
+def client_rows(result: Result, problem: Problem) -> list[dict[str, Any]]:
+    """One row a client: sizes, and the score of its own and of the shared model."""
+    train, test = problem.data.train.counts.tolist(), problem.data.test.counts.tolist()
+    rows = []
+    for place, client in enumerate(problem.data.ids):
+        row = {"client": client, "train_examples": train[place], "test_examples": test[place]}
+        row["personal"] = result.personal_accuracy[client]
+        if result.shared_accuracy is not None:
+            row["global"] = result.shared_accuracy[client]
+        rows.append(row)
+    return rows
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _plain(value: Any) -> Any:
+    """JSON without Infinity and NaN: they become the strings ``"inf"`` and ``"nan"``."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,127 @@
+"""From settings to a :class:`~fedmtl.algorithms.base.Problem`, and the fingerprint of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithms.base import Algorithm, Problem
+from ..data import FederatedDataset
+from ..errors import ConfigError
+from ..execution import Execution, Executor
+from ..models import ModelFactory
+from ..privacy import ClientPrivacy, Sampler
+from ..random import derive_key
+from ..stacked import Layout, prepare_module, resolve_loss
+from ..stacked.losses import Loss
+
+
+def build_problem(
+    data: FederatedDataset,
+    model: nn.Module | ModelFactory,
+    loss: str | Loss,
+    execution: Execution,
+    rounds: int,
+    seed: int,
+    device: str,
+    dtype: str,
+) -> Problem:
+    """Build the model, check it against the data's public shape, and place everything on the device.
+
+    Raises:
+        ConfigError: an unknown device, or a loss that does not fit the targets.
+        ModelError: see :func:`fedmtl.stacked.prepare_module`.
+    """
+    place, kind = resolve_device(device), getattr(torch, dtype)
+    classification = data.classes is not None and loss == "cross_entropy"
+    if loss == "cross_entropy" and data.classes is None:
+        raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
+    if isinstance(model, nn.Module):
+        module = model
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_key(seed, "model") >> 1)
+            module = model(data.spec)
+    sample = torch.zeros(2, *data.spec.shape, dtype=kind)
+    template = prepare_module(
+        module.to("cpu", kind), sample, seed=seed, outputs=data.classes if classification else None
+    )
+    executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
+    return Problem(
+        data=data.to(place) if place.type != "cpu" else data,
+        module=template,
+        initial=Layout.of(template).flatten(template).to(place),
+        loss=resolve_loss(loss),
+        executor=executor,
+        rounds=rounds,
+        seed=seed,
+    )
+
+
+def resolve_device(device: str) -> torch.device:
+    """``"auto"`` is the first GPU, else the CPU.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.zeros(1, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device is {device!r}, which is not available here: {error}") from error
+    return place
+
+
+def fingerprint(
+    problem: Problem, algorithm: Algorithm, privacy: ClientPrivacy | None, schedule: Sampler
+) -> str:
+    """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
+
+    A release repeated under the same digest is the same release; under another it would be a new one.
+    """
+    execution = problem.executor.execution
+    parts = {
+        "data": problem.data.fingerprint(),
+        "algorithm": describe(algorithm),
+        "privacy": describe(privacy),
+        "schedule": describe(schedule),
+        "module": repr(problem.module),
+        "initial": _digest(problem.initial),
+        "loss": describe(problem.loss),
+        "rounds": problem.rounds,
+        "seed": problem.seed,
+        "execution": describe(execution),
+        "threads": torch.get_num_threads(),
+        "device": problem.initial.device.type,
+        "dtype": str(problem.initial.dtype),
+        "torch": torch.__version__,
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def describe(value: Any) -> Any:
+    """A JSON-ready description of settings: dataclasses by class and fields, functions by their qualified name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"class": type(value).__qualname__, **fields}
+    if isinstance(value, Mapping):
+        return {str(k): describe(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [describe(v) for v in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Tensor):
+        return _digest(value)
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.blake2b(tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,107 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..privacy import PrivacyReport
+from ..stacked import Layout
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data.
+
+    Attributes:
+        algorithm: its name.
+        epsilon: spent.
+        privacy: everything the epsilon depends on.
+        history: one mapping per evaluated round.
+        personal: (n, D), the clients' models.
+        shared: (D,), the released model, if the algorithm has one.
+        personal_accuracy: test accuracy (or mean squared error) of each client's own model, by id.
+        shared_accuracy: the same for the shared model; ``None`` without one.
+        final: the last row of the history.
+        stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run.
+        metric: ``"accuracy"`` or ``"mse"``.
+        baselines: results of the comparison runs, by name.
+        folder: of the run, if any.
+    """
+
+    algorithm: str
+    epsilon: float
+    privacy: PrivacyReport
+    history: list[dict[str, Any]]
+    personal: Tensor
+    shared: Tensor | None
+    personal_accuracy: dict[str, float]
+    shared_accuracy: dict[str, float] | None
+    final: dict[str, Any]
+    stopped: str
+    metric: str
+    data_name: str
+    module: nn.Module
+    folder: Path | None = None
+    baselines: Mapping[str, Result] = field(default_factory=dict)
+
+    def model_for(self, client: str) -> nn.Module:
+        """A client's personal model, in evaluation mode.
+
+        Raises:
+            ConfigError: no client of that id.
+        """
+        ids = list(self.personal_accuracy)
+        if client not in self.personal_accuracy:
+            raise ConfigError(f"There is no client {client!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
+        return self._module(self.personal[ids.index(client)])
+
+    def shared_model(self) -> nn.Module:
+        """The released model, in evaluation mode.
+
+        Raises:
+            ConfigError: the algorithm has none.
+        """
+        if self.shared is None:
+            raise ConfigError(f"{self.algorithm} has no shared model.")
+        return self._module(self.shared)
+
+    def _module(self, row: Tensor) -> nn.Module:
+        module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
+        return Layout.of(module).load(module, row).eval()
+
+    def numbers(self) -> dict[str, Any]:
+        """The summary's numbers, as plain values."""
+        keep = {k: v for k, v in self.final.items() if k not in ("time",)}
+        return {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **keep}
+
+    def summary(self) -> str:
+        """The printed summary: accuracy over clients, comparisons, and the privacy block."""
+        last, metric = self.final, self.metric
+        head = f"{self.algorithm} on {self.data_name}: {len(self.personal_accuracy):,} clients, {last['round']} rounds"
+        if self.stopped == "budget":
+            head += " (stopped: the privacy budget is spent)"
+        lines = [
+            head,
+            "",
+            "not private (computed on the clients' test data)",
+            f"  personal models   {metric} {last[metric]:.3f}   worst tenth {last['worst_tenth']:.3f}   "
+            f"spread {last['spread']:.3f}",
+        ]
+        if self.shared is not None:
+            lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.3f}")
+        if self.baselines:
+            lines.append("  comparison, not released:")
+            for name, run in self.baselines.items():
+                row = run.final
+                lines.append(
+                    f"    {name:<15} {metric} {row[metric]:.3f}   worst tenth {row['worst_tenth']:.3f}   "
+                    f"spread {row['spread']:.3f}   epsilon {run.epsilon:.3g}"
+                )
+        return "\n".join([*lines, "", self.privacy.text()])

@@ -1,0 +1,285 @@
+"""The trainer: one loop for every algorithm. Nothing algorithm-specific lives here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._check import one_of, positive_int
+from ..algorithms.base import Algorithm, Problem, State
+from ..data import FederatedDataset
+from ..errors import BudgetExhausted, ConfigError, ResumeError
+from ..execution import Execution
+from ..models import ModelFactory
+from ..privacy import Channel, ClientPrivacy, Sampler, open_channel
+from ..schedules import rounds as round_events
+from ..stacked.losses import Loss
+from .baselines import named_baselines
+from .callbacks import Callback, ProgressBar
+from .checkpoint import Checkpoint
+from .evaluation import evaluate_personal, evaluate_shared, metric_name, summarize
+from .folder import RunFolder
+from .problem import build_problem, fingerprint
+from .result import Result
+
+logger = logging.getLogger("fedmtl")
+_CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Trains one model per client and reports what it cost.
+
+    Args:
+        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...
+        data: the clients' data.
+        model: a module, or a factory called with the data's :class:`~fedmtl.data.DataSpec`.
+        schedule: who takes part in a round.
+        privacy: ``None`` means no clip and no noise.
+        rounds: number of rounds.
+        loss: ``"cross_entropy"``, ``"mse"``, ``"binary_cross_entropy"``, or (outputs (N, ...), targets (N, ...)) -> (N,).
+        seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
+        folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
+        baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, with this
+            algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
+        device: ``"auto"`` takes a GPU when there is one.
+        dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
+        execution: how client work runs.
+        eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
+        checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
+        callbacks: called around the loop.
+        progress: show a progress bar.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    algorithm: Algorithm
+    data: FederatedDataset
+    model: nn.Module | ModelFactory
+    schedule: Sampler
+    privacy: ClientPrivacy | None
+    rounds: int
+    loss: str | Loss = "cross_entropy"
+    seed: int = 0
+    folder: str | Path | None = None
+    baselines: Sequence[str | Algorithm] = ()
+    device: str = "auto"
+    dtype: str = "float32"
+    execution: Execution = Execution()
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    callbacks: Sequence[Callback] = ()
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, Algorithm):
+            raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
+        if self.privacy is not None and not isinstance(self.privacy, ClientPrivacy):
+            raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...) or None.")
+        if not hasattr(self.schedule, "bind"):
+            raise ConfigError(f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
+        positive_int(self, rounds=self.rounds)
+        one_of(self, ("float32", "float64"), dtype=self.dtype)
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                positive_int(self, **{name: getattr(self, name)})
+        self.schedule.bind(len(self.data))
+        named_baselines(self.baselines, self.algorithm)
+
+    def fit(self, *, resume: bool = False) -> Result:
+        """Train, evaluate and save.
+
+        Args:
+            resume: continue the run in ``folder`` from its last checkpoint.
+
+        Returns:
+            The result, with those of the baselines.
+
+        Raises:
+            ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one.
+        """
+        folder = None if self.folder is None else RunFolder(Path(self.folder))
+        if folder is None and resume:
+            raise ResumeError("There is nothing to resume without a folder.")
+        if folder is not None and folder.started and not resume:
+            raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
+        result = self._run(folder, resume)
+        comparison = {}
+        for name, algorithm in named_baselines(self.baselines, self.algorithm).items():
+            place = None if folder is None else folder.baseline(name)
+            trainer = replace(
+                self, algorithm=algorithm, baselines=(), callbacks=(), folder=None if place is None else place.root
+            )
+            comparison[name] = trainer.fit(resume=place is not None and place.started)
+        result = replace(result, baselines=comparison)
+        if folder is not None:
+            folder.write_result(result, self._settings())
+        return result
+
+    def _run(self, folder: RunFolder | None, resume: bool) -> Result:
+        problem = build_problem(
+            self.data, self.model, self.loss, self.execution, self.rounds, self.seed, self.device, self.dtype
+        )
+        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
+        sampler = self.schedule.bind(len(self.data))
+        channel = open_channel(
+            self.privacy,
+            self.algorithm.plan(problem, sampler),
+            sampler,
+            seed=self.seed,
+            fingerprint=mark,
+            ledger_path=None if folder is None else folder.ledger,
+            resume=resume,
+            steps=self.rounds,
+        )
+        state, step, history = self.algorithm.init(problem), 0, []
+        if resume and folder is not None and folder.checkpoint.exists():
+            found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
+            state = found.restore(state, problem.initial.device)
+            step, history = found.step, found.history
+        callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
+        self._announce(channel)
+        try:
+            with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
+                run = _Loop(self, problem, channel, folder, mark, history, callbacks)
+                state, step, stopped = run.advance(state, step)
+                result = run.finish(state, step, stopped)
+                end.append(result)
+        finally:
+            problem.executor.close()
+        channel.close()
+        if folder is not None:
+            folder.write_run(result, problem)
+        return result
+
+    def _announce(self, channel: Channel) -> None:
+        if channel.noise_multiplier is not None:
+            signal = channel.snr()
+            logger.log(logging.WARNING if signal.warning else logging.INFO, signal.warning or signal.text())
+
+    def _settings(self) -> dict[str, Any]:
+        """What a table of runs shows of the settings."""
+        settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
+        if self.privacy is not None:
+            settings |= {"clip_norm": self.privacy.clip_norm}
+        for name in ("lam", "mu", "delta", "server_lr"):
+            if hasattr(self.algorithm, name):
+                settings["update" if name == "delta" else name] = getattr(self.algorithm, name)
+        return settings
+
+
+@dataclass
+class _Loop:
+    """One pass over the events of a run."""
+
+    trainer: Trainer
+    problem: Problem
+    channel: Channel
+    folder: RunFolder | None
+    fingerprint: str
+    history: list[dict[str, Any]]
+    callbacks: Sequence[Callback]
+
+    def __post_init__(self) -> None:
+        spent = self.history[-1]["time"] if self.history else 0.0
+        self.began = time.monotonic() - spent
+        self.saved = time.monotonic()
+
+    def advance(self, state: State, step: int) -> tuple[State, int, str]:
+        """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
+        trainer, stopped = self.trainer, "rounds"
+        order = torch.argsort(self.problem.data.keys.cpu(), stable=True)
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(len(order))
+        every = trainer.eval_every or max(1, trainer.rounds // 20)
+        try:
+            for event in round_events(self.channel.draw, order, start=step, stop=trainer.rounds):
+                self.channel.begin(event.step, rank[event.cohort])
+                state = trainer.algorithm.step(self.problem, state, event, self.channel)
+                step = event.step + 1
+                for callback in self.callbacks:
+                    callback.on_event(event, state)
+                if step % every == 0 and step < trainer.rounds:
+                    self.evaluate(state, step)
+                self.checkpoint(state, step)
+        except BudgetExhausted as spent:
+            logger.info("%s", spent)
+            stopped = "budget"
+        self.checkpoint(state, step, force=True)
+        return state, step, stopped
+
+    def evaluate(self, state: State, step: int) -> tuple[Tensor, Tensor | None]:
+        """Append a row to the history; returns every client's score with its own and with the shared model."""
+        problem, algorithm = self.problem, self.trainer.algorithm
+        metric, counts = metric_name(problem), problem.data.test.counts.cpu()
+        model = algorithm.shared(state)
+        shared = None if model is None else evaluate_shared(problem, model)
+        personal = shared if not state.private.fields else None
+        personal = personal or evaluate_personal(problem, algorithm, state)
+        row: dict[str, Any] = {
+            "round": step,
+            "time": time.monotonic() - self.began,
+            "epsilon": self.channel.epsilon,
+            "loss": float(personal.loss.mean()),
+            **summarize(personal.score, counts, metric=metric),
+        }
+        if shared is not None:
+            row |= summarize(shared.score, counts, metric=metric, prefix="global_")
+        self.history.append(row)
+        for callback in self.callbacks:
+            callback.on_evaluate(row)
+        return personal.score, None if shared is None else shared.score
+
+    def checkpoint(self, state: State, step: int, *, force: bool = False) -> None:
+        """Write a checkpoint when one is due."""
+        if self.folder is None:
+            return
+        every = self.trainer.checkpoint_every
+        due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
+        if due or force:
+            Checkpoint.of(step, state, self.history, self.fingerprint).write(self.folder.checkpoint)
+            self.saved = time.monotonic()
+
+    def finish(self, state: State, step: int, stopped: str) -> Result:
+        """The result after the last event."""
+        trainer, problem = self.trainer, self.problem
+        own, shared = self.evaluate(state, step)
+        ids = problem.data.ids
+        return Result(
+            algorithm=trainer.algorithm.name,
+            epsilon=self.channel.epsilon,
+            privacy=self.channel.report,
+            history=self.history,
+            personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
+            shared=trainer.algorithm.shared(state),
+            personal_accuracy=dict(zip(ids, own.tolist(), strict=True)),
+            shared_accuracy=None if shared is None else dict(zip(ids, shared.tolist(), strict=True)),
+            final=self.history[-1],
+            stopped=stopped,
+            metric=metric_name(problem),
+            data_name=problem.data.name,
+            module=problem.module,
+            folder=None if self.folder is None else self.folder.root,
+        )
+
+
+@contextmanager
+def _notified(callbacks: Sequence[Callback], name: str, rounds: int, step: int) -> Iterator[list[Result]]:
+    """Call on_start now and on_end at the end, also after an interruption; the body appends its result."""
+    result: list[Result] = []
+    try:
+        for callback in callbacks:
+            callback.on_start(name, rounds, step)
+        yield result
+    finally:
+        for callback in callbacks:
+            callback.on_end(result[0] if result else None)

@@ -1,0 +1,5 @@
+"""Settings of all tests."""
+
+import os
+
+os.environ.setdefault("MPLBACKEND", "Agg")

@@ -1,0 +1,39 @@
+"""Small problems shared by the tests."""
+
+from __future__ import annotations
+
+import torch
+
+from fedmtl.data import FederatedDataset
+
+
+def ragged_classification(
+    clients: int = 7, features: int = 5, classes: int = 3, *, seed: int = 0, largest: int = 23
+) -> FederatedDataset:
+    """Clients of 3 to ``largest`` training examples with their own label noise; test parts of 2 to 6 examples."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(features, classes, generator=generator, dtype=torch.float64)
+    parts: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
+    for client in range(clients):
+        own = common + 0.5 * torch.randn(features, classes, generator=generator, dtype=torch.float64)
+        for side, low, high in ((0, 3, largest), (1, 2, 6)):
+            n = int(torch.randint(low, high + 1, (1,), generator=generator))
+            x = torch.randn(n, features, generator=generator, dtype=torch.float64)
+            parts[side][f"client-{client}"] = (x, (x @ own).argmax(1))
+    return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=classes, name="ragged")
+
+
+def regression(
+    clients: int = 6, features: int = 4, examples: int = 30, *, seed: int = 0, spread: float = 0.5
+) -> FederatedDataset:
+    """Well-conditioned linear regression with one weight vector a client around a common one."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(features, generator=generator, dtype=torch.float64)
+    parts: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
+    for client in range(clients):
+        own = common + spread * torch.randn(features, generator=generator, dtype=torch.float64)
+        for side in (0, 1):
+            x = torch.randn(examples, features, generator=generator, dtype=torch.float64)
+            y = x @ own + 0.1 * torch.randn(examples, generator=generator, dtype=torch.float64)
+            parts[side][f"client-{client}"] = (x, y)
+    return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=None, name="regression")

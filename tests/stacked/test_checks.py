@@ -1,0 +1,75 @@
+"""Models that cannot be stacked are refused with advice."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedmtl.errors import ConfigError, ModelError
+from fedmtl.stacked import prepare_module, resolve_loss
+from fedmtl.stacked.losses import example_losses
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.linear(x), 0.5, training=self.training)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x)
+
+
+def test_batch_normalization_is_refused_with_its_name_and_advice():
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(ModelError, match=r"Layer '1' is BatchNorm1d.*GroupNorm\(8, 8\)"):
+        prepare_module(net, torch.zeros(2, 4), seed=0)
+
+
+def test_functional_dropout_is_refused():
+    with pytest.raises(ModelError, match=r"nn\.Dropout modules"):
+        prepare_module(FunctionalDropout(), torch.zeros(2, 4), seed=0)
+
+
+def test_mutated_buffers_are_refused_by_name():
+    with pytest.raises(ModelError, match="'calls' changes"):
+        prepare_module(Counting(), torch.zeros(2, 4), seed=0)
+
+
+def test_wrong_input_shape_names_the_shape():
+    with pytest.raises(ModelError, match=r"\(2, 5\)"):
+        prepare_module(nn.Linear(4, 3), torch.zeros(2, 5), seed=0)
+
+
+def test_wrong_number_of_outputs():
+    with pytest.raises(ModelError, match="10 classes"):
+        prepare_module(nn.Linear(4, 3), torch.zeros(2, 4), seed=0, outputs=10)
+
+
+def test_no_trainable_parameter():
+    with pytest.raises(ModelError, match="no trainable"):
+        prepare_module(nn.Linear(4, 3).requires_grad_(False), torch.zeros(2, 4), seed=0)
+
+
+def test_the_given_module_is_not_changed():
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
+    prepare_module(net, torch.zeros(2, 4), seed=0)
+    assert type(net[1]) is nn.Dropout
+    assert not net.training
+
+
+def test_unknown_loss_and_reducing_loss_are_refused():
+    with pytest.raises(ConfigError, match="cross_entropy, mse"):
+        resolve_loss("hinge")
+    with pytest.raises(ConfigError, match="one value per example"):
+        example_losses(F.cross_entropy, torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
