@@ -87,6 +87,8 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
             tensors[name] = parts[0] if width is None else csr(parts[0], parts[1], parts[2], width)
         for name in ("ids", "classes", "name", "transform"):
             meta[name]
+    except RuntimeError as error:
+        raise DataError(f"{folder}: field {name!r} is not a valid CSR matrix ({error}).") from error
     except (KeyError, AttributeError, TypeError) as error:
         raise DataError(
             f"{path}: the key {error} is missing or malformed; write the folder again."

@@ -18,8 +18,8 @@ class Transform(Protocol):
     """A frozen dataclass that maps stored features to floats.
 
     ``transform(x, dtype)`` takes x of shape (B, *stored) in its storage dtype and returns a (B, *shape)
-    tensor of ``dtype`` on the same device. It treats every example alike, draws no random numbers and leaves x
-    as it was. Its fields (numbers, texts, tuples) are saved with the data and belong to its fingerprint.
+    tensor of ``dtype`` on the same device. It treats every example alike, draws no random numbers and leaves
+    x as it was. Its fields (numbers, texts, tuples) are saved with the data and belong to its fingerprint.
     """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor: ...

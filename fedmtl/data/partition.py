@@ -1,0 +1,180 @@
+"""Dealing one pool of examples to clients: every example is used exactly once.
+
+Each partitioner returns ``{client id: ascending row numbers}``, which :func:`from_partition` makes a dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._check import positive, positive_int
+from ..errors import ConfigError, DataError
+from ..random import keyed_generator
+from .assemble import as_tensor
+from .dataset import Classes, FederatedDataset
+from .rows import offsets_of, select
+from .transforms import Transform
+
+Parts = dict[str, np.ndarray]
+
+_ATTEMPTS = 100
+
+
+def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples: int = 2) -> Parts:
+    """Label skew: each class is dealt in shares drawn from a symmetric Dirichlet distribution over clients.
+
+    Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al., ICDE 2022.
+    A draw that leaves a client with fewer than ``min_examples`` is repeated, at most 100 times.
+
+    Args:
+        y: labels (N,).
+        clients: number of clients; their ids are ``client-0``, ``client-1``, ...
+        alpha: concentration, above 0: small for clients of few classes, large for equal shares.
+        seed: of the draws.
+        min_examples: examples that every client must get.
+
+    Raises:
+        ConfigError: an impossible setting, or one that no draw satisfied.
+    """
+    positive_int("dirichlet", clients=clients, min_examples=min_examples)
+    positive("dirichlet", alpha=alpha)
+    labels = _labels(y, "dirichlet")
+    if clients * min_examples > len(labels):
+        raise ConfigError(
+            f"dirichlet.clients is {clients} with min_examples {min_examples}, but there are only "
+            f"{len(labels)} examples; ask for fewer clients."
+        )
+    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for attempt in range(_ATTEMPTS):
+        generator = keyed_generator(seed, "dirichlet", attempt)
+        owner = np.empty(len(labels), dtype=np.int64)
+        for group in groups:
+            shares = generator.dirichlet(np.full(clients, alpha))
+            bounds = np.rint(np.cumsum(shares)[:-1] * len(group)).astype(np.int64)
+            owner[generator.permutation(group)] = np.searchsorted(bounds, np.arange(len(group)), side="right")
+        if np.bincount(owner, minlength=clients).min() >= min_examples:
+            return _deal(owner, clients)
+    raise ConfigError(
+        f"dirichlet: in {_ATTEMPTS} draws with alpha {alpha} some of the {clients} clients had fewer than "
+        f"{min_examples} examples; raise alpha, or ask for fewer clients or a lower min_examples."
+    )
+
+
+def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> Parts:
+    """Label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
+
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
+
+    Args:
+        y: labels (N,).
+        clients: number of clients; their ids are ``client-0``, ``client-1``, ...
+        shards_per_client: shards each client gets; shard sizes differ by at most 1.
+        seed: of the shuffle within a label and of the deal.
+
+    Raises:
+        ConfigError: an impossible setting, or more shards than examples.
+    """
+    positive_int("shards", clients=clients, shards_per_client=shards_per_client)
+    labels = _labels(y, "shards")
+    total = clients * shards_per_client
+    if total > len(labels):
+        raise ConfigError(
+            f"shards: {clients} clients with {shards_per_client} shards each need {total} examples, but "
+            f"there are only {len(labels)}; ask for fewer."
+        )
+    generator = keyed_generator(seed, "shards")
+    shuffled = generator.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owners = generator.permutation(np.repeat(np.arange(clients), shards_per_client))
+    owner = np.empty(len(labels), dtype=np.int64)
+    for shard, part in zip(owners, np.array_split(order, total), strict=True):
+        owner[part] = shard
+    return _deal(owner, clients)
+
+
+def by_column(values: Any) -> Parts:
+    """One client a distinct value of ``values`` (N,); ids are the values as text, in sorted order."""
+    column = np.asarray(values)
+    if column.ndim != 1 or not len(column):
+        raise DataError(f"by_column: values have shape {column.shape}; they must be one value an example.")
+    ids, owner = np.unique(column.astype(str), return_inverse=True)
+    return dict(zip(map(str, ids), _deal(owner, len(ids)).values(), strict=True))
+
+
+def from_partition(
+    x: Any,
+    y: Any,
+    parts: Mapping[str, Any],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    classes: Classes = "infer",
+    transform: Transform | None = None,
+    name: str = "data",
+) -> FederatedDataset:
+    """A dataset from one pool x (N, ...), y (N, ...) and the row numbers of each client.
+
+    Args:
+        x: features; a tensor, an array or a sparse matrix.
+        y: labels or targets.
+        parts: row numbers by client id; a row may be left out, but none belongs to two clients.
+        test_fraction: share of each client's examples held out for test.
+        seed: of the split.
+        classes: as in :meth:`FederatedDataset.from_tensors`.
+        transform: from storage to float.
+        name: for messages and reports.
+
+    Raises:
+        DataError: malformed data, or a row that does not exist or is used twice.
+    """
+    features, targets = as_tensor(x, name, "x"), as_tensor(y, name, "y")
+    index = [torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in parts.values()]
+    if not index:
+        raise DataError(f"{name}: parts names no clients; at least one is needed.")
+    used = torch.zeros(len(targets), dtype=torch.bool)
+    for client, part in zip(parts, index, strict=True):
+        if len(part) and not (int(part.min()) >= 0 and int(part.max()) < len(targets)):
+            raise DataError(
+                f"{name}: the part of client {client!r} has a row outside 0..{len(targets) - 1}; "
+                "rows must be numbers of examples."
+            )
+        if used[part].any() or len(part.unique()) != len(part):
+            raise DataError(
+                f"{name}: the part of client {client!r} has a row that is used twice; accepted: once."
+            )
+        used[part] = True
+    rows = torch.cat(index)
+    counts = torch.tensor([len(part) for part in index], dtype=torch.int64)
+    if len(features) != len(targets):
+        raise DataError(
+            f"{name}: field 'x' has {len(features)} examples and field 'y' has {len(targets)}; "
+            "they must have the same number."
+        )
+    return FederatedDataset.from_flat(
+        select(features, rows),
+        targets[rows],
+        offsets_of(counts),
+        tuple(parts),
+        test_fraction=test_fraction,
+        seed=seed,
+        classes=classes,
+        transform=transform,
+        name=name,
+    )
+
+
+def _labels(y: Any, owner: str) -> np.ndarray:
+    labels = np.asarray(y)
+    if labels.ndim != 1 or not len(labels):
+        raise DataError(f"{owner}: y has shape {labels.shape}; it must be one label an example.")
+    return labels
+
+
+def _deal(owner: np.ndarray, clients: int) -> Parts:
+    order = np.argsort(owner, kind="stable")
+    bounds = np.cumsum(np.bincount(owner, minlength=clients))[:-1]
+    return {f"client-{i}": part for i, part in enumerate(np.split(order, bounds))}
