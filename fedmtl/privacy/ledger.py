@@ -1,0 +1,330 @@
+"""The ledger: what has been charged, written and flushed to disk before the noise it pays for is drawn.
+
+Format: JSON lines, append-only. A header (settings, releases, noise, fingerprint), then ``open`` (a process
+begins, with its session number), ``reserve`` (a block of steps, or one step with its participants where
+participations are charged) and ``close`` (a clean end, which returns the steps that its own session reserved
+and never began).
+
+Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
+only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
+fingerprint guarantees that it is the same. In secure mode every session draws fresh noise, so a replayed step
+is a new charge, and a block that a crash left behind stays charged in full. A torn last line was never
+flushed, so its noise was never
+drawn: it is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import PrivacyError, ResumeError
+
+VERSION = 1
+
+
+class Ledger:
+    """Charges of one account.
+
+    Args:
+        path: file of the ledger, or None to keep it in memory.
+        header: JSON object that describes the account; a resume must bring an equal one.
+        fingerprint: identifies data, configuration and execution.
+        replays_free: True in seeded mode: a step charged once is never charged again.
+        clients: population size where participations are charged; None where everybody is charged for each
+            step.
+        resume: continue the ledger at ``path`` (or begin one, if there is none yet).
+
+    Raises:
+        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, or belongs to another
+            run.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        header: Mapping[str, Any],
+        *,
+        fingerprint: str,
+        replays_free: bool,
+        clients: int | None = None,
+        resume: bool = False,
+    ) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._closed = False
+        self._free, self._clients = replays_free, clients
+        self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
+        self._participants: dict[tuple[int, int], np.ndarray] = {}  # (session, step) -> ranks
+        self._session = 0
+        self._paid: set[int] = set()
+        self._began: set[int] = set()
+        opening = {
+            "kind": "header",
+            "version": VERSION,
+            "fingerprint": fingerprint,
+            "replays_free": replays_free,
+            **header,
+        }
+        lines = self._acquire(path, resume) if path is not None else []
+        if lines:
+            self._check_header(lines[0], opening)
+        else:
+            self._append(opening)
+        for number, line in enumerate(lines[1:], start=2):
+            self._apply(line, number)
+        self._session += 1
+        if not replays_free:
+            self._paid.clear()  # fresh noise in a new session is a new charge
+        self._append({"kind": "open", "session": self._session})
+
+    # reading
+
+    @property
+    def session(self) -> int:
+        """Number of times that this ledger has been opened, this one included."""
+        return self._session
+
+    def reserved(self, step: int) -> bool:
+        """Whether the noise of ``step`` is paid for: in this session, or (seeded mode) in any."""
+        return step in self._paid
+
+    def charged(self, before: int | None = None) -> int:
+        """Charged steps: distinct ones in seeded mode, every reservation of every session in secure mode.
+
+        Args:
+            before: count only steps below this one.
+        """
+        spans = [(first, end if before is None else min(end, before)) for _, first, end in self._charges]
+        if not self._free:
+            return sum(max(0, end - first) for first, end in spans)
+        total, reach = 0, -1
+        for first, end in sorted(spans):
+            total += max(0, end - max(first, reach))
+            reach = max(reach, end)
+        return total
+
+    def uses(self, before: int | None = None) -> np.ndarray:
+        """(n,) int64 charged participations by rank, for an account that charges participations."""
+        counts = np.zeros(self._clients or 0, dtype=np.int64)
+        seen: set[int] = set()
+        for (_, step), ranks in self._participants.items():
+            if (before is not None and step >= before) or (self._free and step in seen):
+                continue
+            seen.add(step)
+            counts[ranks] += 1
+        return counts
+
+    def spent(self) -> int:
+        """Steps that stay charged if the ledger is closed now: not this session's unused reservations."""
+        others = [range(first, end) for session, first, end in self._charges if session != self._session]
+        if self._free:
+            return len(self._began.union(*others))
+        return sum(len(span) for span in others) + len(self._began)
+
+    def participants(self, step: int) -> np.ndarray | None:
+        """Ranks recorded for ``step`` in the earliest session that has it, or None."""
+        found = [(session, ranks) for (session, at), ranks in self._participants.items() if at == step]
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    # writing
+
+    def reserve(self, first: int, end: int, participants: Sequence[int] | None = None) -> None:
+        """Charge steps ``[first, end)``; returns once the line is on the disk.
+
+        Args:
+            first, end: the block.
+            participants: ranks that take part, where participations are charged (then ``end == first + 1``).
+        """
+        line: dict[str, Any] = {"kind": "reserve", "session": self._session, "first": first, "end": end}
+        if participants is not None:
+            line["participants"] = [int(rank) for rank in participants]
+        self._append(line)
+        self._charge(self._session, first, end, participants)
+
+    def begin(self, step: int) -> None:
+        """Note that the noise of a reserved ``step`` is about to be drawn, so that a clean close keeps its
+        charge.
+
+        Raises:
+            PrivacyError: the step is not reserved, or has begun in this session already.
+        """
+        if step not in self._paid:
+            raise PrivacyError(f"Step {step} is not reserved in the ledger.")
+        if step in self._began:
+            raise PrivacyError(f"Step {step} has begun already; its noise would be used twice.")
+        if self._closed:
+            raise PrivacyError("The ledger is closed.")
+        self._began.add(step)
+
+    def close(self) -> None:
+        """End cleanly and return the steps that this session reserved and never began; idempotent."""
+        if self._closed:
+            return
+        mine = sorted(
+            step for session, a, b in self._charges if session == self._session for step in range(a, b)
+        )
+        unused = [step for step in mine if step not in self._began]
+        self._append({"kind": "close", "session": self._session, "unused": unused})
+        self._refund(self._session, unused)
+        self._closed = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        if self._closed:
+            raise PrivacyError("The ledger is closed.")
+        if self._file is None:
+            return
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    # state from lines
+
+    def _charge(self, session: int, first: int, end: int, participants: Sequence[int] | None) -> None:
+        self._charges.append((session, first, end))
+        if self._free or session == self._session:
+            self._paid.update(range(first, end))
+        if participants is not None:
+            self._participants[session, first] = np.asarray(participants, dtype=np.int64)
+
+    def _refund(self, session: int, unused: Sequence[int]) -> None:
+        returned = set(unused)
+        if not returned:
+            return
+        kept: list[tuple[int, int, int]] = []
+        for owner, first, end in self._charges:
+            if owner != session or returned.isdisjoint(range(first, end)):
+                kept.append((owner, first, end))
+                continue
+            kept.extend((owner, step, step + 1) for step in range(first, end) if step not in returned)
+        self._charges = kept
+        if self._free:
+            self._paid = {step for _, first, end in kept for step in range(first, end)}
+        for step in returned:
+            self._participants.pop((session, step), None)
+
+    def _apply(self, line: Mapping[str, Any], number: int) -> None:
+        try:
+            if line["kind"] == "open":
+                self._session = int(line["session"])
+            elif line["kind"] == "reserve":
+                self._charge(
+                    int(line["session"]), int(line["first"]), int(line["end"]), line.get("participants")
+                )
+            elif line["kind"] == "close":
+                self._refund(int(line["session"]), line["unused"])
+            else:
+                raise KeyError(line["kind"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(f"{self._path}, line {number}: not a line of a ledger ({error!r}).") from error
+
+    def _check_header(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        for key in {**found, **expected}:
+            if found.get(key) == expected.get(key) or (key == "fingerprint" and not self._free):
+                continue
+            if key == "fingerprint":
+                raise ResumeError(
+                    f"{self._path} was written for other data, settings or execution. The same seed would give "
+                    f"the same noise on other data, and their difference would reveal it; start a new run in "
+                    f"another folder."
+                )
+            raise ResumeError(
+                f"{self._path} was written with {key} = {found.get(key)!r}, but this run has "
+                f"{expected.get(key)!r}."
+            )
+
+    def _acquire(self, path: Path, resume: bool) -> list[dict[str, Any]]:
+        """Open and lock the file, drop a torn last line, and parse the others."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        created = not path.exists()
+        file = open(path, "a+b")  # noqa: SIM115 - held until close
+        try:
+            _lock(file, path)
+            file.seek(0)
+            raw = file.read()
+            lines, good = _parse(raw, path)
+            if lines and not resume:
+                raise ResumeError(
+                    f"{path} already holds the charges of a run; resume it, or choose another folder."
+                )
+            if good < len(raw):
+                file.truncate(good)
+            os.fsync(file.fileno())
+            if created:
+                _sync_folder(path.parent)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        return lines
+
+
+def read_header(path: Path) -> dict[str, Any] | None:
+    """The header of a ledger, or None if there is no complete one."""
+    if not path.exists():
+        return None
+    lines, _ = _parse(path.read_bytes(), path)
+    return lines[0] if lines else None
+
+
+def _parse(raw: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Lines, and the number of bytes they take; only the last line may be torn."""
+    lines: list[dict[str, Any]] = []
+    good = 0
+    while good < len(raw):
+        end = raw.find(b"\n", good)
+        try:
+            line = json.loads(raw[good:end]) if end >= 0 else None
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            if end >= 0 and end + 1 < len(raw):
+                raise ResumeError(
+                    f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line."
+                )
+            break
+        lines.append(line)
+        good = end + 1
+    if lines and lines[0].get("kind") != "header":
+        raise ResumeError(f"{path} is not a ledger: its first line is not a header.")
+    return lines, good
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Exclusive lock, released by the system when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ResumeError(f"{path} is in use by another process.") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

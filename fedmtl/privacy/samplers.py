@@ -1,0 +1,292 @@
+"""Who takes part in a step: samplers draw the cohort *and* emit the event that the accountant composes.
+
+Why stateful clients change nothing under Poisson sampling
+-----------------------------------------------------------
+In personalized learning a client's message depends on what it did in earlier rounds, so on its own past
+coins. The subsampled Gaussian's epsilon holds all the same. Let y = (y_1 .. y_T) be the releases, D a
+population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of k.
+
+1. Condition on the coins and local randomness c of all *other* clients. Both laws of y are mixtures over c
+   with the same weights, because c is drawn independently of everything k does. The hockey-stick divergence
+   H_a(P || Q) = integral of max(P - a Q, 0) is jointly convex, so H_a(E_c P_c || E_c Q_c) <= sup_c H_a(P_c ||
+   Q_c). This also covers an observer who *is* one of the other clients and knows its own coins.
+2. With c fixed, under D' the law of y_t given y_<t is Q_t = N(mu_t(y_<t), s^2 I). Under D, given y_<t and k's
+   past coins b = b_<t, it is P_t^b = (1 - q) N(mu_t, s^2 I) + q N(mu_t + g_t(b, y_<t), s^2 I) with ||g_t|| <=
+   C: B_t is independent of (b, y_<t), so the weight is q whatever state k is in. The observer does not see b;
+   the law of y_t given y_<t alone is a mixture of the P_t^b with the posterior weights of b.
+3. Every P_t^b is dominated by the pair ((1 - q) N(0, s^2) + q N(C, s^2), N(0, s^2)); Q_t does not depend on
+   b. By convexity in the first argument (in the second, for the reverse direction) the mixture is dominated
+   by the same pair, for every history y_<t.
+4. Adaptive composition of dominating pairs (Zhu, Dong, Wang, "Optimal accounting of differential privacy via
+   characteristic function", AISTATS 2022, Theorem 10) gives the T-fold composition that the accountant
+   computes.
+
+Step 1 needs the coins of different clients to be independent, and step 2 needs B_t to be independent of the
+past.
+Cohorts of a fixed size have neither property against clients: the other clients together know whether k was
+drawn, and the state of k remembers it, so every participation is charged in full. Two releases in one step
+share B_t; they are one Gaussian release of the concatenated vector under one coin, and are accounted as that
+(see ``channel``).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import positive, positive_int
+from ..errors import BudgetExhausted, ConfigError
+
+if TYPE_CHECKING:
+    from .settings import Observer
+
+Relation = Literal["add_remove", "replace"]
+
+
+class Coins(Protocol):
+    """Random bits for one draw of a cohort."""
+
+    def uniform(self, count: int) -> np.ndarray:
+        """``count`` float64 numbers in [0, 1) with 53 random bits each."""
+
+
+@dataclass(frozen=True)
+class SamplingLaw:
+    """What a sampler guarantees to the accountant.
+
+    Attributes:
+        relation: how neighbouring populations differ.
+        amplified: whether the event of one step accounts for secrecy of the sample.
+        per_participation: charge a client for each step it took part in, instead of everybody for every step.
+    """
+
+    relation: Relation
+    amplified: bool
+    per_participation: bool
+
+
+@dataclass(frozen=True)
+class BoundSampler(ABC):
+    """A sampler bound to a population of ``n`` clients, addressed by rank in [0, n).
+
+    The rank of a client is its position in the order of client keys, so that draws do not depend on the order
+    in which clients are listed; the caller maps ranks to clients.
+    """
+
+    n: int
+
+    @property
+    @abstractmethod
+    def denominator(self) -> float:
+        """The expected cohort size m: a public constant that divides every sum."""
+
+    @property
+    def probability(self) -> float:
+        """Probability that a given client takes part in a given step."""
+        return self.denominator / self.n
+
+    @abstractmethod
+    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+        """What holds when clients keep state (or not) and ``observer`` sees the releases."""
+
+    @abstractmethod
+    def event(self, event: Any, *, amplified: bool) -> Any:
+        """The ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn."""
+
+    @abstractmethod
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        """Draw a cohort.
+
+        Args:
+            step: number of the step (the coins are already specific to it).
+            coins: source of uniform numbers.
+            uses: (n,) int64, participations so far by rank; needed under a cap, ignored otherwise.
+
+        Returns:
+            Sorted int64 ranks, distinct.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One phrase for the report."""
+
+
+@dataclass(frozen=True)
+class BoundPoisson(BoundSampler):
+    cohort: float
+
+    @property
+    def denominator(self) -> float:
+        return float(self.cohort)
+
+    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+        return SamplingLaw("add_remove", amplified=True, per_participation=False)
+
+    def event(self, event: Any, *, amplified: bool) -> Any:
+        from dp_accounting import dp_event
+
+        return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        from scipy.stats import binom
+
+        size = int(binom.ppf(float(coins.uniform(1)[0]), self.n, self.probability))
+        return torch.from_numpy(distinct_ranks(self.n, max(size, 0), coins))
+
+    def describe(self) -> str:
+        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g})"
+
+
+@dataclass(frozen=True)
+class BoundFixed(BoundSampler):
+    cohort: int
+    max_uses: int | None = None
+
+    @property
+    def denominator(self) -> float:
+        return float(self.cohort)
+
+    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+        amplified = not stateful and observer == "public"
+        return SamplingLaw("replace", amplified=amplified, per_participation=not amplified)
+
+    def event(self, event: Any, *, amplified: bool) -> Any:
+        from dp_accounting import dp_event
+
+        return dp_event.SampledWithoutReplacementDpEvent(self.n, self.cohort, event) if amplified else event
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        if self.max_uses is None:
+            return torch.from_numpy(distinct_ranks(self.n, self.cohort, coins))
+        if uses is None:
+            raise ConfigError(
+                "FixedCohort with a cap on uses needs the participations so far to draw a cohort."
+            )
+        eligible = torch.nonzero(uses < self.max_uses).flatten()
+        if eligible.numel() < self.cohort:
+            raise BudgetExhausted(
+                f"Step {step} needs {self.cohort} clients, but only {eligible.numel()} have taken part fewer "
+                f"than {self.max_uses} times (the cap on uses of one client)."
+            )
+        return eligible[torch.from_numpy(distinct_ranks(eligible.numel(), self.cohort, coins))]
+
+    def describe(self) -> str:
+        cap = f", each at most {self.max_uses} times" if self.max_uses is not None else ""
+        return f"fixed cohort of {self.cohort} of {self.n} clients{cap}"
+
+
+@dataclass(frozen=True)
+class BoundFull(BoundSampler):
+    @property
+    def denominator(self) -> float:
+        return float(self.n)
+
+    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+        return SamplingLaw("add_remove", amplified=False, per_participation=False)
+
+    def event(self, event: Any, *, amplified: bool) -> Any:
+        return event
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        return torch.arange(self.n)
+
+    def describe(self) -> str:
+        return f"all {self.n} clients in every step"
+
+
+@dataclass(frozen=True)
+class PoissonSampling:
+    """Every client takes part independently with probability ``cohort / n``; the size of a cohort varies.
+
+    Args:
+        cohort: expected number of clients a step, above 0 and at most the population; the public denominator.
+    """
+
+    cohort: float = 100
+
+    def __post_init__(self) -> None:
+        positive(self, cohort=self.cohort)
+
+    def bind(self, n: int) -> BoundPoisson:
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        _fits(self, self.cohort, n)
+        return BoundPoisson(n, self.cohort)
+
+
+@dataclass(frozen=True)
+class FixedCohort:
+    """Exactly ``cohort`` clients a step, uniformly without replacement.
+
+    Against other clients nothing is amplified: a client is charged, replace-one, for each participation, and
+    ``max_uses`` is a hard cap on them (default under noise: one above the average number of uses, rounded
+    up).
+
+    Args:
+        cohort: number of clients a step, at most the population.
+        max_uses: most steps one client takes part in; clients at the cap are no longer drawn.
+    """
+
+    cohort: int
+    max_uses: int | None = None
+
+    def __post_init__(self) -> None:
+        positive_int(self, cohort=self.cohort)
+        if self.max_uses is not None:
+            positive_int(self, max_uses=self.max_uses)
+
+    def bind(self, n: int) -> BoundFixed:
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        _fits(self, self.cohort, n)
+        return BoundFixed(n, self.cohort, self.max_uses)
+
+
+@dataclass(frozen=True)
+class FullParticipation:
+    """Every client takes part in every step."""
+
+    def bind(self, n: int) -> BoundFull:
+        """Attach the population size."""
+        positive_int("FullParticipation.bind", n=n)
+        return BoundFull(n)
+
+
+Sampler = PoissonSampling | FixedCohort | FullParticipation
+
+
+def distinct_ranks(n: int, size: int, coins: Coins) -> np.ndarray:
+    """A uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size), not O(n), for
+    small sizes.
+
+    Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform sampling
+    without replacement; more than half of the population is drawn as a complement.
+    """
+    if 2 * size > n:
+        left_out = distinct_ranks(n, n - size, coins)
+        return np.delete(np.arange(n, dtype=np.int64), left_out)
+    drawn = np.empty(0, dtype=np.int64)
+    while drawn.size < size:
+        fresh = np.floor(coins.uniform(size - drawn.size + 16) * n).astype(np.int64)
+        drawn = np.concatenate([drawn, fresh])
+        _, first = np.unique(drawn, return_index=True)
+        drawn = drawn[np.sort(first)]
+    return np.sort(drawn[:size])
+
+
+def default_cap(steps: int, probability: float) -> int:
+    """Default cap on the uses of one client of a fixed cohort: one above the average; cohorts stay full."""
+    return min(steps, math.ceil(steps * probability) + 1)
+
+
+def _fits(owner: object, cohort: float, n: int) -> None:
+    positive_int(f"{type(owner).__name__}.bind", n=n)
+    if cohort > n:
+        raise ConfigError(
+            f"{type(owner).__name__}.cohort is {cohort:g}, but there are only {n} clients; "
+            f"it must be at most the population."
+        )
