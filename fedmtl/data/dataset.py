@@ -74,9 +74,9 @@ class FederatedDataset:
             client = int((part.counts == 0).nonzero()[0])
             other = self.side("test" if side == "train" else "train")
             empty = other.counts.numel() > client and int(other.counts[client]) == 0
-            lacks = "any examples" if empty else "training examples" if side == "train" else "test examples"
+            lacks = "" if empty else "training " if side == "train" else "test "
             raise DataError(
-                f"{self.name}: client {self.ids[client]!r} has no {lacks.removeprefix('any ')}; "
+                f"{self.name}: client {self.ids[client]!r} has no {lacks}examples; "
                 "every client needs at least 1 training and 1 test example."
             )
         if self.classes is None and not part.y.is_floating_point():

@@ -21,6 +21,7 @@ from .transforms import Transform, restore
 _FILE = "dataset.json"
 _FORMAT = "fedmtl-dataset"
 _VERSION = 1
+_TENSORS = tuple(f"{side}_{field}" for side in ("train", "test") for field in ("x", "y", "offsets"))
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
@@ -78,7 +79,8 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
         raise DataError(f"{path} is not a {_FORMAT} file of version {_VERSION}.")
     tensors: dict[str, Tensor] = {}
     try:
-        for name, entry in meta["tensors"].items():
+        for name in _TENSORS:
+            entry = meta["tensors"][name]
             mapped = memory_map and not name.endswith("_offsets")
             parts = [
                 _read(folder / f"{name}{part}.npy", dtype, mapped) for part, dtype in entry["files"].items()

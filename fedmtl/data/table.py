@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +41,8 @@ def read_table(
     """Read a table with a client column.
 
     Features are stored as float32, one a column; clients come in the order of their ids. Values
-    are not standardized, since a scaling fitted on the rows would be a release of its own: give public constants
-    as ``transform=Affine(scale, shift)``.
+    are not standardized, since a scaling fitted on the rows would be a release of its own: give public
+    constants as ``transform=Affine(scale, shift)``.
 
     Args:
         path: a .csv, .tsv (both also .gz) or .parquet file.
@@ -64,7 +65,7 @@ def read_table(
     file = Path(path)
     positive_int("read_table", min_examples=min_examples)
     check_fraction(test_fraction)
-    frame = _load(file)
+    frame = _load(file, (client, *one_hot, *(() if labels is None else (target,))))
     if features is None:
         features = [column for column in frame.columns if column not in (client, target)]
     for role, column in [("client", client), ("target", target), *(("features", c) for c in features)]:
@@ -105,7 +106,8 @@ def read_table(
     )
 
 
-def _load(file: Path) -> pd.DataFrame:
+def _load(file: Path, text: Sequence[str]) -> pd.DataFrame:
+    """The table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
     import pandas as pd
 
     if not file.is_file():
@@ -116,8 +118,15 @@ def _load(file: Path) -> pd.DataFrame:
         if file.suffix == ".parquet":
             frame = pd.read_parquet(file)
         else:
-            frame = pd.read_csv(file, sep="\t" if ".tsv" in file.suffixes else ",", low_memory=False)
-    except (ValueError, OSError, EOFError) as error:
+            frame = pd.read_csv(
+                file,
+                sep="\t" if ".tsv" in file.suffixes else ",",
+                dtype=dict.fromkeys(text, str),
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,
+            )
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read as a table ({error}); it may be truncated.") from error
     if frame.empty:
         raise DataError(f"{file} has no rows; at least 2 a client are needed.")

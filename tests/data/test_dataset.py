@@ -1,0 +1,383 @@
+"""The dataset type against slow loops, and its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from fedmtl.data import Affine, Cast, DataSpec, Examples, FederatedDataset
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.random import id_key
+
+
+def ragged(sizes=(5, 9, 2, 17), shape=(3,), classes=4, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    clients = {}
+    for i, size in enumerate(sizes):
+        x = torch.randint(0, 256, (size, *shape), generator=generator).to(dtype)
+        clients[f"c{i}"] = (x, torch.randint(0, classes, (size,), generator=generator))
+    return clients
+
+
+def client_rows(side: Examples, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    start, stop = int(side.offsets[i]), int(side.offsets[i + 1])
+    return side.x[start:stop], side.y[start:stop]
+
+
+def as_sets(data: FederatedDataset, i: int, side: str) -> list[tuple[float, ...]]:
+    x, y = client_rows(data.side(side), i)
+    return sorted((*row.flatten().tolist(), label.item()) for row, label in zip(x, y, strict=True))
+
+
+def test_every_example_is_on_exactly_one_side_of_its_own_client():
+    clients = ragged()
+    data = FederatedDataset.from_tensors(clients, classes=4)
+    for i, name in enumerate(data.ids):
+        x, y = clients[name]
+        expected = sorted((*row.tolist(), label.item()) for row, label in zip(x, y, strict=True))
+        assert sorted(as_sets(data, i, "train") + as_sets(data, i, "test")) == expected
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
+def test_the_split_has_the_asked_share_and_at_least_one_example_on_either_side(fraction):
+    sizes = (2, 3, 10, 101)
+    data = FederatedDataset.from_tensors(ragged(sizes), test_fraction=fraction)
+    expected = [min(max(round(fraction * size), 1), size - 1) for size in sizes]
+    assert data.test.counts.tolist() == expected
+    assert (data.train.counts + data.test.counts).tolist() == list(sizes)
+
+
+def test_the_split_does_not_depend_on_the_order_or_the_presence_of_other_clients():
+    clients = ragged()
+    data = FederatedDataset.from_tensors(clients, seed=3)
+    shuffled = FederatedDataset.from_tensors(dict(reversed(clients.items())), seed=3)
+    alone = FederatedDataset.from_tensors({"c3": clients["c3"]}, seed=3, classes=data.classes)
+    assert shuffled.ids != data.ids
+    assert shuffled.subset(data.ids).fingerprint() == data.fingerprint()
+    assert alone.fingerprint() == data.subset(["c3"]).fingerprint()
+
+
+def test_another_seed_is_another_split_and_the_draw_is_uniform():
+    x, y = torch.arange(10.0)[:, None], torch.zeros(10, dtype=torch.int64)
+    held = torch.zeros(10)
+    for seed in range(2000):
+        test = FederatedDataset.from_tensors({"a": (x, y)}, seed=seed, test_fraction=0.3).test
+        held[test.x[:, 0].long()] += 1
+    assert held.sum() == 6000
+    # each example is held out with probability .3: 600 expected, standard deviation sqrt(2000 * .3 * .7) = 20.5
+    assert (held - 600).abs().max() < 4 * 20.5
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 4, 4), ()])
+@pytest.mark.parametrize("index_shape", [(7,), (2, 5), (2, 3, 4), (0,)])
+def test_gather_equals_a_loop(shape, index_shape):
+    data = FederatedDataset.from_tensors(ragged(shape=shape), classes=4, transform=Affine(0.5, -1.0))
+    index = torch.randint(0, len(data.train), index_shape, generator=torch.Generator().manual_seed(1))
+    x, y = data.gather("train", index)
+    assert x.shape == (*index_shape, *shape)
+    assert y.shape == index_shape
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    for place in np.ndindex(*index_shape):
+        torch.testing.assert_close(x[place], data.train.x[index[place]] * 0.5 - 1.0)
+        assert y[place] == data.train.y[index[place]]
+
+
+def test_gather_casts_floating_targets_with_the_features():
+    clients = {"a": (torch.rand(4, 2), torch.rand(4, 3)), "b": (torch.rand(5, 2), torch.rand(5, 3))}
+    data = FederatedDataset.from_tensors(clients)
+    x, y = data.gather("test", torch.tensor([[0, 1]]), dtype=torch.float64)
+    assert (x.dtype, y.dtype, y.shape) == (torch.float64, torch.float64, (1, 2, 3))
+    assert data.classes is None
+
+
+def test_gather_leaves_the_stored_data_as_they_were():
+    data = FederatedDataset.from_tensors(ragged(), transform=Affine(2.0, 1.0))
+    before = data.train.x.clone()
+    x, _ = data.gather("train", torch.arange(len(data.train)))
+    x.zero_()
+    assert torch.equal(data.train.x, before)
+
+
+def test_uint8_storage_gives_the_numbers_of_float_storage():
+    clients = ragged(shape=(1, 4, 4), dtype=torch.uint8)
+    data = FederatedDataset.from_tensors(clients, classes=4, transform=Affine(1 / 255))
+    floats = FederatedDataset.from_tensors({k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4)
+    index = torch.arange(len(data.train))
+    assert data.train.x.dtype == torch.uint8
+    x, y = data.gather("train", index, dtype=torch.float64)
+    expected, labels = floats.gather("train", index, dtype=torch.float64)
+    torch.testing.assert_close(x, expected, rtol=1e-15, atol=1e-16)
+    assert torch.equal(y, labels)
+
+
+def test_spec_is_the_shape_after_the_transform():
+    @dataclass(frozen=True)
+    class Flat:
+        def __call__(self, x, dtype):
+            return x.flatten(1).to(dtype)
+
+    data = FederatedDataset.from_tensors(ragged(shape=(2, 4)), classes=7, transform=Flat())
+    assert data.spec == DataSpec(shape=(8,), classes=7, clients=4)
+    assert data.gather("train", torch.zeros(2, 3, dtype=torch.int64))[0].shape == (2, 3, 8)
+
+
+def test_keys_are_the_ids_keys_and_counts_the_offsets_differences():
+    data = FederatedDataset.from_tensors(ragged())
+    assert data.keys.tolist() == [id_key(name) for name in data.ids]
+    assert data.train.counts.tolist() == [len(client_rows(data.train, i)[0]) for i in range(len(data))]
+    assert len(data) == 4
+
+
+def test_subset_by_id_and_by_position_keeps_the_given_order():
+    data = FederatedDataset.from_tensors(ragged())
+    part = data.subset(["c3", 0])
+    assert part.ids == ("c3", "c0")
+    for i, original in enumerate((3, 0)):
+        for side in ("train", "test"):
+            ours, theirs = client_rows(part.side(side), i), client_rows(data.side(side), original)
+            assert torch.equal(ours[0], theirs[0])
+            assert torch.equal(ours[1], theirs[1])
+    with pytest.raises(DataError, match=r"there is no client 'c9'; give an id or 0\.\.3"):
+        data.subset(["c9"])
+    with pytest.raises(DataError, match="there is no client 4"):
+        data.subset([4])
+    with pytest.raises(DataError, match="client 'c1' occurs twice"):
+        data.subset(["c1", 1])
+
+
+def test_split_again_keeps_each_clients_examples():
+    data = FederatedDataset.from_tensors(ragged(), test_fraction=0.2)
+    again = data.split(0.5, seed=1)
+    assert again.test.counts.tolist() == [2, 4, 1, 8]  # round half to even of 2.5, 4.5, 1, 8.5
+    for i in range(len(data)):
+        both = [sorted(as_sets(d, i, "train") + as_sets(d, i, "test")) for d in (data, again)]
+        assert both[0] == both[1]
+
+
+def test_given_test_data_are_used_as_they_are():
+    clients = ragged()
+    train = {k: (x[1:], y[1:]) for k, (x, y) in clients.items()}
+    test = {k: (x[:1], y[:1]) for k, (x, y) in reversed(clients.items())}
+    data = FederatedDataset.from_tensors(train, test=test)
+    assert data.ids == tuple(clients)
+    assert torch.equal(data.train.x, torch.cat([x for x, _ in train.values()]))
+    assert torch.equal(data.test.x, torch.cat([test[k][0] for k in data.ids]))
+
+
+def test_sparse_features_equal_dense_ones():
+    rng = np.random.default_rng(0)
+    clients, dense = {}, {}
+    for i, size in enumerate((5, 8, 3)):
+        x = scipy.sparse.random(size, 30, 0.2, format="lil", dtype=np.float32, random_state=i)
+        x[0] = 0  # a row without any entry
+        x = x.tocsr()
+        y = rng.integers(0, 3, size)
+        clients[f"c{i}"], dense[f"c{i}"] = (x, y), (x.toarray(), y)
+    data = FederatedDataset.from_tensors(clients, classes=3)
+    twin = FederatedDataset.from_tensors(dense, classes=3)
+    assert data.train.x.layout == torch.sparse_csr
+    for ours, theirs in ((data, twin), (data.subset([2, 0]), twin.subset([2, 0])), (data.split(0.5), twin.split(0.5))):
+        for side in ("train", "test"):
+            index = torch.arange(len(ours.side(side))).flip(0).repeat(2).view(2, -1)
+            for a, b in zip(ours.gather(side, index), theirs.gather(side, index), strict=True):
+                assert torch.equal(a, b)
+
+
+def test_the_fingerprint_tells_values_ids_classes_and_transform_apart_and_nothing_else():
+    def make(**changes):
+        clients = ragged()
+        clients.update(changes.pop("clients", {}))
+        return FederatedDataset.from_tensors(clients, **{"classes": 4, **changes})
+
+    data = make()
+    assert data.fingerprint() == make(name="other name").fingerprint()
+    assert len(data.fingerprint()) == 32
+    x, y = ragged()["c1"]
+    nudged = x.clone()
+    nudged[0, 0] += 1
+    others = [
+        make(clients={"c1": (nudged, y)}),
+        make(clients={"c1": (x, (y + 1) % 4)}),
+        make(clients={"c9": (x, y)}),
+        make(classes=5),
+        make(transform=Affine(2.0)),
+        make(seed=1),
+        FederatedDataset.from_tensors({k: (v[0].double(), v[1]) for k, v in ragged().items()}, classes=4),
+    ]
+    assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 1 + len(others)
+
+
+def test_the_fingerprint_does_not_depend_on_the_size_of_its_chunks(monkeypatch):
+    whole = FederatedDataset.from_tensors(ragged()).fingerprint()
+    monkeypatch.setattr("fedmtl.data.checks._CHUNK_BYTES", 16)
+    assert FederatedDataset.from_tensors(ragged()).fingerprint() == whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_data_on_a_device_equal_data_on_the_host():
+    data = FederatedDataset.from_tensors(ragged(dtype=torch.uint8), transform=Affine(1 / 255))
+    index = torch.arange(len(data.train)).view(1, -1)
+    moved = data.to("cuda")
+    assert moved.keys.device.type == moved.train.counts.device.type == "cuda"
+    assert moved.fingerprint() == data.fingerprint()
+    expected = data.gather("train", index)
+    results = (moved.gather("train", index.cuda()), data.gather("train", index, device="cuda"))
+    for result in results:
+        for a, b in zip(result, expected, strict=True):
+            assert a.device.type == "cuda"
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-6, atol=1e-7)
+
+
+def test_settings_are_frozen():
+    data = FederatedDataset.from_tensors(ragged())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        data.classes = 3
+    with pytest.raises(ConfigError, match="side is 'valid'; accepted: 'train', 'test'"):
+        data.side("valid")
+
+
+X, Y = torch.rand(4, 3), torch.tensor([0, 1, 2, 1])
+
+
+def bad(x=X, y=Y, **options):
+    return {"clients": {"a": (X, Y), "b": (x, y)}, **options}
+
+
+def with_value(value):
+    x = X.clone()
+    x[2, 1] = value
+    return x
+
+
+BAD = {
+    "lengths": (bad(X[:3]), r"client 'b': field 'x' has 3 examples and field 'y' has 4.*same number"),
+    "nan": (bad(with_value(float("nan"))), r"client 'b', example 2, field 'x' holds nan.*finite number"),
+    "inf": (bad(with_value(float("inf"))), r"client 'b', example 2, field 'x' holds inf.*finite number"),
+    "too large a label": (
+        bad(classes=2),
+        r"client 'a', example 2, field 'y' holds the label 2; with 2 classes a label must be in 0\.\.1",
+    ),
+    "negative label": (
+        bad(y=torch.tensor([0, -1, 0, 0]), classes=3),
+        r"client 'b', example 1, field 'y' holds the label -1; with 3 classes a label must be in 0\.\.2",
+    ),
+    "negative label, inferred": (
+        bad(y=torch.tensor([0, -1, 0, 0])),
+        r"client 'b', example 1, field 'y' holds the label -1; labels must be whole numbers from 0",
+    ),
+    "fractional label": (
+        {"clients": {"b": (X, torch.tensor([0.0, 1.0, 0.5, 1.0]))}, "classes": 3},
+        r"client 'b', example 2, field 'y' holds 0\.5; class labels must be whole numbers",
+    ),
+    "nan label": (
+        {"clients": {"b": (X, torch.tensor([0.0, float("nan"), 0, 1.0]))}, "classes": 3},
+        r"client 'b', example 1, field 'y' holds nan.*finite",
+    ),
+    "nan target": (
+        {"clients": {"b": (X, torch.tensor([0.0, 1.0, 2.0, float("nan")]))}},
+        r"client 'b', example 3, field 'y' holds nan.*finite",
+    ),
+    "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
+    "empty client": (bad(X[:0], Y[:0]), r"client 'b' has no examples; every client needs at least 1 training"),
+    "one example": (bad(X[:1], Y[:1]), r"client 'b' has 1 example\(s\); at least 2 are needed"),
+    "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
+    "id": ({"clients": {7: (X, Y)}}, r"client id 7 is a int; ids must be str"),
+    "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
+    "dtype": (bad(X.double()), r"client 'b', field 'x' has dtype torch.float64; client 'a' has torch.float32"),
+    "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' has dtype <U1; accepted: numbers"),
+    "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x': rows differ in length"),
+    "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
+    "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
+    "no test": (bad(test={"a": (X, Y)}), r"client 'b' has no test examples; every client needs at least 1"),
+    "empty test": (bad(test={"a": (X, Y), "b": (X[:0], Y[:0])}), r"\(test\): client 'b' has no examples"),
+    "test only": (bad(test={k: (X, Y) for k in "abc"}), r"client 'c' is in test only; it needs training examples"),
+    "test label": (
+        bad(test={"a": (X, Y), "b": (X, Y + 7)}, classes=3),
+        r"\(test\): client 'b', example 0, field 'y' holds the label 7.*0\.\.2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_has_a_clear_error(case):
+    options, message = BAD[case]
+    with pytest.raises(DataError, match=rf"^wards.*{message}"):
+        FederatedDataset.from_tensors(name="wards", **options)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.5, float("nan"), "half", True])
+def test_an_impossible_test_fraction_is_refused(fraction):
+    with pytest.raises(ConfigError, match="test_fraction is .* it must be a number above 0 and below 1"):
+        FederatedDataset.from_tensors(bad()["clients"], test_fraction=fraction)
+
+
+def test_the_constructor_checks_what_it_is_given():
+    side = Examples(X, Y, torch.tensor([0, 2, 4]))
+    assert len(FederatedDataset(side, side, ("a", "b"), classes=3)) == 2
+    with pytest.raises(DataError, match=r"d: client 'b' has no test examples"):
+        FederatedDataset(side, Examples(X, Y, torch.tensor([0, 4, 4])), ("a", "b"), classes=3, name="d")
+    with pytest.raises(DataError, match=r"d: client 'a' has no training examples"):
+        FederatedDataset(Examples(X, Y, torch.tensor([0, 0, 4])), side, ("a", "b"), classes=3, name="d")
+    with pytest.raises(DataError, match=r"d: client 'b' has no examples"):
+        empty = Examples(X, Y, torch.tensor([0, 4, 4]))
+        FederatedDataset(empty, empty, ("a", "b"), classes=3, name="d")
+    with pytest.raises(DataError, match=r"d: client 'a' occurs twice; ids must be distinct"):
+        FederatedDataset(side, side, ("a", "a"), classes=3, name="d")
+    with pytest.raises(DataError, match=r"examples of 2 clients, but 3 ids"):
+        FederatedDataset(side, side, ("a", "b", "c"), classes=3)
+    with pytest.raises(DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"):
+        FederatedDataset(side, side, ("a", "b"))
+    with pytest.raises(DataError, match=r"in train and .* in test; they must agree"):
+        FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)
+    with pytest.raises(DataError, match="it must be a frozen dataclass with __call__"):
+        FederatedDataset(side, side, ("a", "b"), transform=lambda x, dtype: x, classes=3)
+    with pytest.raises(DataError, match=r"\(train\): client 'b', example 0, field 'y' holds the label 2"):
+        FederatedDataset(side, side, ("a", "b"), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "offsets", "message"),
+    [
+        (X[:3], Y, [0, 4], "field 'x' has 3 examples and field 'y' has 4"),
+        (X, Y, [0, 3], "'offsets' must ascend from 0 to the number of examples, 4"),
+        (X, Y, [0, 3, 2, 4], "'offsets' must ascend"),
+        (X, Y, [1, 4], "'offsets' must ascend"),
+        (X.to(torch.complex64), Y, [0, 4], "field 'x' has dtype torch.complex64; accepted: real numbers"),
+        (X.to_sparse(), Y, [0, 4], "layout torch.sparse_coo; accepted: dense or sparse CSR"),
+    ],
+)
+def test_examples_are_consistent(x, y, offsets, message):
+    with pytest.raises(DataError, match=message):
+        Examples(x, y, torch.tensor(offsets))
+
+
+def test_from_flat_names_the_client():
+    with pytest.raises(DataError, match=r"f: client 'b' has no examples"):
+        FederatedDataset.from_flat(X, Y, torch.tensor([0, 4, 4]), ["a", "b"], name="f")
+    with pytest.raises(DataError, match=r"f: examples of 1 clients, but 2 ids"):
+        FederatedDataset.from_flat(X, Y, torch.tensor([0, 4]), ["a", "b"], name="f")
+    data = FederatedDataset.from_flat(X, Y, torch.tensor([0, 2, 4]), ["a", "b"])
+    twin = FederatedDataset.from_tensors({"a": (X[:2], Y[:2]), "b": (X[2:], Y[2:])})
+    assert data.fingerprint() == twin.fingerprint()
+    assert data.transform == Cast()
+
+
+def test_nan_in_sparse_features_is_located():
+    x = scipy.sparse.csr_array(np.array([[0, 1.0], [0, 0], [0, float("nan")], [1.0, 0]]))
+    with pytest.raises(DataError, match="client 'a', example 2, field 'x' holds nan"):
+        FederatedDataset.from_tensors({"a": (x, Y)}, classes=3)
+
+
+def test_inferred_classes_count_labels_of_both_sides():
+    assert FederatedDataset.from_tensors({"a": (X, Y)}).classes == 3
+    assert FederatedDataset.from_tensors({"a": (X, Y)}, test={"a": (X, Y + 1)}).classes == 4
+    floats = FederatedDataset.from_tensors({"a": (X, Y.float())}, classes=3)
+    assert floats.train.y.dtype == torch.int64
+    whole = FederatedDataset.from_tensors({"a": (X, Y)}, classes=None)
+    assert whole.train.y.dtype == torch.float32

@@ -1,0 +1,338 @@
+"""LEAF JSON: all layouts give the same data, and every malformed file its own error."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.data import Affine, load_data, read_femnist, read_leaf
+from fedmtl.errors import ConfigError, DataError
+
+
+def leaf(users):
+    return {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {name: {"x": x, "y": y} for name, (x, y) in users.items()},
+    }
+
+
+def some_users(names="abc", sizes=(4, 3, 5), width=2, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.integers(0, 9, (size, width)).tolist(), rng.integers(0, 3, size).tolist())
+        for name, size in zip(names, sizes, strict=True)
+    }
+
+
+def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def zipped(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/"), content if isinstance(content, (str, bytes)) else json.dumps(content))
+    return path
+
+
+def examples(data, i):
+    rows = []
+    for side in (data.train, data.test):
+        start, stop = side.offsets[i], side.offsets[i + 1]
+        rows += [(*x.flatten().tolist(), y.item()) for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)]
+    return sorted(rows)
+
+
+def test_the_file_holds_what_is_read(tmp_path):
+    users = some_users()
+    data = read_leaf(put(tmp_path / "all.json", leaf(users)), classes=3)
+    assert data.ids == ("a", "b", "c")
+    assert data.name == "all.json"
+    assert data.train.x.dtype == torch.float32
+    for i, (x, y) in enumerate(users.values()):
+        assert examples(data, i) == sorted((*map(float, row), label) for row, label in zip(x, y, strict=True))
+
+
+def test_a_file_a_folder_of_parts_and_zips_are_the_same_data(tmp_path):
+    users = some_users()
+    whole = read_leaf(put(tmp_path / "all.json", leaf(users)), classes=3)
+    first, rest = {"a": users["a"]}, {k: users[k] for k in "bc"}
+    put(tmp_path / "parts" / "data_0.json", leaf(first))
+    put(tmp_path / "parts" / "data_1.json", leaf(rest))
+    put(tmp_path / "parts" / "README.txt", "not data")
+    one = zipped(tmp_path / "one.zip", **{"x__d0.json": leaf(first), "x__d1.json": leaf(rest)})
+    mac = zipped(tmp_path / "mac.zip", **{"a.json": leaf(users)})
+    with zipfile.ZipFile(mac, "a") as archive:
+        archive.writestr("__MACOSX/._a.json", b"\x00\x05\x16\x07")
+    (tmp_path / "folder").mkdir()
+    mac.rename(tmp_path / "folder" / "mac.zip")
+    for path in (tmp_path / "parts", one, tmp_path / "folder" / "mac.zip", tmp_path / "folder"):
+        assert read_leaf(path, classes=3).fingerprint() == whole.fingerprint()
+
+
+def test_leafs_own_split_is_kept_or_made_again(tmp_path):
+    train, test = some_users(), some_users(sizes=(1, 2, 1), seed=1)
+    put(tmp_path / "train" / "d.json", leaf(train))
+    put(tmp_path / "test" / "d.json", leaf(test))
+    kept = read_leaf(tmp_path, classes=3)
+    assert kept.train.counts.tolist() == [4, 3, 5]
+    assert kept.test.counts.tolist() == [1, 2, 1]
+    assert kept.test.x.tolist() == [row for x, _ in test.values() for row in x]
+    again = read_leaf(tmp_path, classes=3, test_fraction=0.5)
+    assert again.test.counts.tolist() == [2, 2, 3]
+    for i in range(3):
+        assert examples(again, i) == examples(kept, i)
+
+
+def test_shapes_targets_and_small_clients(tmp_path):
+    users = some_users(sizes=(4, 1, 5), width=6)
+    path = put(tmp_path / "d.json", leaf(users))
+    data = read_leaf(path, shape=(2, 3), min_examples=4)
+    assert data.ids == ("a", "c")
+    assert data.spec.shape == (2, 3)
+    floats = {"a": ([[1.0], [2.0]], [1, 2]), "b": ([[1.0], [2.0]], [0.5, 1.5])}
+    regression = read_leaf(put(tmp_path / "r.json", leaf(floats)))
+    assert regression.classes is None
+    assert regression.train.y.dtype == torch.float32
+    with pytest.raises(DataError, match=r"client 'a', field 'x' has 6 numbers an example; shape \(5,\)"):
+        read_leaf(path, shape=(5,))
+    with pytest.raises(DataError, match="no client has 9 or more examples"):
+        read_leaf(path, min_examples=9)
+    with pytest.raises(ConfigError, match=r"read_leaf.min_examples is 0"):
+        read_leaf(path, min_examples=0)
+    with pytest.raises(ConfigError, match="test_fraction is 2"):
+        read_leaf(path, test_fraction=2)
+
+
+def broken(**changes):
+    content = leaf(some_users())
+    for key, value in changes.items():
+        if value is None:
+            del content[key]
+        else:
+            content[key] = value
+    return content
+
+
+def with_client(entry, count=4):
+    content = leaf(some_users())
+    content["user_data"]["a"] = entry
+    content["num_samples"][0] = count
+    return content
+
+
+XS = [[0.0, 1.0]] * 4
+BAD = {
+    "truncated": (json.dumps(leaf(some_users()))[:-20], r"is not valid JSON \(.*\); it may be truncated"),
+    "empty file": ("", r"is not valid JSON"),
+    "a list": ([1, 2], r"holds a JSON list; accepted: a LEAF JSON object"),
+    "no users": (broken(users=None), r"field 'users' is missing; it must be a list of client ids"),
+    "no counts": (broken(num_samples=None), r"field 'num_samples' is missing; it must be a list of numbers"),
+    "no data": (broken(user_data=None), r"field 'user_data' is missing; it must be an object that maps"),
+    "malformed data": (broken(user_data=[1]), r"field 'user_data' is malformed; it must be an object that maps"),
+    "too few counts": (broken(num_samples=[4, 3]), r"field 'num_samples' has 2 entries for 3 users"),
+    "wrong count": (
+        broken(num_samples=[4, 9, 5]),
+        r"client 'b': field 'num_samples' says 9 examples and 'user_data' holds 3; they must agree",
+    ),
+    "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
+    "user twice": (broken(users=["a", "a", "b"]), r"client 'a' in field 'users'.*twice; ids must be distinct texts"),
+    "user is a number": (broken(users=[1, "b", "c"]), r"client 1 in field 'users' is not a text"),
+    "user without data": (broken(users=["a", "b", "z"]), r"client 'z' of field 'users' is missing in 'user_data'"),
+    "unlisted": (
+        broken(users=["a", "b"], num_samples=[4, 3]),
+        r"client 'c' of field 'user_data' is not in field 'users'; every client must be listed",
+    ),
+    "no x": (with_client({"y": [1]}), r"client 'a': field 'x' is missing or malformed; it must be a list"),
+    "no y": (with_client({"x": [[1]]}), r"client 'a': field 'y' is missing or malformed; it must be a list"),
+    "not an object": (with_client([1, 2]), r"client 'a': field 'x' is missing or malformed"),
+    "lengths": (
+        with_client({"x": XS[:3], "y": [0, 1, 2, 0]}),
+        r"client 'a': field 'x' has 3 examples and field 'y' has 4; they must have the same number",
+    ),
+    "empty client": (with_client({"x": [], "y": []}, 0), r"client 'a' has no examples; every client needs at least"),
+    "nan": (
+        with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
+        r"client 'a', example 3, field 'x' holds nan; every value must be a finite number",
+    ),
+    "inf": (
+        with_client({"x": [[float("-inf"), 0.0], *XS[:3]], "y": [0] * 4}),
+        r"client 'a', example 0, field 'x' holds -inf; every value must be a finite number",
+    ),
+    "nan label": (
+        with_client({"x": XS, "y": [0, float("nan"), 1, 1]}),
+        r"client 'a', example 1, field 'y' holds nan",
+    ),
+    "ragged": (
+        with_client({"x": [*XS[:3], [1.0]], "y": [0] * 4}),
+        r"client 'a', field 'x': examples differ in length; each must have the same shape",
+    ),
+    "names of images": (
+        with_client({"x": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "y": [0] * 4}),
+        r"client 'a', field 'x' holds text such as '1.jpg'; accepted: numbers .*from_tensors",
+    ),
+    "null": (
+        with_client({"x": [[None, 1.0]] * 4, "y": [0] * 4}),
+        r"client 'a', field 'x' holds values that are not numbers",
+    ),
+    "words as labels": (
+        with_client({"x": XS, "y": ["cat"] * 4}),
+        r"client 'a', field 'y' holds text such as 'cat'; accepted: numbers",
+    ),
+    "label outside": (
+        with_client({"x": XS, "y": [0, 1, 2, 3]}),
+        r"client 'a', example 3, field 'y' holds the label 3; with 3 classes a label must be in 0\.\.2",
+    ),
+    "negative label": (
+        with_client({"x": XS, "y": [0, -1, 2, 2]}),
+        r"client 'a', example 1, field 'y' holds the label -1; .* must be in 0\.\.2",
+    ),
+    "fractional label": (
+        with_client({"x": XS, "y": [0, 0.5, 2, 2]}),
+        r"client 'a', example 1, field 'y' holds 0\.5; class labels must be whole numbers",
+    ),
+    "another width": (
+        with_client({"x": [[1.0]] * 4, "y": [0] * 4}),
+        r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(1,\), and all clients must agree",
+    ),
+    "one example": (
+        with_client({"x": XS[:1], "y": [0]}, 1),
+        None,  # left out by min_examples
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [case for case, (_, message) in BAD.items() if message])
+def test_bad_files_have_a_clear_error(tmp_path, case):
+    content, message = BAD[case]
+    path = put(tmp_path / "part-3.json", content)
+    with pytest.raises(DataError, match=rf"part-3\.json.*{message}"):
+        read_leaf(path, classes=3)
+
+
+def test_a_client_with_one_example_is_left_out_or_named(tmp_path):
+    path = put(tmp_path / "d.json", BAD["one example"][0])
+    assert read_leaf(path).ids == ("b", "c")
+    with pytest.raises(DataError, match=r"client 'a' has 1 example\(s\); at least 2 are needed"):
+        read_leaf(path, min_examples=1)
+
+
+def test_a_client_in_two_parts_is_refused(tmp_path):
+    for i in range(2):
+        put(tmp_path / f"p{i}.json", leaf(some_users()))
+    with pytest.raises(DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"):
+        read_leaf(tmp_path)
+
+
+def test_clients_without_one_side_of_leafs_split_are_named(tmp_path):
+    users = some_users()
+    put(tmp_path / "train" / "d.json", leaf({k: users[k] for k in "ab"}))
+    put(tmp_path / "test" / "d.json", leaf(users))
+    with pytest.raises(DataError, match="client 'c' has no training examples"):
+        read_leaf(tmp_path)
+    put(tmp_path / "train" / "d.json", leaf(users))
+    put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
+    with pytest.raises(DataError, match="client 'b' has no test examples; every client needs at least 1"):
+        read_leaf(tmp_path)
+    put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
+    with pytest.raises(DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"):
+        read_leaf(tmp_path)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere does not exist; give a LEAF \.json file, a \.zip of them"):
+        read_leaf(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty holds no LEAF data; give a \.json file"):
+        read_leaf(tmp_path / "empty")
+    with pytest.raises(DataError, match=r"none\.zip.* holds no LEAF data"):
+        read_leaf(zipped(tmp_path / "none.zip", **{"a.txt": "hello"}))
+    good = zipped(tmp_path / "good.zip", **{"a.json": leaf(some_users(sizes=(90, 90, 90)))})
+    (tmp_path / "cut.zip").write_bytes(good.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"cut\.zip is not a readable zip file .*truncated"):
+        read_leaf(tmp_path / "cut.zip")
+    damaged = bytearray(good.read_bytes())
+    damaged[200:210] = bytes(10)
+    (tmp_path / "bits.zip").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"bits\.zip/a\.json cannot be read .*damaged"):
+        read_leaf(tmp_path / "bits.zip")
+    (tmp_path / "latin.json").write_bytes(b'{"users": ["\xe9"]}')
+    with pytest.raises(DataError, match=r"latin\.json is not UTF-8 text"):
+        read_leaf(tmp_path / "latin.json")
+
+
+def femnist_users(sizes=(6, 9), exact=True, seed=0):
+    rng = np.random.default_rng(seed)
+    users = {}
+    for i, size in enumerate(sizes):
+        pixels = rng.integers(0, 256, (size, 784)) / 255 if exact else rng.random((size, 784))
+        pixels[:, :28] = 1.0  # the white background
+        users[f"w{i}"] = (pixels.tolist(), rng.integers(0, 62, size).tolist())
+    return users
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_femnist_is_inverted_and_shaped(tmp_path, exact):
+    users = femnist_users(exact=exact)
+    path = put(tmp_path / "f.json", leaf(users))
+    data = read_femnist(path)
+    assert data.train.x.dtype == (torch.uint8 if exact else torch.float32)
+    assert (data.spec.shape, data.classes, data.name) == ((1, 28, 28), 62, "femnist")
+    if exact:
+        assert data.transform == Affine(1 / 255)
+    for i, (x, y) in enumerate(users.values()):
+        found = []
+        for side in ("train", "test"):
+            part = data.side(side)
+            index = torch.arange(part.offsets[i], part.offsets[i + 1])
+            pixels, labels = data.gather(side, index, dtype=torch.float64)
+            assert (pixels[:, :, 0] == 0).all()  # the background is exactly 0
+            found += [(label.item(), *p.flatten().tolist()) for p, label in zip(pixels, labels, strict=True)]
+        expected = [(label, *(1 - np.array(row))) for row, label in zip(x, y, strict=True)]
+        np.testing.assert_allclose(sorted(found), sorted(expected), atol=1e-15 if exact else 1e-7)
+
+
+def test_femnist_with_one_inexact_writer_is_stored_as_float(tmp_path):
+    mixed = femnist_users((5,))
+    mixed["w1"] = femnist_users((5,), exact=False)["w0"]
+    data = read_femnist(put(tmp_path / "f.json", leaf(mixed)))
+    exact = read_femnist(put(tmp_path / "e.json", leaf(femnist_users((5,)))))
+    assert data.train.x.dtype == torch.float32
+    index = torch.arange(len(exact.train))
+    torch.testing.assert_close(data.gather("train", index)[0], exact.gather("train", index)[0])
+
+
+def test_femnist_pools_leafs_split(tmp_path):
+    users = femnist_users()
+    put(tmp_path / "train" / "d.json", leaf({k: (x[:4], y[:4]) for k, (x, y) in users.items()}))
+    put(tmp_path / "test" / "d.json", leaf({k: (x[4:], y[4:]) for k, (x, y) in users.items()}))
+    whole = read_femnist(put(tmp_path / "whole.json", leaf(users)))
+    assert load_data("femnist", root=str(tmp_path)).fingerprint() == whole.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: ([row[:100] for row in x], y), r"client 'w0', field 'x' has 100 numbers an example.* 784"),
+        (lambda x, y: ([[255.0, *row[1:]] for row in x], y), r"client 'w0', field 'x' holds the pixel 255\.0.*\[0, 1\]"),
+        (lambda x, y: ([[-0.5, *row[1:]] for row in x], y), r"client 'w0', field 'x' holds the pixel -0\.5.*\[0, 1\]"),
+        (lambda x, y: (x, [62] * len(y)), r"client 'w0', example 0, field 'y' holds the label 62.* 0\.\.61"),
+    ],
+)
+def test_femnist_refuses_other_images(tmp_path, change, message):
+    users = femnist_users()
+    users["w0"] = change(*users["w0"])
+    path = put(tmp_path / "f.json", leaf(users))
+    with pytest.raises(DataError, match=message):
+        read_femnist(path)
+    with pytest.raises(ConfigError, match="test_fraction is 0"):
+        read_femnist(path, test_fraction=0)
+    with pytest.raises(DataError, match="no client has 99 or more examples"):
+        read_femnist(put(tmp_path / "good.json", leaf(femnist_users())), min_examples=99)

@@ -1,0 +1,131 @@
+"""Partitioners: every example once, the stated distributions, keyed by the seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from fedmtl.data import by_column, dirichlet, from_partition, shards
+from fedmtl.errors import ConfigError, DataError
+
+LABELS = np.random.default_rng(0).integers(0, 10, 6000)
+
+
+def partitions():
+    return {
+        "dirichlet": dirichlet(LABELS, 30, 0.5),
+        "shards": shards(LABELS, 30),
+        "by_column": by_column(LABELS),
+    }
+
+
+@pytest.mark.parametrize("name", partitions())
+def test_every_example_is_used_exactly_once(name):
+    parts = partitions()[name]
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(6000))
+    assert all((np.diff(part) > 0).all() for part in parts.values())
+    assert len(parts) == (10 if name == "by_column" else 30)
+
+
+def shares(parts):
+    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts.values()])
+    return counts / counts.sum(0)
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    # a share of a symmetric Dirichlet over n clients has mean 1/n and variance (n - 1) / (n^2 (n alpha + 1))
+    n = 10
+    for alpha in (0.3, 1.0, 100.0):
+        draws = np.concatenate([shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)])
+        variance = (n - 1) / (n**2 * (n * alpha + 1))
+        assert draws.mean() == pytest.approx(1 / n)
+        assert draws.var() == pytest.approx(variance, rel=0.12, abs=2e-6)
+
+
+def test_dirichlet_is_keyed_by_the_seed_and_uses_random_examples():
+    first, again, other = (dirichlet(LABELS, 10, 1.0, seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[k], again[k]) for k in first)
+    assert any(len(first[k]) != len(other[k]) for k in first)
+    zeros = np.flatnonzero(LABELS == 0)
+    part = np.intersect1d(first["client-0"], zeros)
+    assert not np.array_equal(part, zeros[: len(part)])
+
+
+def test_dirichlet_gives_every_client_the_asked_minimum():
+    for seed in range(20):
+        assert min(map(len, dirichlet(LABELS[:300], 10, 0.2, seed, min_examples=3).values())) >= 3
+
+
+def test_shards_hold_few_labels_and_equal_numbers():
+    parts = shards(LABELS, 30, shards_per_client=2)
+    assert {len(part) for part in parts.values()} == {200}
+    # a shard of 100 sorted examples spans at most 2 of labels that occur about 600 times each
+    labels = [len(set(LABELS[part])) for part in parts.values()]
+    assert max(labels) <= 4
+    assert np.mean(labels) < 3
+    uneven = shards(LABELS[:103], 5)
+    assert {len(part) for part in uneven.values()} <= {20, 21, 22}
+
+
+def test_by_column_has_one_client_a_value():
+    parts = by_column(["b", "a", "b", "c"])
+    assert {k: v.tolist() for k, v in parts.items()} == {"a": [1], "b": [0, 2], "c": [3]}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: dirichlet(LABELS, 10, 0.0), ConfigError, r"dirichlet.alpha is 0.0"),
+        (lambda: dirichlet(LABELS, 0, 1.0), ConfigError, r"dirichlet.clients is 0"),
+        (lambda: dirichlet(LABELS, 4000, 1.0), ConfigError, r"only 6000 examples; ask for fewer clients"),
+        (lambda: dirichlet(LABELS[:40], 20, 0.01), ConfigError, r"in 100 draws with alpha 0.01.*raise alpha"),
+        (lambda: dirichlet(LABELS[:, None], 2, 1.0), DataError, r"y has shape \(6000, 1\); it must be one label"),
+        (lambda: shards(LABELS, 4000), ConfigError, r"4000 clients with 2 shards each need 8000 examples"),
+        (lambda: by_column([]), DataError, r"one value an example"),
+    ],
+)
+def test_impossible_partitions_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_from_partition_gives_each_client_its_rows():
+    x = torch.arange(6000.0)[:, None]
+    parts = dirichlet(LABELS, 12, 0.5)
+    data = from_partition(x, LABELS, parts, classes=10, name="pool")
+    assert data.ids == tuple(parts)
+    for i, part in enumerate(parts.values()):
+        rows = [
+            data.side(side).x[data.side(side).offsets[i] : data.side(side).offsets[i + 1], 0]
+            for side in ("train", "test")
+        ]
+        assert sorted(torch.cat(rows).long().tolist()) == part.tolist()
+    flat = torch.cat([data.train.x, data.test.x])[:, 0].long()
+    assert torch.equal(torch.cat([data.train.y, data.test.y]), torch.from_numpy(LABELS)[flat])
+    sparse = from_partition(scipy.sparse.csr_array(x.numpy()), LABELS, parts, classes=10)
+    index = torch.arange(50)
+    assert torch.equal(sparse.gather("train", index)[0], data.gather("train", index)[0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, "names no clients; at least one is needed"),
+        ({"a": [0, 1], "b": [1, 2]}, r"client 'b' has a row that is used twice"),
+        ({"a": [0, 0]}, r"client 'a' has a row that is used twice"),
+        ({"a": [0, 9]}, r"client 'a' has a row outside 0\.\.3"),
+        ({"a": [-1, 0]}, r"client 'a' has a row outside 0\.\.3"),
+        ({"a": [0, 1], "b": []}, r"client 'b' has no examples"),
+        ({"a": [0, 1], "b": [2]}, r"client 'b' has 1 example"),
+    ],
+)
+def test_bad_parts_are_refused(parts, message):
+    with pytest.raises(DataError, match=rf"pool: .*{message}"):
+        from_partition(torch.rand(4, 2), torch.zeros(4, dtype=torch.int64), parts, name="pool")
+
+
+def test_pools_of_different_lengths_are_refused():
+    with pytest.raises(DataError, match="field 'x' has 3 examples and field 'y' has 4"):
+        from_partition(torch.rand(3, 2), torch.zeros(4, dtype=torch.int64), {"a": [0, 1]})

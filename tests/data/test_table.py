@@ -1,0 +1,210 @@
+"""Tables against pandas, and their errors."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedmtl.data import Affine, read_table
+from fedmtl.errors import ConfigError, DataError
+
+
+def frame(rows=60, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "ward": rng.choice(["north", "south", "east"], rows),
+            "age": rng.integers(20, 90, rows),
+            "dose": rng.normal(size=rows).round(3),
+            "kind": rng.choice(["b", "a", "c"], rows),
+            "stay": rng.integers(0, 4, rows),
+            "cost": rng.normal(size=rows).round(3),
+        }
+    )
+
+
+def rows_of(data, i):
+    parts = []
+    for side in (data.train, data.test):
+        start, stop = side.offsets[i], side.offsets[i + 1]
+        parts.append(torch.cat([side.x[start:stop], side.y[start:stop, None].float()], 1))
+    return np.array(sorted(torch.cat(parts).tolist()))
+
+
+WRITERS = {
+    "t.csv": lambda t, p: t.to_csv(p, index=False),
+    "t.csv.gz": lambda t, p: t.to_csv(p, index=False),
+    "t.tsv": lambda t, p: t.to_csv(p, index=False, sep="\t"),
+    "t.parquet": lambda t, p: t.to_parquet(p),
+}
+
+
+@pytest.mark.parametrize("file", WRITERS)
+def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
+    table = frame()
+    WRITERS[file](table, tmp_path / file)
+    data = read_table(tmp_path / file, client="ward", target="stay", features=["age", "dose"], classes=4)
+    assert data.ids == ("east", "north", "south")
+    assert (data.spec.shape, data.classes, data.train.y.dtype) == ((2,), 4, torch.int64)
+    for i, (_, group) in enumerate(table.groupby("ward")):
+        expected = np.array(sorted(group[["age", "dose", "stay"]].to_numpy(np.float32).tolist()))
+        np.testing.assert_array_equal(rows_of(data, i), expected)
+        assert data.test.counts[i] == round(0.2 * len(group))
+
+
+def test_regression_all_columns_and_a_transform(tmp_path):
+    table = frame().drop(columns="kind")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(tmp_path / "t.csv", client="ward", target="cost", transform=Affine((0.1, 1.0, 2.0), 0.0))
+    assert data.classes is None
+    assert data.train.y.dtype == torch.float32
+    assert data.spec.shape == (3,)
+    whole = read_table(tmp_path / "t.csv", client="ward", target="stay", classes=None)
+    assert whole.train.y.dtype == torch.float32
+
+
+def test_text_columns_are_coded_when_asked(tmp_path):
+    table = frame()
+    table.to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(
+        tmp_path / "t.csv", client="ward", target="cost", features=["age", "kind"], one_hot=["kind"], min_examples=5
+    )
+    expected = pd.get_dummies(table[["age", "kind"]], columns=["kind"])
+    assert data.spec.shape == (4,)
+    for i, name in enumerate(data.ids):
+        mine = table.ward == name
+        both = np.column_stack([expected[mine].to_numpy(np.float32), table.cost[mine].to_numpy(np.float32)])
+        np.testing.assert_array_equal(rows_of(data, i), np.array(sorted(both.tolist())))
+
+
+def test_labels_number_the_values_of_a_text_target(tmp_path):
+    table = frame()
+    table.to_parquet(tmp_path / "t.parquet")
+    data = read_table(
+        tmp_path / "t.parquet", client="ward", target="kind", features=["age"], labels=["c", "a", "b", "d"]
+    )
+    assert data.classes == 4
+    for i, name in enumerate(data.ids):
+        mine = table[table.ward == name]
+        expected = sorted(zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True))
+        np.testing.assert_array_equal(rows_of(data, i), np.array(expected))
+
+
+def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path):
+    (tmp_path / "t.csv").write_text("id,x,y\n007,1,0\n7,2,1\n007,3,1\n7,4,0\n8,5,0\n")
+    data = read_table(tmp_path / "t.csv", client="id", target="y")
+    assert data.ids == ("007", "7")
+    assert sorted(torch.cat([data.train.x, data.test.x])[:, 0].tolist()) == [1, 2, 3, 4]
+    pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")
+
+
+def test_the_split_does_not_depend_on_the_order_of_clients(tmp_path):
+    table = frame()
+    table.to_csv(tmp_path / "a.csv", index=False)
+    table.sort_values("ward", ascending=False, kind="stable").to_csv(tmp_path / "b.csv", index=False)
+    options = {"client": "ward", "target": "stay", "features": ["age"]}
+    first, second = (read_table(tmp_path / f, **options) for f in ("a.csv", "b.csv"))
+    assert first.fingerprint() == second.fingerprint()
+
+
+HEAD = "ward,age,kind,stay\n"
+ROWS = "n,30,a,0\nn,31,b,1\ns,40,a,1\ns,41,c,0\n"
+NUMERIC = {"features": ["age"]}
+BAD = {
+    "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the columns are 'ward', 'age'"),
+    "missing target column": (HEAD + ROWS, {"target": "los"}, r"target column 'los' is missing; the columns are"),
+    "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
+    "text feature": (HEAD + ROWS, {}, r"client 'n', row 0, column 'kind' holds 'a', which is not a number; .*one_hot=\['kind'\]"),
+    "stray text": (HEAD + ROWS + "s,n/a,a,1\n", NUMERIC, r"client 's', row 4, column 'age' holds 'n/a', which is not a number"),
+    "NA": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"client 's', row 4, column 'age' holds 'NA', which is not a number"),
+    "empty cell": (HEAD + ROWS + "s,,a,1\n", NUMERIC, r"client 's', row 4, column 'age' is empty or NaN; every value must be given"),
+    "empty category": (HEAD + ROWS + "s,3,,1\n", {"one_hot": ["kind"]}, r"client 's', row 4, column 'kind' is empty or NaN"),
+    "infinite": (HEAD + ROWS + "s,inf,a,1\n", NUMERIC, r"client 's', row 4, column 'age' holds inf; every value must be a finite number"),
+    "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"client 's', row 4, column 'stay' is empty or NaN"),
+    "text target": (HEAD + ROWS, {"target": "kind", **NUMERIC}, r"column 'kind' holds 'a', which is not a number; .*labels=\["),
+    "unknown label": (
+        HEAD + ROWS,
+        {"target": "kind", "labels": ["a", "b"], **NUMERIC},
+        r"client 's', row 3, column 'kind' holds 'c'; accepted labels: 'a', 'b'",
+    ),
+    "label outside": (
+        HEAD + ROWS + "s,3,a,7\n",
+        {"classes": 3, **NUMERIC},
+        r"client 's', example 2, field 'y' holds the label 7; with 3 classes a label must be in 0\.\.2",
+    ),
+    "negative label": (HEAD + ROWS + "s,3,a,-1\n", NUMERIC, r"client 's', example 2, field 'y' holds the label -1"),
+    "fractional label": (
+        HEAD + ROWS + "s,3,a,0.5\n",
+        {"classes": 2, **NUMERIC},
+        r"client 's', example 2, field 'y' holds 0\.5; class labels must be whole numbers",
+    ),
+    "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"row 4 has no value in the client column 'ward'"),
+    "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
+    "one example": (HEAD + "n,1,a,0\nn,2,a,1\ns,2,a,1\n", {"min_examples": 1, **NUMERIC}, r"client 's' has 1 example\(s\); at least 2"),
+    "column twice": ("ward,age,age,stay\nn,1,2,0\n", {"features": None}, None),
+    "no rows": (HEAD, {}, r"has no rows; at least 2 a client"),
+    "empty file": ("", {}, r"cannot be read as a table"),
+    "uneven rows": (HEAD + "n,1,a,0,9,9\nn,1,a,0\n" + '"', {}, r"cannot be read as a table"),
+    "no features": ("ward,stay\nn,1\nn,0\n", {}, r"there are no feature columns beside 'ward' and 'stay'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case, (_, _, message) in BAD.items() if message])
+def test_bad_tables_have_a_clear_error(tmp_path, case):
+    text, options, message = BAD[case]
+    (tmp_path / "wards.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"wards\.csv.*{message}"):
+        read_table(tmp_path / "wards.csv", **{"client": "ward", "target": "stay", **options})
+
+
+def test_missing_values_of_parquet_are_named(tmp_path):
+    table = pd.DataFrame({"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]})
+    table.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet: client 's', row 2, column 'age' is empty or NaN"):
+        read_table(tmp_path / "t.parquet", client="ward", target="stay")
+    table["age"] = pd.array([1, 2, 3, 4], dtype="Int64")
+    table["flag"] = [True, False, True, False]
+    table.to_parquet(tmp_path / "t.parquet")
+    data = read_table(tmp_path / "t.parquet", client="ward", target="stay")
+    assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == [[1, 1], [2, 0], [3, 1], [4, 0]]
+
+
+def test_unreadable_files_are_named(tmp_path):
+    options = {"client": "ward", "target": "stay"}
+    with pytest.raises(DataError, match=r"none\.csv does not exist or is not a file; accepted: \.csv, .*\.parquet"):
+        read_table(tmp_path / "none.csv", **options)
+    (tmp_path / "t.xlsx").write_text("x")
+    with pytest.raises(DataError, match=r"t\.xlsx has an unknown suffix; accepted: \.csv"):
+        read_table(tmp_path / "t.xlsx", **options)
+    packed = gzip.compress((HEAD + ROWS * 500).encode())
+    (tmp_path / "cut.csv.gz").write_bytes(packed[:-20])
+    with pytest.raises(DataError, match=r"cut\.csv\.gz cannot be read as a table .*truncated"):
+        read_table(tmp_path / "cut.csv.gz", **options)
+    (tmp_path / "not.csv.gz").write_text(HEAD)
+    with pytest.raises(DataError, match=r"not\.csv\.gz cannot be read"):
+        read_table(tmp_path / "not.csv.gz", **options)
+    frame().to_parquet(tmp_path / "t.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-50])
+    with pytest.raises(DataError, match=r"cut\.parquet cannot be read as a table"):
+        read_table(tmp_path / "cut.parquet", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": ["age", "ward"]}, r"read_table.features contains 'ward', which is the client or target"),
+        ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
+        ({"features": ["age"], "labels": ["0", "0"]}, r"read_table.labels is \['0', '0'\]; it must be distinct"),
+        ({"features": ["age"], "min_examples": 0}, r"read_table.min_examples is 0"),
+        ({"features": ["age"], "test_fraction": -1}, r"test_fraction is -1"),
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path, options, message):
+    (tmp_path / "t.csv").write_text(HEAD + ROWS)
+    with pytest.raises(ConfigError, match=message):
+        read_table(tmp_path / "t.csv", **{"client": "ward", "target": "stay", **options})

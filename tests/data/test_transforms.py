@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedmtl.data import Affine, Cast
+from fedmtl.data.transforms import describe, restore
+from fedmtl.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize("stored", [torch.uint8, torch.int16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_affine_is_scale_times_x_plus_shift_and_leaves_x_alone(stored, dtype):
+    x = torch.arange(12).view(3, 4).to(stored)
+    before = x.clone()
+    for transform in (Affine(-1 / 255, 1.0), Affine(2.0), Affine(1.0, 3.0), Affine()):
+        out = transform(x, dtype)
+        expected = before.double() * transform.scale + transform.shift
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(x, before)
+    assert torch.equal(Cast()(x, dtype), before.to(dtype))
+
+
+def test_affine_takes_one_number_a_feature():
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    out = Affine(scale=(2.0, 10.0), shift=[0.0, 1.0])(x, torch.float64)
+    assert out.tolist() == [[2.0, 21.0], [6.0, 41.0]]
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1", (), (1.0, float("nan"))])
+def test_affine_refuses_impossible_numbers(scale):
+    with pytest.raises(ConfigError, match=r"Affine.scale is .*; it must be a finite number or a tuple of them"):
+        Affine(scale=scale)
+
+
+@pytest.mark.parametrize("transform", [Cast(), Affine(1 / 255, -0.5), Affine((1.0, 2.0), 0.0)])
+def test_a_description_restores_the_transform(transform):
+    assert restore(describe(transform), "f") == transform
+
+
+def test_an_unknown_description_is_refused():
+    with pytest.raises(DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine; pass it as"):
+        restore({"kind": "Mine"}, "f")
