@@ -61,11 +61,11 @@ def philox(key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) ->
     return c0, c1, c2, c3
 
 
-def keyed_bits(key: int, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
+def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
     """63 random bits per address, as non-negative int64.
 
     Args:
-        key: from :func:`derive_key`.
+        key: from :func:`derive_key`, or int64 keys that broadcast.
         client: int64 client keys (any 64-bit value).
         step: round or event number in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
@@ -76,7 +76,7 @@ def keyed_bits(key: int, client: Tensor, step: int | Tensor, index: Tensor) -> T
     return ((w0 & 0x7FFFFFFF) << 32) | w1
 
 
-def keyed_uniform(key: int, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
+def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
     """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of :func:`keyed_bits`."""
     return (keyed_bits(key, client, step, index) >> 10).to(torch.float64) * 2.0**-53
 
@@ -84,5 +84,7 @@ def keyed_uniform(key: int, client: Tensor, step: int | Tensor, index: Tensor) -
 def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) -> np.random.Generator:
     """A NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
-    key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
+    key = np.array(
+        [derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64
+    )
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -94,7 +94,9 @@ class Problem:
         Returns:
             (k, D), on the device and in the dtype of ``initial``.
         """
-        result = torch.empty(len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device)
+        result = torch.empty(
+            len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device
+        )
         order = by_decreasing(solver.step_counts(self.data.train.counts[clients]))
 
         def work(stack: object, part: slice) -> None:

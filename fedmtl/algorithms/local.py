@@ -31,12 +31,16 @@ class Local:
         return ()
 
     def init(self, problem: Problem) -> State:
-        return State({}, ClientStore(problem.clients, personal_fields(problem), device=problem.initial.device))
+        return State(
+            {}, ClientStore(problem.clients, personal_fields(problem), device=problem.initial.device)
+        )
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
         clients, store = event.cohort, state.private
         start = starting_models(store, clients, problem.initial)
-        keep_models(store, clients, problem.train_locally(self.local, start, clients, round=event.step), start)
+        keep_models(
+            store, clients, problem.train_locally(self.local, start, clients, round=event.step), start
+        )
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

@@ -64,9 +64,13 @@ class PMTL:
         if self.server_lr is not None:
             positive(self, server_lr=self.server_lr)
             if self.delta == "global" and self.server_lr > 1.0:
-                raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
+                raise ConfigError(
+                    f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1]."
+                )
         if self.delta == "local" and self.server_optimizer is not None:
-            raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
+            raise ConfigError(
+                "PMTL.server_optimizer needs delta='global': an exact running mean allows no other step."
+            )
 
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
@@ -84,7 +88,9 @@ class PMTL:
         clients, mean, store = event.cohort, state.public["mean"], state.private
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(store, clients, mean)
-        models = problem.train_locally(self.local, start, clients, round=event.step, lam=self.lam, anchor=mean)
+        models = problem.train_locally(
+            self.local, start, clients, round=event.step, lam=self.lam, anchor=mean
+        )
         # 3. the answer of every member: one release of the clipped, noised sum over the public denominator
         if self.delta == "local":
             sent = store.gather("sent", clients)  # relative to wtilde^0, so u_k = wtilde^0 + sent
@@ -104,7 +110,9 @@ class PMTL:
         mean = state.public["mean"]
 
         def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
+            return problem.train_locally(
+                self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean
+            )
 
         return personal_models(state.private, clients, train_new)
 

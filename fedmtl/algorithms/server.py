@@ -30,7 +30,9 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         positive(self, lr=self.lr)
-        names = tuple(n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS"))
+        names = tuple(
+            n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS")
+        )
         one_of(self, names, optimizer_name=self.optimizer_name)
 
     def step(self, public: dict[str, Tensor], name: str, update: Tensor) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ class ClientStore:
         self.clients = clients
         self.fields = dict(fields)
         self._tensors = {
-            name: torch.zeros(clients, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
+            name: torch.zeros(clients, *shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in fields.items()
         }
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
@@ -76,7 +78,9 @@ class MappedClientStore(ClientStore):
     def __init__(self, clients: int, fields: Fields, *, folder: str | Path) -> None:
         self.clients, self.fields, self.folder = clients, dict(fields), Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        layout = json.dumps({k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True)
+        layout = json.dumps(
+            {k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True
+        )
         description = self.folder / "layout.json"
         if description.exists() and description.read_text() != layout:
             raise ResumeError(f"{description} describes other client tensors than this run has: {layout}.")
@@ -84,7 +88,7 @@ class MappedClientStore(ClientStore):
         for name, (shape, dtype) in self.fields.items():
             kind = torch.zeros((), dtype=dtype).numpy().dtype
             path, full = self.folder / f"{name}.bin", (clients, *shape)
-            mode = "r+" if path.exists() else "w+"
+            mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"
             self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
         if not description.exists():
             _write(description, layout.encode())

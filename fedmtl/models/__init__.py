@@ -68,7 +68,9 @@ def femnist_cnn() -> ModelFactory:
 
     def build(spec: DataSpec) -> nn.Module:
         if len(spec.shape) != 3 or min(spec.shape[1:]) < 16:
-            raise ModelError(f"femnist_cnn needs images (channels, height, width) of 16 pixels or more, not {spec.shape}.")
+            raise ModelError(
+                f"femnist_cnn needs images (channels, height, width) of 16 pixels or more, not {spec.shape}."
+            )
         channels, height, width = spec.shape
         side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
         return nn.Sequential(

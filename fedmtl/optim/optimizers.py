@@ -59,11 +59,11 @@ class StackedOptimizer(torch.optim.Optimizer):
                 return
         w, gradient = rows[select], _gradient(rows)[select]
         anchor = self.anchor if self.anchor is None or self.anchor.dim() == 1 else self.anchor[select]
-        pulled = lam > 0.0 and anchor is not None
-        if pulled and not group["proximal"]:
+        proximal = group["proximal"]
+        if anchor is not None and lam > 0.0 and not proximal:
             gradient = gradient + lam * (w - anchor)
         self._update(rows, select, w, gradient, group)
-        if pulled and group["proximal"]:
+        if anchor is not None and lam > 0.0 and proximal:
             w.add_(anchor, alpha=lr * lam).div_(1.0 + lr * lam)
         if not isinstance(select, slice):
             rows[select] = w
@@ -155,7 +155,9 @@ class Elementwise(StackedOptimizer):
         ConfigError: the optimizer mixes elements (LBFGS, Adafactor, Muon, ...), found by a numerical probe.
     """
 
-    def __init__(self, rows: Tensor, *, factory: Callable[[Iterable[Tensor]], Any], **regularizer: Any) -> None:
+    def __init__(
+        self, rows: Tensor, *, factory: Callable[[Iterable[Tensor]], Any], **regularizer: Any
+    ) -> None:
         super().__init__(rows, lr=float(factory([torch.zeros(1)]).defaults["lr"]), **regularizer)
         self.factory = factory
         self.counts = torch.zeros(rows.shape[0], dtype=torch.int64)
@@ -171,7 +173,9 @@ class Elementwise(StackedOptimizer):
             optimizer = self.factory([part])
             if count:
                 optimizer.state[part] = {
-                    name: value[where] if value.shape[:1] == rows.shape[:1] and value.dim() == 2 else value.clone()
+                    name: value[where]
+                    if value.shape[:1] == rows.shape[:1] and value.dim() == 2
+                    else value.clone()
                     for name, value in self._at(count).items()
                 }
             optimizer.step()
@@ -211,7 +215,9 @@ def check_elementwise(factory: Callable[[Iterable[Tensor]], Any]) -> None:
 
     try:
         together = run(gradients)
-        alone = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(2, 3)
+        alone = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(
+            2, 3
+        )
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"This optimizer cannot be used as a local solver: {error}") from error
     if not torch.allclose(together, alone, rtol=1e-12, atol=0.0):

@@ -32,7 +32,11 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return loss.reshape(len(targets), -1).mean(1)
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse, "binary_cross_entropy": binary_cross_entropy}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "binary_cross_entropy": binary_cross_entropy,
+}
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
@@ -44,7 +48,9 @@ def resolve_loss(loss: str | Loss) -> Loss:
     if callable(loss):
         return loss
     if loss not in LOSSES:
-        raise ConfigError(f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,).")
+        raise ConfigError(
+            f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,)."
+        )
     return LOSSES[loss]
 
 

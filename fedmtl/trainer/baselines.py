@@ -29,10 +29,12 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     for item in baselines:
         if isinstance(item, str):
             if item not in _NAMES:
-                raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
+                raise ConfigError(
+                    f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects."
+                )
             if item == algorithm.name:
                 continue
-            item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)  # noqa: PLW2901
+            item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
         if item.name in built:
             raise ConfigError(f"baselines has {item.name!r} twice.")
         built[item.name] = item

@@ -83,11 +83,15 @@ class RunFolder:
         plot_history(
             result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric
         )
-        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
+        plot_clients(
+            columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy"
+        )
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
-        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
+        summary["baselines"] = {
+            name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()
+        }
         write_json(self.private / "result.json", _plain(summary))
 
 

@@ -82,11 +82,15 @@ class Trainer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, Algorithm):
-            raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
+            raise ConfigError(
+                f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0)."
+            )
         if self.privacy is not None and not isinstance(self.privacy, ClientPrivacy):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...) or None.")
         if not hasattr(self.schedule, "bind"):
-            raise ConfigError(f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
+            raise ConfigError(
+                f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100)."
+            )
         positive_int(self, rounds=self.rounds)
         one_of(self, ("float32", "float64"), dtype=self.dtype)
         for name in ("eval_every", "checkpoint_every"):
@@ -117,7 +121,11 @@ class Trainer:
         for name, algorithm in named_baselines(self.baselines, self.algorithm).items():
             place = None if folder is None else folder.baseline(name)
             trainer = replace(
-                self, algorithm=algorithm, baselines=(), callbacks=(), folder=None if place is None else place.root
+                self,
+                algorithm=algorithm,
+                baselines=(),
+                callbacks=(),
+                folder=None if place is None else place.root,
             )
             comparison[name] = trainer.fit(resume=place is not None and place.started)
         result = replace(result, baselines=comparison)
@@ -162,8 +170,8 @@ class Trainer:
         return result
 
     def _announce(self, channel: Channel) -> None:
-        if channel.noise_multiplier is not None:
-            signal = channel.snr()
+        signal = channel.snr()
+        if signal is not None:
             logger.log(logging.WARNING if signal.warning else logging.INFO, signal.warning or signal.text())
 
     def _settings(self) -> dict[str, Any]:

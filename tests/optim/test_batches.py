@@ -15,7 +15,13 @@ def plan(select=slice(None), *, batch_size=4, epochs=3, round=2, seed=0):
     counts = COUNTS[select]
     steps = epochs * batches_per_epoch(counts, batch_size)
     return BatchPlan(
-        counts=counts, first=FIRST[select], keys=KEYS[select], steps=steps, batch_size=batch_size, seed=seed, round=round
+        counts=counts,
+        first=FIRST[select],
+        keys=KEYS[select],
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        round=round,
     )
 
 
@@ -52,7 +58,9 @@ def test_a_clients_batches_do_not_depend_on_the_others():
     together = plan()
     for client in range(len(COUNTS)):
         alone = plan(slice(client, client + 1))
-        assert all(torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True)
+        )
 
 
 def test_rounds_and_seeds_permute_differently():
@@ -80,5 +88,7 @@ def test_padding_repeats_the_clients_own_examples():
     batch = plan().batch(0)
     assert batch.mask is not None
     for client in range(batch.active):
-        inside = (batch.index[client] >= FIRST[client]) & (batch.index[client] < FIRST[client] + COUNTS[client])
+        inside = (batch.index[client] >= FIRST[client]) & (
+            batch.index[client] < FIRST[client] + COUNTS[client]
+        )
         assert bool(inside.all())

@@ -75,14 +75,25 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
     clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
     stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
     rows = train_locally(
-        stack, data, cross_entropy, solver, start[clients], clients, round=ROUND, seed=0, lam=lam, anchor=anchor
+        stack,
+        data,
+        cross_entropy,
+        solver,
+        start[clients],
+        clients,
+        round=ROUND,
+        seed=0,
+        lam=lam,
+        anchor=anchor,
     )
     for place, client in enumerate(clients.tolist()):
         expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[place], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])
+@pytest.mark.parametrize(
+    "execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)]
+)
 def test_chunks_and_threads_give_the_same_numbers(execution):
     torch.manual_seed(0)
     data, module, layout, start, anchor = setting()
@@ -90,7 +101,10 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
     results = []
     for choice in (Execution("stacked"), execution):
         executor = Executor(
-            choice.resolve(module, torch.device("cpu")), module, device=torch.device("cpu"), dtype=torch.float64
+            choice.resolve(module, torch.device("cpu")),
+            module,
+            device=torch.device("cpu"),
+            dtype=torch.float64,
         )
         out = torch.empty(7, layout.dimension, dtype=torch.float64)
         clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
@@ -98,7 +112,16 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
         def work(stack, part, out=out, clients=clients):
             members = clients[part]
             out[members] = train_locally(
-                stack, data, cross_entropy, solver, start[members], members, round=1, seed=0, lam=0.3, anchor=anchor
+                stack,
+                data,
+                cross_entropy,
+                solver,
+                start[members],
+                members,
+                round=1,
+                seed=0,
+                lam=0.3,
+                anchor=anchor,
             )
 
         executor.map(work, 7)
@@ -108,7 +131,7 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
 
 
 def test_a_failing_worker_raises_in_the_caller():
-    data, module, *_ = setting()
+    _, module, *_ = setting()
     executor = Executor(Execution("threads", 1, 2), module, device=torch.device("cpu"), dtype=torch.float64)
 
     def work(stack, part):

@@ -60,7 +60,9 @@ def test_sgd_equals_torch(options):
     torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax"]
+)
 @pytest.mark.parametrize("prefix", [False, True])
 def test_any_elementwise_optimizer_equals_torch(name, prefix):
     factory = partial(getattr(torch.optim, name), lr=0.05)
@@ -83,7 +85,11 @@ def test_slices_and_masks_are_the_same_step():
 @pytest.mark.parametrize("per_row", [False, True])
 def test_mean_regularized_step_by_hand(per_row):
     rows = start()
-    anchor = torch.arange(D, dtype=torch.float64) if not per_row else torch.arange(K * D, dtype=torch.float64).view(K, D)
+    anchor = (
+        torch.arange(D, dtype=torch.float64)
+        if not per_row
+        else torch.arange(K * D, dtype=torch.float64).view(K, D)
+    )
     gradient = gradients()[0]
     rows.grad = gradient.clone()
     expected = start() - 0.1 * (gradient + 3.0 * (start() - anchor))
@@ -118,7 +124,7 @@ def test_divergent_regularization_is_refused_and_really_diverges(lam):
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
 def test_optimizers_that_mix_elements_are_refused(name):
-    with pytest.raises(ConfigError, match="local solver|mixes"):
+    with pytest.raises(ConfigError, match=r"local solver|mixes"):
         LocalOptimizer(lr=0.1, optimizer_name=name)
 
 

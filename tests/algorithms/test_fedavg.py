@@ -1,0 +1,102 @@
+"""FedAvg, FedProx, server optimizers and Local against hand-written rounds."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.algorithms import FedAvg, FedProx, Local, ServerOptimizer
+from fedmtl.errors import ConfigError
+from fedmtl.optim import LocalSGD
+from fedmtl.privacy import PoissonSampling
+from tests.algorithms.harness import everyone, problem_of, run
+from tests.algorithms.test_pmtl import blocks, pooled
+from tests.helpers import regression
+
+SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
+
+
+def local_steps(x, y, w, mu=0.0):
+    anchor, w = w, w.copy()
+    for _ in range(3):
+        w = w - 0.05 * (2 / len(x) * x.T @ (x @ w - y) + mu * (w - anchor))
+    return w
+
+
+@pytest.mark.parametrize("mu", [0.0, 2.0])
+def test_rounds_by_hand(mu):
+    data = regression(clients=5)
+    algorithm = FedProx(mu=mu, local=SOLVER) if mu else FedAvg(local=SOLVER)
+    state = run(algorithm, problem_of(data, rounds=3))
+    w = np.zeros(4)
+    for _ in range(3):
+        w = w + np.mean([local_steps(x, y, w, mu) - w for x, y in blocks(data)], axis=0)
+    np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
+
+
+def test_fedprox_without_its_term_is_fedavg():
+    data = regression()
+    one, two = (
+        run(a, problem_of(data, rounds=4)) for a in (FedAvg(local=SOLVER), FedProx(mu=0.0, local=SOLVER))
+    )
+    assert torch.equal(one.public["global"], two.public["global"])
+
+
+def test_one_local_step_is_gradient_descent_to_the_pooled_optimum():
+    data = regression(examples=60)
+    algorithm = FedAvg(local=LocalSGD(lr=0.2, steps=1, batch_size=None))
+    problem = problem_of(data, rounds=500)
+    state = run(algorithm, problem)
+    assert np.abs(state.public["global"].numpy() - pooled(data)).max() < 1e-10
+    assert torch.equal(everyone(problem, algorithm, state)[3], state.public["global"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"momentum": 0.9}), ("Adam", {}), ("Adagrad", {}), ("SGD", {"weight_decay": 0.1})],
+)
+def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
+    data = regression(clients=5)
+    algorithm = FedAvg(
+        local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name=name, lr=0.3, options=options)
+    )
+    state = run(algorithm, problem_of(data, rounds=4))
+    w = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    optimizer = getattr(torch.optim, name)([w], lr=0.3, **options)
+    for _ in range(4):
+        now = w.detach().numpy()
+        update = np.mean([local_steps(x, y, now) - now for x, y in blocks(data)], axis=0)
+        w.grad = -torch.from_numpy(update)
+        optimizer.step()
+    torch.testing.assert_close(state.public["global"], w.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_server_step_size_scales_the_update():
+    data = regression(clients=5)
+    half = run(FedAvg(local=SOLVER, server_lr=0.5), problem_of(data, rounds=1)).public["global"]
+    full = run(FedAvg(local=SOLVER), problem_of(data, rounds=1)).public["global"]
+    torch.testing.assert_close(half, full / 2, rtol=1e-12, atol=0)
+
+
+def test_local_is_every_client_alone():
+    data = regression(clients=5)
+    algorithm, problem = Local(local=SOLVER), problem_of(data, rounds=8)
+    state = run(algorithm, problem, sampler=PoissonSampling(cohort=2))
+    personal = everyone(problem, algorithm, state).numpy()
+    assert state.public == {}
+    for client, (x, y) in enumerate(blocks(data)):
+        trail = [np.zeros(4)]
+        for _ in range(9):
+            trail.append(local_steps(x, y, trail[-1]))
+        gaps = [np.abs(personal[client] - w).max() for w in trail[1:]]
+        assert min(gaps) < 1e-12  # some whole number of participations, at least one through personalize
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match="server_lr"):
+        FedAvg(server_lr=0.0)
+    with pytest.raises(ConfigError, match="mu"):
+        FedProx(mu=-0.1)
+    with pytest.raises(ConfigError, match=r"lr \* lam"):
+        FedProx(mu=30.0, local=LocalSGD(lr=0.1))
+    with pytest.raises(ConfigError, match="optimizer_name"):
+        ServerOptimizer(optimizer_name="Adamm")
