@@ -1,7 +1,7 @@
 """From command-line overrides to a trainer: find, check and compose the configuration, build its objects.
 
-Hydra composes and sweeps; the objects are those a program would make, named by ``_target_``. What this module adds
-is that every override is checked before any work, and that an error names the key and the nearest accepted ones.
+Hydra composes and sweeps; the objects are those a program would make, named by ``_target_``. What this module
+adds is that every override is checked before any work, and that errors name the key and what is accepted.
 PyTorch is imported only by :func:`settings` and :func:`build`.
 """
 
@@ -106,7 +106,7 @@ def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
 
 
 def resolve(config: Any) -> Config:
-    """Plain values: nothing missing, every interpolation resolved, without the parts that only helped to get there.
+    """Plain values: nothing missing, every reference resolved, without what only helped to get there.
 
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
@@ -145,7 +145,7 @@ def settings(config: Config) -> Config:
     from .trainer.baselines import named_baselines
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
-    with _by_key(config):
+    with _ByKey(config):
         execution = config["execution"]
         made["execution"] = (
             Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
@@ -163,7 +163,7 @@ def settings(config: Config) -> Config:
                 torch.empty(0, device=config["device"])
             except (RuntimeError, AssertionError, TypeError) as error:
                 raise ConfigError(
-                    f"device is {config['device']!r}, which this machine does not have; accepted: auto, cpu, cuda."
+                    f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
                 ) from error
     made["baselines"] = tuple(config["baselines"] or ())
     names = ("rounds", "seed", "loss", "device", "dtype", "eval_every", "checkpoint_every", "progress")
@@ -184,12 +184,12 @@ def build(config: Config, folder: Path) -> Trainer:
         logger["folder"] = str(folder / logger["folder"])
     callbacks = (_instantiate({"logger": logger}, "logger"),) if logger else ()
     data = _instantiate(config, "data")
-    with _by_key(config):
+    with _ByKey(config):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **made)
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Up to three accepted keys that ``key`` may have meant: the same last word first, then similar spellings."""
+    """Up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
     last = key.rsplit(".", 1)[-1]
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
@@ -259,7 +259,7 @@ def _keys(config: Any, prefix: str = "") -> Iterator[str]:
 
     plain = OmegaConf.to_container(config, resolve=False) if not isinstance(config, dict) else config
     assert isinstance(plain, dict)
-    for name, value in plain.items():
+    for name, value in ((str(name), value) for name, value in plain.items()):
         if name == "_target_" or (not prefix and name in _INTERNAL):
             continue
         yield f"{prefix}{name}"
@@ -278,11 +278,11 @@ def _instantiate(config: Config, group: str) -> Any:
 
     if not config[group]:
         return None
-    with _by_key(config):
+    with _ByKey(config):
         return instantiate(OmegaConf.create(config[group]), _convert_="all")
 
 
-class _by_key:  # noqa: N801
+class _ByKey:
     """Translate errors inside the block: they name the configuration key, not the class and attribute."""
 
     def __init__(self, config: Config) -> None:
@@ -305,9 +305,14 @@ class _by_key:  # noqa: N801
         from hydra.errors import InstantiationException
 
         if isinstance(error, InstantiationException):
-            place = re.search(r"full_key: (\S+)", str(error))
-            where = f"{place.group(1)}: " if place else ""
-            raise ConfigError(f"{where}{_first_line(error.__cause__ or error)}.") from error
+            reason = _first_line(error.__cause__ or error)
+            unknown = re.search(
+                r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason
+            )
+            if unknown is not None and unknown.group(1) in self.owners():
+                owner, name = unknown.groups()
+                reason = f"{self.owners()[owner]}.{name} is no setting of {owner}"
+            raise ConfigError(f"{reason}.") from error
 
     def owners(self) -> dict[str, str]:
         """Class or function name -> the key of the node that names it."""

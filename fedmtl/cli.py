@@ -86,8 +86,9 @@ def _dispatch(words: list[str], debug: bool) -> int:
         if words[0] not in commands:
             close = difflib.get_close_matches(words[0], commands, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
+            accepted = ", ".join(commands)
             raise ConfigError(
-                f"unknown command {words[0]!r}; {hint}accepted: {', '.join(commands)}, or settings written KEY=VALUE."
+                f"unknown command {words[0]!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE."
             )
         return commands[words[0]](words[1:], debug)
     return _train(words, debug)

@@ -72,7 +72,7 @@ def plot_history(
         ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {shared[1][-1]:.3f}", colour))
     ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
     upper.margins(y=0.08)
-    upper.set_xlim(min([*rounds, *shared[0]]), last_round)
+    upper.set_xlim(0, last_round)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     _epsilon_line(lower, *_column(history, "epsilon"), colour=INK, private=_is_private(history))
@@ -198,8 +198,11 @@ def _epsilon_line(
             color=MUTED, fontsize=10,
         )  # fmt: skip
         return
+    if rounds[0] > 0:  # nothing is spent before the first round
+        rounds, epsilons = [0, *rounds], [0.0, *epsilons]
     axes.plot(rounds, epsilons, color=colour, linewidth=2)
     axes.fill_between(rounds, epsilons, color=colour, alpha=0.08, linewidth=0)
+    axes.set_xlim(0, max(rounds))
     axes.set_ylim(0.0, max(epsilons) * 1.18 if max(epsilons) > 0 else 1.0)
     axes.annotate(
         f"{epsilons[-1]:.2f}", xy=(rounds[-1], epsilons[-1]), xytext=(8, 0), textcoords="offset points",

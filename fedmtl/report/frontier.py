@@ -19,12 +19,12 @@ _Ends = list[tuple[float, float, str, str]]
 
 
 def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metric: str = "accuracy") -> Path:
-    """Draw ``metric`` against epsilon, one line a method, one panel a protected unit.
+    """Draw ``metric`` against epsilon, one line a method, one panel for each protected unit and data set.
 
-    The epsilons of different units (all data of a client, one record) do not compare, so they never
-    share an axis. A method that releases nothing (epsilon 0) and one that protects nothing (epsilon inf)
-    are horizontal lines in every panel: bounds, not points of a curve. Settings that differ between runs
-    of one method are part of its label; seeds are averaged, with bars from the lowest to the highest.
+    The epsilons of different units (all data of a client, one record) do not compare, so they never share
+    an axis. A method that releases nothing (epsilon 0) and one that protects nothing (epsilon inf) are
+    horizontal lines in every panel of their data: bounds, not points of a curve. Settings that differ between
+    runs of one method are part of its label; seeds are averaged, with bars from the lowest to the highest.
 
     Args:
         groups: from :func:`fedmtl.report.tables.group`.
@@ -46,20 +46,27 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     for one in known:
         by_label.setdefault(one.label(varying), []).append(one)
     colours = _colours(by_label)
-    units = sorted({one.unit for one in known if _on_axis(one)}) or [""]
+    places = sorted({(one.data, one.unit) for one in known if _on_axis(one)})
+    places += sorted({(one.data, "") for one in known} - {(data, "") for data, _ in places})
 
     words = metric.replace("_", " ")
-    figure = new_figure(1.6 + 6.0 * len(units), 4.6)
-    panels: list[Axes] = list(figure.subplots(1, len(units), squeeze=False)[0])
+    rows = math.ceil(len(places) / 2)
+    figure = new_figure(1.6 + 6.0 * min(len(places), 2), 0.4 + 4.2 * rows)
+    panels = list(figure.subplots(rows, min(len(places), 2), squeeze=False).flat)
+    for spare in panels[len(places) :]:
+        spare.remove()
+    panels = panels[: len(places)]
     ends: list[_Ends] = []
-    for axes, unit in zip(panels, units, strict=True):
+    for axes, (data, unit) in zip(panels, places, strict=True):
         shown = {
-            label: [one for one in same if one.unit == unit or not _on_axis(one)]
+            label: [one for one in same if one.data == data and (one.unit == unit or not _on_axis(one))]
             for label, same in by_label.items()
         }
         dress(axes, ylabel=f"{words}, mean over clients")
-        axes.set_title(f"Privacy and {words}", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
-        deltas = sorted({one.delta for one in known if one.unit == unit and one.delta is not None})
+        title = f"Privacy and {words}" + (f": {data}" if data else "")
+        axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
+        mine = [one for one in known if (one.data, one.unit) == (data, unit)]
+        deltas = sorted({one.delta for one in mine if one.delta is not None})
         told = f"; delta {' and '.join(f'{delta:.2g}' for delta in deltas)}" if deltas else ""
         axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{told}", fontsize=9.5)
         ends.append(_panel(axes, shown, place, colours))
@@ -118,7 +125,7 @@ def _panel(
             told = "no privacy" if one.epsilon > 0 else "epsilon 0"
             style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
             axes.axhline(one.mean[place], color=colour, linewidth=1.6, linestyle=style)
-            ends.append((right, one.mean[place], f"{label}, {told} {one.mean[place]:.3f}", colour))
+            ends.append((right, one.mean[place], f"{_short(label)}, {told} {one.mean[place]:.3f}", colour))
     for label, curve in points.items():
         if not curve:
             continue
@@ -136,6 +143,11 @@ def _panel(
             linewidth=2,
             capsize=2.5,
         )
-        ends.append((right, mean[-1], f"{label} {mean[-1]:.3f}", colour))
+        ends.append((right, mean[-1], f"{_short(label)} {mean[-1]:.3f}", colour))
     axes.margins(y=0.1)
     return ends
+
+
+def _short(label: str) -> str:
+    """At most 40 letters, so that the names never crowd out the curves."""
+    return label if len(label) <= 40 else f"{label[:39]}…"

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,19 +24,23 @@ from rich.table import Table
 from ..errors import DataError
 from ._names import title_of
 
-METRICS = ("accuracy", "mse", "worst_tenth", "spread", "global_accuracy", "global_mse")
-_PRIVACY = ("relation", "observer", "guarantee", "accountant", "source")  # of privacy.json
-_OUTCOMES = frozenset(
-    {*METRICS, "loss", "rounds", "stopped", "time", "seconds", "baselines", "noise_multiplier"}
+METRICS = (
+    *("accuracy", "mse", "worst_tenth", "spread"),
+    *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
 )
+PRINTED = METRICS[:4]
+SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
+DATA = ("data", "clients")
+METHOD = (*DATA, "lam", "mu", "update", "server_lr", "sampler", "planned_rounds")
+PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "source")  # of what is released
 
 
 @dataclass(frozen=True)
 class Row:
     """What one method reached in one run.
 
-    ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``settings`` holds every
-    other scalar of the result (lam, clip_norm, ...) and of the privacy report (relation, ...) as text.
+    ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``settings`` holds those of
+    ``METHOD`` and ``PRIVACY`` that the result names, as text.
     """
 
     run: str
@@ -67,10 +72,19 @@ class Group:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
+    @property
+    def data(self) -> str:
+        """The data's name and number of clients; results on different data do not compare."""
+        mine = dict(self.settings)
+        told = [mine[key] + (" clients" if key == "clients" else "") for key in DATA if key in mine]
+        return ", ".join(told)
+
     def label(self, varying: Sequence[str]) -> str:
         """The method's name with those of its settings that vary between the groups of a report."""
         mine = dict(self.settings)
-        told = [f"{key}={mine[key]}" for key in varying if mine.get(key)]
+        if "sampler" in mine:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
+            mine["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", mine["sampler"])
+        told = [f"{key.removeprefix('planned_')}={mine[key]}" for key in varying if mine.get(key)]
         return " ".join([title_of(self.algorithm), *told])
 
 
@@ -105,15 +119,15 @@ def read_rows(run: Path) -> list[Row]:
         DataError: a file is not valid JSON or lacks the algorithm; the message names it.
     """
     result = _read_json(run / "private" / "result.json")
-    privacy = _read_privacy(run, {})
+    protection = run / "public" / "privacy.json"
+    privacy = _read_json(protection) if protection.is_file() else {}
     baselines = result.get("baselines") or {}
     if not isinstance(baselines, dict):
         raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
-    shared: dict[str, Any] = {key: result[key] for key in ("data", "model", "seed", "unit") if key in result}
-    rows = [_row(run, result, privacy, comparison=False)]
+    shared = {key: result[key] for key in SHARED if key in result}
+    rows = [_row(run, privacy | result, comparison=False)]
     for name, outcome in baselines.items():
-        own = _read_privacy(run / "baselines" / name, privacy)
-        rows.append(_row(run, {**shared, "algorithm": name, **outcome}, own, comparison=True))
+        rows.append(_row(run, privacy | shared | {"algorithm": name} | outcome, comparison=True))
     return rows
 
 
@@ -135,12 +149,12 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
     rows: dict[Row, Row] = {}
     for run in finished:
         for row in read_rows(run):
-            rows.setdefault(replace(row, run="", comparison=False), row)
+            rows.setdefault(replace(row, run="", comparison=False, noise_multiplier=None), row)
     return list(rows.values()), unfinished
 
 
 def group(rows: Iterable[Row]) -> list[Group]:
-    """Average rows that differ only in their seed; ordered by unit, method, settings and epsilon."""
+    """Average rows that differ only in their seed; ordered by data, unit, method, settings and epsilon."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row.unit, row.algorithm, row.settings, round(row.epsilon, 6), row.delta)
@@ -162,25 +176,25 @@ def group(rows: Iterable[Row]) -> list[Group]:
                 high=tuple(max(c) for c in columns),
             )
         )
-    return sorted(groups, key=lambda g: (g.unit, g.algorithm, g.settings, g.epsilon, g.delta or 0.0))
+    return sorted(groups, key=lambda g: (g.data, g.unit, g.algorithm, g.settings, g.epsilon, g.delta or 0.0))
 
 
 def varying_settings(groups: Sequence[Group]) -> list[str]:
-    """The settings that tell groups of the same method, unit and epsilon apart, in order of appearance."""
+    """The settings that tell groups of one method, unit and data apart."""
     varying: dict[str, None] = {}
-    by_method: dict[tuple[str, str], list[dict[str, str]]] = {}
+    by_method: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for one in groups:
-        by_method.setdefault((one.algorithm, one.unit), []).append(dict(one.settings))
+        by_method.setdefault((one.algorithm, one.unit, one.data), []).append(dict(one.settings))
     for settings in by_method.values():
-        for key in {key for mine in settings for key in mine}:
+        for key in (*METHOD[len(DATA) :], *PRIVACY):
             if len({mine[key] for mine in settings if key in mine}) > 1:
                 varying[key] = None
-    return sorted(varying)
+    return list(varying)
 
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Every row at full precision, one column a setting; the machine-readable form of the report."""
-    keys = sorted({key for row in rows for key, _ in row.settings})
+    keys = [key for key in METHOD + PRIVACY if any(key in dict(row.settings) for row in rows)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     fixed = ["run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped"]
@@ -195,7 +209,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def headings(groups: Sequence[Group]) -> list[str]:
     """Column titles of the printed table; metrics that nobody has are left out."""
-    fixed = ["method", "protects", "epsilon", "delta", "runs"]
+    fixed = ["method", "data", "protects", "epsilon", "delta", "runs"]
     return fixed + [METRICS[i].replace("_", " ") for i in _shown(groups)]
 
 
@@ -205,6 +219,7 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
     return [
         [
             one.label(varying),
+            one.data or "-",
             one.unit or "-",
             epsilon_text(one.epsilon),
             "-" if one.delta is None else f"{one.delta:.3g}",
@@ -218,15 +233,16 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
 def markdown_text(groups: Sequence[Group]) -> str:
     """The printed table as GitHub markdown."""
     titles = headings(groups)
-    lines = [titles, ["---"] * 2 + ["---:"] * (len(titles) - 2), *cells(groups)]
+    lines = [titles, ["---"] * 3 + ["---:"] * (len(titles) - 3), *cells(groups)]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def rich_table(groups: Sequence[Group]) -> Table:
     """The printed table for a terminal; what all groups share moves from its columns to the caption."""
     titles, lines = headings(groups), cells(groups)
+    wide = [METRICS[i].replace("_", " ") for i in _shown(groups) if METRICS[i] not in PRINTED]
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
-    same = [place for place in (1, 3) if len(columns[place]) <= 1]
+    same = [place for place in (1, 2, 4) if len(columns[place]) <= 1]
     table = Table(
         title="Accuracy over clients, on private test data: not covered by epsilon",
         caption="; ".join(
@@ -237,9 +253,9 @@ def rich_table(groups: Sequence[Group]) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    shown = [place for place in range(len(titles)) if place not in same]
+    shown = [place for place, title in enumerate(titles) if place not in same and title not in wide]
     for place in shown:
-        table.add_column(titles[place], justify="left" if place < 2 else "right", no_wrap=True)
+        table.add_column(titles[place], justify="left" if place < 3 else "right", no_wrap=place > 0)
     for line in lines:
         table.add_row(*(line[place] for place in shown))
     return table
@@ -268,37 +284,27 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return target
 
 
-def _row(run: Path, outcome: dict[str, Any], privacy: dict[str, Any], *, comparison: bool) -> Row:
+def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
     file = run / "private" / "result.json"
     name = outcome.get("algorithm")
     if not isinstance(name, str):
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
-    fixed = {"algorithm", "epsilon", "delta", "unit", "seed", *_OUTCOMES}
-    settings = {key: value for key, value in outcome.items() if key not in fixed}
-    settings.update({key: privacy[key] for key in _PRIVACY if key in privacy})
+    epsilon = _number(file, "epsilon", outcome.get("epsilon"), missing=math.inf)
+    keys = METHOD + PRIVACY if 0 < epsilon < math.inf else METHOD
     return Row(
         run=str(run),
         algorithm=name.lower(),
         comparison=comparison,
-        unit=str(outcome.get("unit") or privacy.get("unit") or ""),
-        epsilon=_number(file, "epsilon", outcome.get("epsilon"), missing=math.inf),
-        delta=_optional(file, "delta", outcome.get("delta")),
+        unit=str(outcome.get("unit") or ""),
+        epsilon=epsilon,
+        delta=_optional(file, "delta", outcome.get("delta")) if 0 < epsilon < math.inf else None,
         seed=str(outcome.get("seed", "")),
-        rounds=outcome.get("rounds"),
+        rounds=outcome.get("rounds", outcome.get("round")),
         stopped=str(outcome.get("stopped", "")),
         metrics=tuple(_number(file, key, outcome.get(key), missing=math.nan) for key in METRICS),
         noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
-        settings=tuple(
-            sorted(
-                (key, str(value)) for key, value in settings.items() if isinstance(value, str | int | float)
-            )
-        ),
+        settings=tuple((key, str(outcome[key])) for key in keys if outcome.get(key) is not None),
     )
-
-
-def _read_privacy(run: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
-    path = run / "public" / "privacy.json"
-    return _read_json(path) if path.is_file() else otherwise
 
 
 def _read_json(path: Path) -> dict[str, Any]:

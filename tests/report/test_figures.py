@@ -53,7 +53,7 @@ def test_history_draws_every_method_and_the_epsilon(tmp_path: Path, drawn: list[
     assert any(np.array_equal(curve, [r["accuracy"] for r in rows]) for curve in curves)
     assert any(np.array_equal(curve, [r["accuracy"] for r in local]) for curve in curves)
     assert any(len(curve) == 2 and set(curve) == {local[-1]["accuracy"]} for curve in curves)
-    assert np.array_equal(lower.lines[0].get_ydata(), [r["epsilon"] for r in rows])
+    assert np.array_equal(lower.lines[0].get_ydata(), [0.0, *(r["epsilon"] for r in rows)])
     written = {text.get_text() for text in upper.texts}
     assert {f"PMTL {rows[-1]['accuracy']:.3f}", f"FedAvg {local[-1]['accuracy']:.3f}"} <= written
 
@@ -121,7 +121,8 @@ def test_clients_tables_that_do_not_fit_are_refused(tmp_path: Path, table: dict[
 def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_epsilon([1, 5, 10], [0.5, 1.5, 2.25], tmp_path / "e.png")
     axes = drawn[0].axes[0]
-    assert axes.lines[0].get_ydata().tolist() == [0.5, 1.5, 2.25]
+    assert list(axes.lines[0].get_xdata()) == [0, 1, 5, 10]
+    assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.5, 2.25]
     assert axes.texts[0].get_text() == "2.25"
     with pytest.raises(ConfigError, match="1 rounds and 2 epsilons"):
         figures.plot_epsilon([1], [0.5, 1.5], tmp_path / "e.png")

@@ -154,6 +154,42 @@ def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn:
     assert drawn[0].axes[0].get_ylabel() == "mse, mean over clients"
 
 
+def test_different_data_never_share_an_axis(tmp_path: Path, drawn: list[Figure]) -> None:
+    write_run(tmp_path / "a", data="digits", clients=1000, accuracy=0.8, epsilon=2.0)
+    write_run(tmp_path / "b", data="femnist", clients=206, accuracy=0.4, epsilon=2.0)
+    write_run(tmp_path / "c", data="femnist", clients=206, accuracy=0.5, epsilon=math.inf)
+    made = report([tmp_path], show=False)
+    digits, femnist = drawn[0].axes
+    assert [list(bar.lines[0].get_ydata()) for bar in digits.containers] == [[0.8]]
+    assert [list(bar.lines[0].get_ydata()) for bar in femnist.containers] == [[0.4]]
+    assert (horizontal(digits), horizontal(femnist)) == (set(), {0.5})
+    assert "| femnist, 206 clients |" in made.markdown.read_text()
+
+
+def test_repeats_of_a_baseline_under_other_budgets_count_once(tmp_path: Path) -> None:
+    local = {"epsilon": 0.0, "accuracy": 0.7, "noise_multiplier": None, "clip_norm": 1.5}
+    for epsilon in (1.0, 2.0):
+        write_run(
+            tmp_path / f"{epsilon}", epsilon=epsilon, baselines={"local": local | {"clip_norm": epsilon}}
+        )
+    assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local", "pmtl"]
+
+
+def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Figure]) -> None:
+    for cohort in (10, 100):
+        sampler = f"Poisson, expected cohort {cohort} of 1000 clients (q = {cohort / 1000})"
+        write_run(
+            tmp_path / f"{cohort}", sampler=sampler, planned_rounds=cohort, lam=cohort / 7, update="global"
+        )
+    made = report([tmp_path], show=False)
+    assert "sampler=Poisson 10 rounds=10 |" in made.markdown.read_text()
+    (axes,) = drawn[0].axes
+    assert axes.get_position().width > 0.4
+    labels = sorted(text.get_text() for text in axes.texts)
+    assert labels[0].startswith("PMTL lam=1.428571428571")
+    assert max(map(len, labels)) <= 40 + len(" 0.800")
+
+
 def test_guarantees_are_not_averaged_together(tmp_path: Path) -> None:
     for guarantee in ("sound", "paper"):
         write_run(tmp_path / guarantee, privacy={"guarantee": guarantee}, accuracy=0.7)
