@@ -130,10 +130,6 @@ def _load(file: Path, text: Sequence[str]) -> pd.DataFrame:
         raise DataError(f"{file} cannot be read as a table ({error}); it may be truncated.") from error
     if frame.empty:
         raise DataError(f"{file} has no rows; at least 2 a client are needed.")
-    frame.columns = frame.columns.map(str)
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
-        raise DataError(f"{file}: column {twice!r} occurs twice; names must be distinct.")
     return frame
 
 

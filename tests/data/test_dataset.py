@@ -69,7 +69,7 @@ def test_another_seed_is_another_split_and_the_draw_is_uniform():
         test = FederatedDataset.from_tensors({"a": (x, y)}, seed=seed, test_fraction=0.3).test
         held[test.x[:, 0].long()] += 1
     assert held.sum() == 6000
-    # each example is held out with probability .3: 600 expected, standard deviation sqrt(2000 * .3 * .7) = 20.5
+    # each example is held out with probability .3: 600 expected, deviation sqrt(2000 * .3 * .7) = 20.5
     assert (held - 600).abs().max() < 4 * 20.5
 
 
@@ -107,7 +107,9 @@ def test_gather_leaves_the_stored_data_as_they_were():
 def test_uint8_storage_gives_the_numbers_of_float_storage():
     clients = ragged(shape=(1, 4, 4), dtype=torch.uint8)
     data = FederatedDataset.from_tensors(clients, classes=4, transform=Affine(1 / 255))
-    floats = FederatedDataset.from_tensors({k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4)
+    floats = FederatedDataset.from_tensors(
+        {k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4
+    )
     index = torch.arange(len(data.train))
     assert data.train.x.dtype == torch.uint8
     x, y = data.gather("train", index, dtype=torch.float64)
@@ -182,7 +184,11 @@ def test_sparse_features_equal_dense_ones():
     data = FederatedDataset.from_tensors(clients, classes=3)
     twin = FederatedDataset.from_tensors(dense, classes=3)
     assert data.train.x.layout == torch.sparse_csr
-    for ours, theirs in ((data, twin), (data.subset([2, 0]), twin.subset([2, 0])), (data.split(0.5), twin.split(0.5))):
+    for ours, theirs in (
+        (data, twin),
+        (data.subset([2, 0]), twin.subset([2, 0])),
+        (data.split(0.5), twin.split(0.5)),
+    ):
         for side in ("train", "test"):
             index = torch.arange(len(ours.side(side))).flip(0).repeat(2).view(2, -1)
             for a, b in zip(ours.gather(side, index), theirs.gather(side, index), strict=True):
@@ -284,19 +290,28 @@ BAD = {
         r"client 'b', example 3, field 'y' holds nan.*finite",
     ),
     "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
-    "empty client": (bad(X[:0], Y[:0]), r"client 'b' has no examples; every client needs at least 1 training"),
+    "empty client": (
+        bad(X[:0], Y[:0]),
+        r"client 'b' has no examples; every client needs at least 1 training",
+    ),
     "one example": (bad(X[:1], Y[:1]), r"client 'b' has 1 example\(s\); at least 2 are needed"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
     "id": ({"clients": {7: (X, Y)}}, r"client id 7 is a int; ids must be str"),
     "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
-    "dtype": (bad(X.double()), r"client 'b', field 'x' has dtype torch.float64; client 'a' has torch.float32"),
+    "dtype": (
+        bad(X.double()),
+        r"client 'b', field 'x' has dtype torch.float64; client 'a' has torch.float32",
+    ),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' has dtype <U1; accepted: numbers"),
     "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x': rows differ in length"),
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
     "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
     "no test": (bad(test={"a": (X, Y)}), r"client 'b' has no test examples; every client needs at least 1"),
     "empty test": (bad(test={"a": (X, Y), "b": (X[:0], Y[:0])}), r"\(test\): client 'b' has no examples"),
-    "test only": (bad(test={k: (X, Y) for k in "abc"}), r"client 'c' is in test only; it needs training examples"),
+    "test only": (
+        bad(test=dict.fromkeys("abc", (X, Y))),
+        r"client 'c' is in test only; it needs training examples",
+    ),
     "test label": (
         bad(test={"a": (X, Y), "b": (X, Y + 7)}, classes=3),
         r"\(test\): client 'b', example 0, field 'y' holds the label 7.*0\.\.2",
@@ -313,7 +328,7 @@ def test_bad_input_has_a_clear_error(case):
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5, float("nan"), "half", True])
 def test_an_impossible_test_fraction_is_refused(fraction):
-    with pytest.raises(ConfigError, match="test_fraction is .* it must be a number above 0 and below 1"):
+    with pytest.raises(ConfigError, match=r"test_fraction is .* it must be a number above 0 and below 1"):
         FederatedDataset.from_tensors(bad()["clients"], test_fraction=fraction)
 
 
@@ -324,14 +339,16 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, Examples(X, Y, torch.tensor([0, 4, 4])), ("a", "b"), classes=3, name="d")
     with pytest.raises(DataError, match=r"d: client 'a' has no training examples"):
         FederatedDataset(Examples(X, Y, torch.tensor([0, 0, 4])), side, ("a", "b"), classes=3, name="d")
+    empty = Examples(X, Y, torch.tensor([0, 4, 4]))
     with pytest.raises(DataError, match=r"d: client 'b' has no examples"):
-        empty = Examples(X, Y, torch.tensor([0, 4, 4]))
         FederatedDataset(empty, empty, ("a", "b"), classes=3, name="d")
     with pytest.raises(DataError, match=r"d: client 'a' occurs twice; ids must be distinct"):
         FederatedDataset(side, side, ("a", "a"), classes=3, name="d")
     with pytest.raises(DataError, match=r"examples of 2 clients, but 3 ids"):
         FederatedDataset(side, side, ("a", "b", "c"), classes=3)
-    with pytest.raises(DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"):
+    with pytest.raises(
+        DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"
+    ):
         FederatedDataset(side, side, ("a", "b"))
     with pytest.raises(DataError, match=r"in train and .* in test; they must agree"):
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)

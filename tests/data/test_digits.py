@@ -30,9 +30,9 @@ def test_the_default_has_a_thousand_clients_of_ten_images_and_four_classes(digit
     train, test = digits.train.y.view(1000, 10), digits.test.y.view(1000, 10)
     for i in range(1000):
         assert len(set(train[i].tolist()) | set(test[i].tolist())) <= 4
-    # over all clients the classes are even: 1,000 images each, standard deviation about 60 by the choice of classes
+    # over all clients the classes are even: 1,000 images each, standard deviation about 60
     assert (torch.bincount(digits.train.y, minlength=10) - 1000).abs().max() < 300
-    assert 0 <= digits.train.x.min()
+    assert digits.train.x.min() >= 0
     assert digits.train.x.max() <= 1
 
 
@@ -95,6 +95,15 @@ def test_the_deal_is_uniform_over_a_clients_images():
     assert (counts[members] - expected).abs().max() < 4 * math.sqrt(expected)
 
 
+def test_the_deal_follows_the_clients_keys_not_their_positions():
+    labels, pool = torch.arange(400) % 10, torch.arange(400)
+    keys = torch.tensor([id_key(f"k{i}") for i in range(6)])
+    chosen = torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [1, 3]])
+    order = torch.tensor([5, 3, 1, 0, 2, 4])
+    rows = deal(labels, pool, chosen, keys, 8, seed=0)
+    assert torch.equal(deal(labels, pool, chosen[order], keys[order], 8, seed=0), rows[order])
+
+
 def test_a_style_is_a_rotation_and_a_gamma():
     rng = np.random.default_rng(0)
     smooth = ndimage.gaussian_filter(rng.random((2, 3, 32, 32)), (0, 0, 3, 3))
@@ -110,22 +119,38 @@ def test_a_style_is_a_rotation_and_a_gamma():
             assert np.abs(ours[i, j, 0].numpy() - expected)[inside].max() < 1e-4
 
 
-def test_all_images_of_a_client_share_one_style_within_the_bounds():
-    # a white disc is unchanged by any rotation, so its pixels show the gamma; an off-centre dot shows the angle
-    data = load_digits_clients(300, rotation=0.0)
-    plain = load_digits_clients(300, rotation=0.0, gamma=1.0)
+def test_all_images_of_a_client_share_one_gamma_within_the_bounds():
+    styled, plain = load_digits_clients(300, rotation=0.0), load_digits_clients(300, rotation=0.0, gamma=1.0)
+    centers = []
     for side in ("train", "test"):
-        styled, raw = data.side(side).x.double(), plain.side(side).x.double()
+        x, raw = styled.side(side).x.double(), plain.side(side).x.double()
         middle = (raw > 0.05) & (raw < 0.95)
-        power = torch.where(middle, styled.log() / raw.log(), torch.nan).view(300, -1)
+        power = torch.where(middle, x.log() / raw.log(), torch.nan).view(300, -1)
         center = power.nanmedian(1, keepdim=True).values
         assert torch.nan_to_num(power - center).abs().max() < 1e-3
-        assert center.min() >= 1 / 1.5 - 1e-3
-        assert center.max() <= 1.5 + 1e-3
-        assert center.min() < 0.72
-        assert center.max() > 1.4
-        same = center if side == "train" else same - center
-    assert same.abs().max() < 1e-3
+        assert 1 / 1.5 - 1e-3 <= center.min() < 0.72
+        assert 1.4 < center.max() <= 1.5 + 1e-3
+        centers.append(center)
+    torch.testing.assert_close(*centers, rtol=0, atol=1e-3)
+
+
+def test_both_sides_of_a_client_have_the_same_angle_uniform_within_the_bounds(monkeypatch):
+    seen = []
+
+    def spy(images, angle, power):
+        seen.append((angle, power))
+        return write(images, angle, power)
+
+    monkeypatch.setattr("fedmtl.data.digits.write", spy)
+    load_digits_clients(2000, rotation=30.0)
+    (train, train_power), (test, test_power) = seen
+    assert torch.equal(train, test)
+    assert torch.equal(train_power, test_power)
+    degrees = torch.rad2deg(train)
+    assert degrees.abs().max() <= 30
+    # uniform on [-30, 30]: standard deviation 60 / sqrt(12), of the mean of 2,000 draws .39
+    assert abs(degrees.std() - 60 / math.sqrt(12)) < 1
+    assert abs(degrees.mean()) < 4 * 0.39
 
 
 @pytest.mark.parametrize(
@@ -138,7 +163,10 @@ def test_all_images_of_a_client_share_one_style_within_the_bounds():
         ({"rotation": -1.0}, r"rotation is -1.0"),
         ({"gamma": 0.0}, r"gamma is 0.0"),
         ({"test_fraction": 1.0}, r"test_fraction is 1.0; it must be a number above 0 and below 1"),
-        ({"clients": 2, "test_images": 200, "classes_per_client": 1}, r"needs 200 images of its 1 classes .* only"),
+        (
+            {"clients": 2, "test_images": 200, "classes_per_client": 1},
+            r"needs 200 images of its 1 classes .* only",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

@@ -38,7 +38,9 @@ def put(path, content):
 def zipped(path, **members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
-            archive.writestr(name.replace("__", "/"), content if isinstance(content, (str, bytes)) else json.dumps(content))
+            archive.writestr(
+                name.replace("__", "/"), content if isinstance(content, (str, bytes)) else json.dumps(content)
+            )
     return path
 
 
@@ -46,7 +48,10 @@ def examples(data, i):
     rows = []
     for side in (data.train, data.test):
         start, stop = side.offsets[i], side.offsets[i + 1]
-        rows += [(*x.flatten().tolist(), y.item()) for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)]
+        rows += [
+            (*x.flatten().tolist(), y.item())
+            for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)
+        ]
     return sorted(rows)
 
 
@@ -136,16 +141,25 @@ BAD = {
     "no users": (broken(users=None), r"field 'users' is missing; it must be a list of client ids"),
     "no counts": (broken(num_samples=None), r"field 'num_samples' is missing; it must be a list of numbers"),
     "no data": (broken(user_data=None), r"field 'user_data' is missing; it must be an object that maps"),
-    "malformed data": (broken(user_data=[1]), r"field 'user_data' is malformed; it must be an object that maps"),
+    "malformed data": (
+        broken(user_data=[1]),
+        r"field 'user_data' is malformed; it must be an object that maps",
+    ),
     "too few counts": (broken(num_samples=[4, 3]), r"field 'num_samples' has 2 entries for 3 users"),
     "wrong count": (
         broken(num_samples=[4, 9, 5]),
         r"client 'b': field 'num_samples' says 9 examples and 'user_data' holds 3; they must agree",
     ),
     "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
-    "user twice": (broken(users=["a", "a", "b"]), r"client 'a' in field 'users'.*twice; ids must be distinct texts"),
+    "user twice": (
+        broken(users=["a", "a", "b"]),
+        r"client 'a' in field 'users'.*twice; ids must be distinct texts",
+    ),
     "user is a number": (broken(users=[1, "b", "c"]), r"client 1 in field 'users' is not a text"),
-    "user without data": (broken(users=["a", "b", "z"]), r"client 'z' of field 'users' is missing in 'user_data'"),
+    "user without data": (
+        broken(users=["a", "b", "z"]),
+        r"client 'z' of field 'users' is missing in 'user_data'",
+    ),
     "unlisted": (
         broken(users=["a", "b"], num_samples=[4, 3]),
         r"client 'c' of field 'user_data' is not in field 'users'; every client must be listed",
@@ -157,7 +171,10 @@ BAD = {
         with_client({"x": XS[:3], "y": [0, 1, 2, 0]}),
         r"client 'a': field 'x' has 3 examples and field 'y' has 4; they must have the same number",
     ),
-    "empty client": (with_client({"x": [], "y": []}, 0), r"client 'a' has no examples; every client needs at least"),
+    "empty client": (
+        with_client({"x": [], "y": []}, 0),
+        r"client 'a' has no examples; every client needs at least",
+    ),
     "nan": (
         with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
         r"client 'a', example 3, field 'x' holds nan; every value must be a finite number",
@@ -200,7 +217,7 @@ BAD = {
     ),
     "another width": (
         with_client({"x": [[1.0]] * 4, "y": [0] * 4}),
-        r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(1,\), and all clients must agree",
+        r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(1,\), and all clients must",
     ),
     "one example": (
         with_client({"x": XS[:1], "y": [0]}, 1),
@@ -227,7 +244,9 @@ def test_a_client_with_one_example_is_left_out_or_named(tmp_path):
 def test_a_client_in_two_parts_is_refused(tmp_path):
     for i in range(2):
         put(tmp_path / f"p{i}.json", leaf(some_users()))
-    with pytest.raises(DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"):
+    with pytest.raises(
+        DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"
+    ):
         read_leaf(tmp_path)
 
 
@@ -242,7 +261,9 @@ def test_clients_without_one_side_of_leafs_split_are_named(tmp_path):
     with pytest.raises(DataError, match="client 'b' has no test examples; every client needs at least 1"):
         read_leaf(tmp_path)
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
-    with pytest.raises(DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"
+    ):
         read_leaf(tmp_path)
 
 
@@ -320,9 +341,18 @@ def test_femnist_pools_leafs_split(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: ([row[:100] for row in x], y), r"client 'w0', field 'x' has 100 numbers an example.* 784"),
-        (lambda x, y: ([[255.0, *row[1:]] for row in x], y), r"client 'w0', field 'x' holds the pixel 255\.0.*\[0, 1\]"),
-        (lambda x, y: ([[-0.5, *row[1:]] for row in x], y), r"client 'w0', field 'x' holds the pixel -0\.5.*\[0, 1\]"),
+        (
+            lambda x, y: ([row[:100] for row in x], y),
+            r"client 'w0', field 'x' has 100 numbers an example.* 784",
+        ),
+        (
+            lambda x, y: ([[255.0, *row[1:]] for row in x], y),
+            r"client 'w0', field 'x' holds the pixel 255\.0.*\[0, 1\]",
+        ),
+        (
+            lambda x, y: ([[-0.5, *row[1:]] for row in x], y),
+            r"client 'w0', field 'x' holds the pixel -0\.5.*\[0, 1\]",
+        ),
         (lambda x, y: (x, [62] * len(y)), r"client 'w0', example 0, field 'y' holds the label 62.* 0\.\.61"),
     ],
 )

@@ -14,7 +14,11 @@ def test_data_by_name_are_the_loaders_data():
     ("name", "options", "message"),
     [
         ("digit", {}, "data.name is 'digit'; accepted: 'digits', 'femnist', 'leaf', 'table'"),
-        ("digits", {"client": 5}, "data.client is no option of 'digits'; accepted: clients, train_images, .*seed"),
+        (
+            "digits",
+            {"client": 5},
+            "data.client is no option of 'digits'; accepted: clients, train_images, .*seed",
+        ),
         ("femnist", {}, "data.root is missing; 'femnist' needs it"),
         ("femnist", {"root": None}, "data.root is missing; 'femnist' needs it"),
         ("table", {"path": "a.csv"}, "data.client is missing; 'table' needs it"),

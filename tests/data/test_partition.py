@@ -38,7 +38,9 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # a share of a symmetric Dirichlet over n clients has mean 1/n and variance (n - 1) / (n^2 (n alpha + 1))
     n = 10
     for alpha in (0.3, 1.0, 100.0):
-        draws = np.concatenate([shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)])
+        draws = np.concatenate(
+            [shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)]
+        )
         variance = (n - 1) / (n**2 * (n * alpha + 1))
         assert draws.mean() == pytest.approx(1 / n)
         assert draws.var() == pytest.approx(variance, rel=0.12, abs=2e-6)
@@ -81,7 +83,11 @@ def test_by_column_has_one_client_a_value():
         (lambda: dirichlet(LABELS, 0, 1.0), ConfigError, r"dirichlet.clients is 0"),
         (lambda: dirichlet(LABELS, 4000, 1.0), ConfigError, r"only 6000 examples; ask for fewer clients"),
         (lambda: dirichlet(LABELS[:40], 20, 0.01), ConfigError, r"in 100 draws with alpha 0.01.*raise alpha"),
-        (lambda: dirichlet(LABELS[:, None], 2, 1.0), DataError, r"y has shape \(6000, 1\); it must be one label"),
+        (
+            lambda: dirichlet(LABELS[:, None], 2, 1.0),
+            DataError,
+            r"y has shape \(6000, 1\); it must be one label",
+        ),
         (lambda: shards(LABELS, 4000), ConfigError, r"4000 clients with 2 shards each need 8000 examples"),
         (lambda: by_column([]), DataError, r"one value an example"),
     ],
