@@ -1,4 +1,4 @@
-"""The account of a run: what has been charged, what that costs, and whether the next step still fits the budget."""
+"""The account of a run: what has been charged, what that costs, and whether the next step still fits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Account:
         budget: epsilon that ends the run, or None.
         ledger: where charges are kept, or None with ``event`` None.
         replays_free: seeded mode: a step that is replayed after a crash is the same release.
-        per_participation: a client is charged for the steps it took part in, instead of everybody for every one.
+        per_participation: a client is charged for the steps it took part in, not everybody for every step.
         block: steps reserved by one flush to disk.
     """
 
@@ -62,17 +62,17 @@ class Account:
 
     @property
     def uses(self) -> int:
-        """Steps charged up to the current one (participations of the busiest client, where these are charged)."""
+        """Steps charged up to the current one (of the busiest client, where participations are charged)."""
         return int(self._uses.max()) if self.per_participation else self.steps_charged
 
     @property
     def steps_charged(self) -> int:
-        """Steps charged up to the current one, crashed sessions included where their noise was other noise."""
+        """Steps charged up to the current one; in secure mode with everything earlier sessions charged."""
         return self._base + len(self._begun)
 
     @property
     def charged(self) -> int:
-        """As ``uses``, but everything the ledger holds: reserved steps and crashed sessions; never decreases."""
+        """As ``uses``, but all that the ledger holds: reserved steps and crashed sessions too."""
         if self._ledger is None:
             return self.uses
         return int(self._ledger.uses().max()) if self.per_participation else self._ledger.charged()

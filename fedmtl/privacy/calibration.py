@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+from scipy import optimize
+
 from ..errors import ConfigError
 from .composition import epsilon
 from .release import step_event
@@ -45,63 +47,45 @@ def calibrate_noise(
         ConfigError: no multiplier up to 1e5 reaches the target.
     """
 
-    def cost(coarsen: float) -> Callable[[float], float]:
+    def excess(coarsen: float) -> Callable[[float], float]:
         def of(log_z: float) -> float:
             step = step_event((math.exp(log_z),) * releases, sampler, law, accountant)
             value = epsilon(step.event, uses, delta, accountant=step.accountant, coarsen=coarsen)
-            return math.log(max(value, 1e-300) / target)
+            return math.log(min(max(value, 1e-300), 1e300) / target)
 
         return of
 
-    coarse = cost(8.0)
-    low, high = 0.0, 0.0
+    coarse, fine = excess(8.0), excess(1.0)
+    high = 0.0
     while coarse(high) > 0:
-        low, high = high, high + 0.7
+        high += 0.7
         if high > math.log(_LARGEST):
             raise ConfigError(
                 f"epsilon = {target:g} at delta = {delta:g} cannot be reached in {uses} steps with "
-                f"{sampler.describe()}: even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a "
-                f"larger epsilon or delta."
+                f"{sampler.describe()}: even noise {_LARGEST:g} times the sensitivity is not enough. "
+                f"Ask for a larger epsilon or delta."
             )
-    while low == high or coarse(low) <= 0:
+    low = high - 0.7
+    while coarse(low) <= 0:
         low, high = low - 0.7, low
-    # The coarse grid overstates epsilon, so its root is an upper end for the fine one.
-    high = _root(coarse, low, high)
-    fine = cost(1.0)
-    low = high
-    gap = 2e-3
+    # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
+    high = _meets(coarse, _root(coarse, low, high))
+    low, gap = high, 1e-3
     while fine(low) <= 0:
-        low, high, gap = low - gap, low, 4 * gap
-    return math.exp(_root(fine, low, high) if low < high else _widen(fine, high))
+        low, high, gap = low - gap, low, 8 * gap
+    return math.exp(_meets(fine, _root(fine, low, high) if low < high else high))
 
 
-def _root(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Upper end of a bracket of the root, narrowed to the tolerance by the Illinois variant of regula falsi."""
-    at_low, at_high = cost(low), cost(high)
-    side = 0
-    for _ in range(60):
-        if high - low <= _TOLERANCE:
-            break
-        guess = (
-            high - at_high * (high - low) / (at_high - at_low) if math.isfinite(at_low) else (low + high) / 2
-        )
-        guess += 0.25 * _TOLERANCE  # lands just above the root, where the bracket closes
-        guess = min(max(guess, low + 0.1 * _TOLERANCE), high - 0.1 * _TOLERANCE)
-        value = cost(guess)
-        if value > 0:
-            low, at_low = guess, value
-            at_high, side = (at_high / 2, -1) if side == -1 else (at_high, -1)
-        else:
-            if value > -_TOLERANCE:
-                return guess
-            high, at_high = guess, value
-            at_low, side = (at_low / 2, 1) if side == 1 else (at_low, 1)
-    return high
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """A point within the tolerance of where ``excess`` changes sign."""
+    if excess(high) == 0:
+        return high
+    return float(optimize.brentq(excess, low, high, xtol=_TOLERANCE / 4))
 
 
-def _widen(cost: Callable[[float], float], start: float) -> float:
-    """The first point from ``start`` on that meets the target, in steps that begin at twice the tolerance."""
-    step = 2 * _TOLERANCE
-    while cost(start) > 0:
+def _meets(excess: Callable[[float], float], start: float) -> float:
+    """The first point from ``start`` on, in growing steps, where nothing is in excess."""
+    step = _TOLERANCE / 2
+    while excess(start) > 0:
         start, step = start + step, 2 * step
     return start

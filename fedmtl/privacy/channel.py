@@ -58,6 +58,7 @@ class Channel:
         self._privacy, self._plans, self._law = privacy, {plan.name: plan for plan in plans}, law
         self._source, self._account, self._ledger_name = source, account, ledger_name
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
+        self._drawn: dict[int, Tensor] = {}
         self._step: int | None = None
         self._cohort = 0
         self._released: set[str] = set()
@@ -70,33 +71,38 @@ class Channel:
         return self.sampler.denominator
 
     def draw(self, step: int) -> Tensor:
-        """The cohort of ``step``: sorted int64 ranks.
+        """The cohort of ``step``: sorted int64 ranks; the same cohort until the step begins.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
         self._account.start(step)
-        return self.sampler.draw(step, self._source.coins("cohort", step), self._account.client_uses)
+        if step not in self._drawn:
+            coins = self._source.coins("cohort", step)
+            self._drawn[step] = self.sampler.draw(step, coins, self._account.client_uses)
+        return self._drawn[step].clone()
 
     def begin(self, step: int, ranks: Tensor) -> None:
         """Charge every release of ``step``; on return the charge is on the disk.
 
         Args:
             step: number of the step, at least 0; each step begins once.
-            ranks: (k,) the cohort, distinct ranks.
+            ranks: (k,) the cohort that :meth:`draw` gave, in any order.
 
         Raises:
             BudgetExhausted: the step would exceed the budget, or a client its cap.
-            PrivacyError: the step has begun already, or ``ranks`` are not distinct ranks.
+            PrivacyError: the step has begun already, or ``ranks`` are not the cohort drawn for it.
             ResumeError: a replayed step with another cohort, or charges of earlier steps that are missing.
         """
-        inside = ranks.numel() == 0 or (int(ranks.min()) >= 0 and int(ranks.max()) < self.sampler.n)
-        if not inside or torch.unique(ranks).numel() != ranks.numel():
+        drawn = self._drawn.get(step)
+        if drawn is None or not torch.equal(drawn, torch.sort(ranks.cpu()).values):
             raise PrivacyError(
-                f"Step {step}: the cohort must be distinct ranks from 0 to {self.sampler.n - 1}."
+                f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
+                f"that cohort only. Call draw(step) first."
             )
         self._step = None
-        self._account.charge(step, ranks)
+        self._account.charge(step, drawn)
+        del self._drawn[step]
         self._step, self._cohort, self._released = step, ranks.numel(), set()
 
     def release(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
@@ -114,8 +120,8 @@ class Channel:
             (D,) float64 on the CPU.
 
         Raises:
-            PrivacyError: an undeclared name, a second release of the name in this step, no step begun, rows of
-                the wrong shape, or more rows than clients drawn.
+            PrivacyError: an undeclared name, a second release of the name in this step, no step begun, rows
+                of the wrong shape, or more rows than clients drawn.
         """
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
@@ -130,7 +136,7 @@ class Channel:
         return value
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
-        """Each row as :meth:`release` counts it, for clients that keep an account of what they sent; stays private.
+        """Each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
 
         Args:
             name: a declared release.
@@ -193,7 +199,7 @@ class Channel:
 
     @property
     def charged_uses(self) -> int:
-        """All that the ledger holds, reserved steps and crashed sessions included; never decreases in a run."""
+        """All that the ledger holds, reserved steps and crashed sessions too; never decreases in a run."""
         return self._account.charged
 
     @property
@@ -256,8 +262,8 @@ def grid_width(clip_norm: float, dimension: int, std: float) -> float:
     """Width of the public grid of secure mode: a power of two.
 
     Sum and noise are rounded to it apart and added exactly, so the released value is a post-processing of
-    Gaussian noise on the rounded sum. Rounding moves the sums of neighbours apart by at most ``sqrt(D)`` widths,
-    and the clip's margin of ``2**-20 C`` covers that twice over.
+    Gaussian noise on the rounded sum. Rounding moves the sums of neighbours apart by at most ``sqrt(D)``
+    widths, and the clip's margin of ``2**-20 C`` covers that twice over.
 
     Args:
         clip_norm: C.

@@ -52,7 +52,7 @@ def clip_factors(norms: Tensor, clip: L2Clip | None) -> Tensor:
 
 
 def clip_rows(rows: Tensor, clip: L2Clip | None) -> Tensor:
-    """Every row clipped on its own, in its dtype: what a client that keeps an account of what it sent must add.
+    """Every row clipped, in its dtype: what a client that keeps an account of what it sent must add.
 
     Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut again.
 

@@ -22,7 +22,7 @@ from .settings import Accountant
 
 _GRID = 0.03
 _POINTS = 1e5
-_COARSEST = 1e-2
+_COARSEST = 0.1
 
 
 @lru_cache(maxsize=4096)
@@ -51,10 +51,11 @@ def epsilon(
         loss = _step_distribution(
             multiplier, probability, _grid(multiplier, probability, coarsen)
         ).self_compose(uses)
-    else:  # T Gaussian releases are one with sqrt(T) times less noise, exactly
-        joint = multiplier / math.sqrt(uses)
-        loss = _step_distribution(joint, 1.0, _grid(joint, 1.0, coarsen))
-    return max(0.0, float(loss.get_epsilon_for_delta(delta)))
+        return max(0.0, float(loss.get_epsilon_for_delta(delta)))
+    from dp_accounting import gaussian_mechanism
+
+    # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
+    return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier / math.sqrt(uses), delta)))
 
 
 def gaussian_parameters(event: Any) -> tuple[float, float]:
@@ -147,7 +148,7 @@ def _rdp_curve(event: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's notes on orders that it leaves out; without them the bound is looser, and sound."""
+    """Silence the library's notes on orders it leaves out; without them the bound is looser, and sound."""
     logger = logging.getLogger("absl")
     disabled, logger.disabled = logger.disabled, True
     try:

@@ -241,9 +241,9 @@ class Ledger:
                 continue
             if key == "fingerprint":
                 raise ResumeError(
-                    f"{self._path} was written for other data, settings or execution. The same seed would give "
-                    f"the same noise on other data, and their difference would reveal it; start a new run in "
-                    f"another folder."
+                    f"{self._path} was written for other data, settings or execution. The same seed would "
+                    f"give the same noise on other data, and their difference would reveal it; start a new "
+                    f"run in another folder."
                 )
             raise ResumeError(
                 f"{self._path} was written with {key} = {found.get(key)!r}, but this run has "

@@ -30,7 +30,7 @@ def open_channel(
     ledger_path: Path | None = None,
     resume: bool = False,
     replay: Recording | None = None,
-    block: int = 16,
+    block: int | None = None,
 ) -> Channel:
     """Calibrate the noise, open the ledger and return the channel of one run.
 
@@ -46,7 +46,8 @@ def open_channel(
             charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         replay: ``record`` of another run; releases return its values (steps are still reserved and checked).
-        block: steps reserved by one flush to disk.
+        block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses the
+            rest of a block.
 
     Raises:
         ConfigError: a budget that cannot be met.
@@ -88,7 +89,7 @@ def open_channel(
         ledger=ledger,
         replays_free=seeded,
         per_participation=law.per_participation,
-        block=block,
+        block=block if block is not None else (16 if seeded else 4),
     )
     where = ledger_path.name if ledger_path is not None else "in memory only: a crash forgets what was spent"
     return Channel(
@@ -119,8 +120,8 @@ def _check_first_step(privacy: ClientPrivacy, noise: GaussianNoise, event: StepE
     budget = privacy.epsilon
     if budget is not None and epsilon(event.event, 1, delta, accountant=event.accountant) > budget:
         raise ConfigError(
-            f"ClientPrivacy: noise_multiplier {noise.multiplier:g} spends more than epsilon = {budget:g} in one "
-            f"step at delta = {delta:g}. Raise noise_multiplier or epsilon, or leave noise_multiplier out."
+            f"ClientPrivacy: noise_multiplier {noise.multiplier:g} spends more than epsilon = {budget:g} in "
+            f"one step at delta = {delta:g}. Raise noise_multiplier or epsilon, or leave the former out."
         )
 
 

@@ -76,8 +76,8 @@ class Release:
         positive(self, weight_bound=self.weight_bound)
         if self.unit != "client":
             raise PrivacyError(
-                f"Release {self.name!r}: unit={self.unit!r} with {type(self.sampling).__name__} is not supported; "
-                f"this sampler draws clients."
+                f"Release {self.name!r}: unit={self.unit!r} with {type(self.sampling).__name__} is not "
+                f"supported; this sampler draws clients."
             )
         if self.noise is not None and self.noise.norm != self.clip.norm:
             raise PrivacyError(
@@ -124,14 +124,14 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     cap = getattr(sampler, "max_uses", None)
     if law.amplified and cap is not None:
         raise PrivacyError(
-            "FixedCohort(max_uses=...) with stateless clients and observer='public' is not supported: a cap on "
-            "uses changes the law of the cohort, and sampling without replacement no longer amplifies. Leave "
-            "max_uses out, or use observer='clients'."
+            "FixedCohort(max_uses=...) with stateless clients and observer='public' is not supported: a cap "
+            "on uses changes the law of the cohort, and sampling without replacement no longer amplifies. "
+            "Leave max_uses out, or use observer='clients'."
         )
     if privacy.guarantee == "paper" and law.per_participation:
         raise PrivacyError(
-            "guarantee='paper' with FixedCohort is not supported for stateful clients or observer='clients': the "
-            "published figure counts on a secret cohort. Use guarantee='sound', or PoissonSampling."
+            "guarantee='paper' with FixedCohort is not supported for stateful clients or observer='clients': "
+            "the published figure counts on a secret cohort. Use guarantee='sound', or PoissonSampling."
         )
     return law
 

@@ -65,7 +65,9 @@ class PrivacyReport:
         """The first line of the printed block."""
         if not self.private:
             return "not private: epsilon = inf, no clip, no noise"
-        if self.epsilon == math.inf or (self.noise_multiplier is None and self.names):
+        if not self.names:
+            return "nothing is released: epsilon = 0"
+        if self.noise_multiplier is None:
             return "not private: epsilon = inf, clip only, no noise"
         if self.source == "seeded":
             return SIMULATED
@@ -75,8 +77,9 @@ class PrivacyReport:
         """One printed block."""
         if not self.private:
             return self.headline
+        at = "" if self.delta is None else f" at delta = {self.delta:.3g}"
         rows = [
-            ("epsilon", f"{self.epsilon:.4g} at delta = {self.delta:.3g}"),
+            ("epsilon", f"{self.epsilon:.4g}{at}"),
             ("budget", "none" if self.budget is None else f"{self.budget:g}"),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", self.sampler),

@@ -1,0 +1,222 @@
+"""Composition against the libraries' own figures, closed forms and exact integrals."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import optimize, stats
+
+from fedmtl.errors import PrivacyError
+from fedmtl.privacy import (
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    calibrate_noise,
+    epsilon,
+    step_event,
+)
+from fedmtl.privacy.composition import largest_uses
+
+Add, Replace = (
+    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    dp_accounting.NeighboringRelation.REPLACE_ONE,
+)
+Gaussian, Poisson = dp_accounting.GaussianDpEvent, dp_accounting.PoissonSampledDpEvent
+
+
+def test_library_facts_that_the_design_rests_on() -> None:
+    for relation in (Add, Replace):
+        rdp = RdpAccountant(neighboring_relation=relation)
+        rdp.compose(Gaussian(4.0))
+        assert rdp.get_epsilon(1e-5) == pytest.approx(1.0126, abs=5e-5)  # ignores REPLACE_ONE
+    for relation, expected in ((Add, 0.926), (Replace, 1.993)):
+        pld = PLDAccountant(neighboring_relation=relation)
+        pld.compose(Gaussian(4.0))
+        assert pld.get_epsilon(1e-5) == pytest.approx(expected, abs=1e-3)
+
+
+def test_replace_one_is_accounted_at_twice_the_clip() -> None:
+    add = step_event(
+        (4.0,), (s := FullParticipation().bind(9)), s.law(stateful=True, observer="clients"), "pld"
+    )
+    assert epsilon(add.event, 1, 1e-5) == pytest.approx(0.926, abs=1e-3)
+    law = (fixed := FixedCohort(3).bind(9)).law(stateful=True, observer="clients")
+    assert law.relation == "replace"
+    assert law.per_participation
+    # standard deviation 4 C is a multiplier of 2 on the sensitivity 2 C
+    assert epsilon(step_event((2.0,), fixed, law, "pld").event, 1, 1e-5) == pytest.approx(1.993, abs=1e-3)
+    assert epsilon(step_event((2.0,), fixed, law, "rdp").event, 1, 1e-5, accountant="rdp") > 1.993
+
+
+POISSON_TABLE = [
+    (1 / 3400, "pld", (2.086, 1.299, 0.903, 0.682)),
+    (1 / 3400, "rdp", (2.307, 1.408, 0.965, 0.724)),
+    (1e-5, "pld", (2.624, 1.549, 1.025, 0.753)),
+]
+
+
+@pytest.mark.parametrize(("delta", "accountant", "expected"), POISSON_TABLE)
+def test_poisson_table(delta: float, accountant: str, expected: tuple[float, ...]) -> None:
+    sampler = PoissonSampling(100).bind(3400)
+    law = sampler.law(stateful=True, observer="clients")
+    for target, std in zip((1.0, 2.0, 4.0, 8.0), expected, strict=True):
+        z = calibrate_noise(sampler, law, target=target, delta=delta, uses=500, accountant=accountant)
+        assert z == pytest.approx(std, rel=3e-3)
+
+
+def test_fixed_cohort_table() -> None:
+    sampler = FixedCohort(100).bind(3400)
+    law = sampler.law(stateful=False, observer="public")
+    assert law.amplified
+    for target, std in zip((1.0, 2.0, 4.0, 8.0), (8.79, 4.95, 3.00, 1.81), strict=True):
+        step = step_event(
+            (std / 2,), sampler, law, "pld"
+        )  # the table is relative to C, the multiplier to 2 C
+        assert step.accountant == "rdp"
+        assert epsilon(step.event, 500, 1 / 3400, accountant="rdp") == pytest.approx(target, rel=6e-3)
+    z = calibrate_noise(sampler, law, target=2.0, delta=1 / 3400, uses=500)
+    assert 2 * z == pytest.approx(4.95, rel=1e-3)
+
+
+def test_opacus_prv_agrees_within_one_percent() -> None:
+    from opacus.accountants import PRVAccountant
+
+    for z, delta in ((2.624, 1e-5), (1.025, 1e-5), (0.903, 1 / 3400)):
+        prv = PRVAccountant()
+        prv.history = [(z, 100 / 3400, 500)]
+        other = prv.get_epsilon(delta=delta, eps_error=0.005)
+        assert epsilon(Poisson(100 / 3400, Gaussian(z)), 500, delta) == pytest.approx(other, rel=0.01)
+
+
+def gaussian_delta(mu: float, eps: float) -> float:
+    """Balle and Wang 2018, Theorem 8."""
+    upper = stats.norm.cdf(mu / 2 - eps / mu)
+    return float(upper - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu))
+
+
+@pytest.mark.parametrize(
+    ("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)]
+)
+def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: float) -> None:
+    mu = math.sqrt(uses) / z
+    exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 200)
+    value = epsilon(Gaussian(z), uses, delta)
+    assert exact <= value * (1 + 1e-9)
+    assert value == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "uses", "delta"),
+    [
+        (1.03, 0.1, 100, 1e-5),
+        (0.6, 0.01, 1000, 1e-6),
+        (0.3, 0.3, 50, 1e-5),
+        (5.0, 0.5, 40, 1e-5),
+        (0.5361, 1e-4, 1000, 2.5e-7),
+    ],
+)
+def test_adaptive_grid_agrees_with_the_library_at_its_own_grid(
+    z: float, q: float, uses: int, delta: float
+) -> None:
+    library = PLDAccountant()
+    library.compose(Poisson(q, Gaussian(z)), uses)
+    assert epsilon(Poisson(q, Gaussian(z)), uses, delta) == pytest.approx(
+        library.get_epsilon(delta), rel=1e-3
+    )
+
+
+def test_a_coarser_grid_is_an_upper_bound() -> None:
+    event = Poisson(0.03, Gaussian(1.0))
+    values = [epsilon(event, 500, 1e-5, coarsen=coarsen) for coarsen in (0.5, 1.0, 4.0, 16.0)]
+    assert values == sorted(values)
+
+
+def test_pld_is_below_rdp_and_monotone() -> None:
+    event = Poisson(0.05, Gaussian(1.1))
+    by_rounds = [epsilon(event, uses, 1e-5) for uses in range(0, 400, 7)]
+    assert by_rounds[0] == 0.0
+    assert by_rounds == sorted(by_rounds)
+    by_q = [epsilon(Poisson(q, Gaussian(1.1)), 100, 1e-5) for q in (0.01, 0.03, 0.1, 0.3, 0.9)]
+    assert by_q == sorted(by_q)
+    by_z = [epsilon(Poisson(0.05, Gaussian(z)), 100, 1e-5) for z in (4.0, 2.0, 1.0, 0.7, 0.5)]
+    assert by_z == sorted(by_z)
+    for uses in (1, 30, 300):
+        assert epsilon(event, uses, 1e-5) <= epsilon(event, uses, 1e-5, accountant="rdp")
+
+
+def test_unsupported_events_are_refused_by_name() -> None:
+    with pytest.raises(PrivacyError, match="SampledWithoutReplacement"):
+        epsilon(dp_accounting.SampledWithoutReplacementDpEvent(10, 2, Gaussian(1.0)), 3, 1e-5)
+    with pytest.raises(PrivacyError, match="rdp"):
+        epsilon(dp_accounting.UnsupportedDpEvent(), 3, 1e-5, accountant="rdp")
+
+
+def test_largest_uses_is_the_last_that_fits() -> None:
+    event = Poisson(0.1, Gaussian(1.5))
+    most = largest_uses(event, 3.0, 1e-5, accountant="pld")
+    assert epsilon(event, most, 1e-5) <= 3.0 < epsilon(event, most + 1, 1e-5)
+    assert largest_uses(event, 1e-3, 1e-5, accountant="pld") == 0
+
+
+# Exact two-step hockey-stick divergences on a grid: the arguments of the samplers' docstring, in numbers.
+
+Q, SIGMA, EPS = 0.3, 1.2, 0.8
+Y = np.linspace(-12, 13, 1001)
+CELL = (Y[1] - Y[0]) ** 2
+
+
+def density(mean: float | np.ndarray) -> np.ndarray:
+    return np.exp(-((Y - mean) ** 2) / (2 * SIGMA**2)) / (SIGMA * math.sqrt(2 * math.pi))
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray) -> float:
+    return float(
+        max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum()) * CELL
+    )
+
+
+def composed_delta(multiplier: float, uses: int) -> float:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    step = pld.from_gaussian_mechanism(multiplier, sampling_prob=Q, value_discretization_interval=1e-3)
+    return float(step.self_compose(uses).get_delta_for_epsilon(EPS))
+
+
+STATEFUL = {
+    "constant": lambda b, y: np.ones_like(y),
+    "only after a participation": lambda b, y: np.full_like(y, float(b)),
+    "only before one": lambda b, y: np.full_like(y, 1.0 - b),
+    "opposite sign after one": lambda b, y: np.full_like(y, 1.0 - 2 * b),
+    "follows the broadcast": lambda b, y: np.where(y > 0.5, 1.0, -1.0) * (1 if b else -1),
+    "echoes its own first message": lambda b, y: np.clip(y - 0.5 + b, -1, 1),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_stateful_clients_cost_no_more_under_poisson_sampling(name: str) -> None:
+    """y1 and y2 of a client whose second message depends on its own first coin and on y1; C = 1."""
+    message = STATEFUL[name]
+    joint = np.zeros((Y.size, Y.size))
+    for b, weight in ((0, 1 - Q), (1, Q)):
+        second = (1 - Q) * density(0.0)[None, :] + Q * np.stack([density(g) for g in message(b, Y)])
+        joint += weight * density(float(b))[:, None] * second
+    without = density(0.0)[:, None] * density(0.0)[None, :]
+    delta, bound = hockey_stick(joint, without), composed_delta(SIGMA, 2)
+    assert delta <= bound * (1 + 1e-5)
+    if name == "constant":
+        assert delta == pytest.approx(bound, rel=1e-2)
+
+
+def test_two_releases_in_a_step_share_the_coin() -> None:
+    shared = (1 - Q) * np.outer(density(0.0), density(0.0)) + Q * np.outer(density(1.0), density(1.0))
+    delta = hockey_stick(shared, np.outer(density(0.0), density(0.0)))
+    sampler = PoissonSampling(30).bind(100)
+    step = step_event((SIGMA, SIGMA), sampler, sampler.law(stateful=True, observer="clients"), "pld")
+    assert step.event.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
+    assert delta == pytest.approx(composed_delta(SIGMA / math.sqrt(2), 1), rel=1e-2)
+    assert delta > 1.2 * composed_delta(SIGMA, 2)  # independent composition would understate it

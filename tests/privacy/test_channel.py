@@ -1,0 +1,360 @@
+"""The channel's manners: what it refuses, what it reports, and what comes out without privacy."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    GaussianNoise,
+    L2Clip,
+    PoissonSampling,
+    Release,
+    ReleasePlan,
+    SecureSource,
+    clip_rows,
+    clipped_sum,
+    grid_width,
+    open_channel,
+)
+from fedmtl.privacy.report import SIMULATED
+
+
+def door(
+    privacy: ClientPrivacy | None = None,
+    *,
+    steps: int = 10,
+    dimension: int = 5,
+    names=("update",),
+    sampler=None,
+    **options,
+):
+    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps, stateful=True) for name in names)
+    return open_channel(
+        privacy, plans, sampler or PoissonSampling(4).bind(40), seed=3, steps=steps, **options
+    )
+
+
+def begin(channel, step: int = 0) -> torch.Tensor:
+    ranks = channel.draw(step)
+    channel.begin(step, ranks)
+    return ranks
+
+
+NOISED = ClientPrivacy(clip_norm=1.0, noise_multiplier=2.0)
+
+
+def test_without_privacy_it_is_the_plain_mean_over_a_public_denominator(tmp_path: Path) -> None:
+    channel = door(None, ledger_path=tmp_path / "ledger.jsonl")
+    assert channel.epsilon == 0.0
+    ranks = begin(channel)
+    rows = torch.arange(5.0 * len(ranks)).reshape(-1, 5) * 100
+    rows[0, 0] = math.nan
+    expected = rows[1:].double().sum(0) / 4
+    assert torch.equal(channel.release("update", rows, ranks), expected)
+    assert channel.epsilon == math.inf
+    assert channel.snr() is None
+    assert channel.report.text() == "not private: epsilon = inf, no clip, no noise"
+    channel.close()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_an_infinite_epsilon_clips_only() -> None:
+    channel = door(ClientPrivacy(clip_norm=0.5, epsilon=math.inf))
+    ranks = begin(channel)
+    rows = torch.zeros(len(ranks), 5)
+    rows[:, 0] = 7.0
+    value = channel.release("update", rows, ranks)
+    assert value[0] == pytest.approx(len(ranks) * 0.5 * (1 - 2.0**-20) / 4, rel=1e-12)
+    assert value[1:].abs().sum() == 0
+    assert channel.epsilon == math.inf
+    assert channel.report.to_dict()["epsilon"] == "inf"
+    assert "clip only" in channel.report.text()
+
+
+def test_an_algorithm_that_releases_nothing_spends_nothing() -> None:
+    channel = door(NOISED, names=())
+    begin(channel)
+    assert channel.epsilon == 0.0
+    assert channel.report.epsilon == 0.0
+    assert "nothing is released" in channel.report.text()
+    with pytest.raises(PrivacyError, match="not declared"):
+        channel.release("update", torch.zeros(0, 5), torch.zeros(0))
+
+
+def test_misuse_is_refused() -> None:
+    channel = door(NOISED)
+    rows = torch.ones(1, 5)
+    with pytest.raises(PrivacyError, match="no step has begun"):
+        channel.release("update", rows, torch.tensor([0]))
+    with pytest.raises(PrivacyError, match="cohort that was drawn"):
+        channel.begin(0, torch.tensor([1, 2]))
+    ranks = channel.draw(0)
+    assert torch.equal(ranks, channel.draw(0))
+    with pytest.raises(PrivacyError, match="cohort that was drawn"):
+        channel.begin(0, ranks[:-1])
+    channel.begin(0, ranks.flip(0))
+    k = len(ranks)
+    for bad in (torch.ones(k, 4), torch.ones(k, 5, dtype=torch.int64), torch.ones(5)):
+        with pytest.raises(PrivacyError, match="shape"):
+            channel.release("update", bad, ranks)
+    with pytest.raises(PrivacyError, match="not declared"):
+        channel.release("other", torch.ones(k, 5), ranks)
+    with pytest.raises(PrivacyError, match="each client once"):
+        channel.release("update", torch.ones(k, 5), ranks[[0] * k])
+    with pytest.raises(PrivacyError, match="clients were drawn"):
+        channel.release("update", torch.ones(k + 1, 5), torch.arange(k + 1))
+    channel.release("update", torch.ones(k, 5), ranks)
+    with pytest.raises(PrivacyError, match="already"):
+        channel.release("update", torch.ones(k, 5), ranks)
+    channel.draw(0)
+    with pytest.raises(PrivacyError, match="begun already"):
+        channel.begin(0, ranks)
+
+
+def test_plans_are_checked() -> None:
+    with pytest.raises(PrivacyError, match="same name"):
+        door(NOISED, names=("a", "a"))
+    plan = ReleasePlan(name="a", dimension=3, uses=4, stateful=False)
+    with pytest.raises(PrivacyError, match="4 uses"):
+        open_channel(NOISED, (plan,), PoissonSampling(4).bind(40), seed=0, steps=5)
+    with pytest.raises(ConfigError, match="dimension"):
+        ReleasePlan(name="a", dimension=0, uses=4, stateful=False)
+    with pytest.raises(ConfigError, match="one step"):
+        door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
+
+
+BAD = [
+    {"clip_norm": 0.0, "epsilon": 1.0},
+    {"clip_norm": math.nan, "epsilon": 1.0},
+    {"clip_norm": 1.0},
+    {"clip_norm": 1.0, "epsilon": 0.0},
+    {"clip_norm": 1.0, "epsilon": -1.0},
+    {"clip_norm": 1.0, "epsilon": math.nan},
+    {"clip_norm": 1.0, "noise_multiplier": 0.0},
+    {"clip_norm": 1.0, "epsilon": math.inf, "noise_multiplier": 1.0},
+    {"clip_norm": 1.0, "epsilon": 1.0, "delta": 0.0},
+    {"clip_norm": 1.0, "epsilon": 1.0, "delta": 1.0},
+    {"clip_norm": 1.0, "epsilon": 1.0, "source": "clock"},
+    {"clip_norm": 1.0, "epsilon": 1.0, "observer": "server"},
+    {"clip_norm": 1.0, "epsilon": 1.0, "accountant": "gdp"},
+    {"clip_norm": 1.0, "epsilon": 1.0, "guarantee": "hope"},
+]
+
+
+@pytest.mark.parametrize("settings", BAD)
+def test_impossible_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(ConfigError, match="ClientPrivacy"):
+        ClientPrivacy(**settings)
+
+
+def test_default_delta() -> None:
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=1.0)
+    assert privacy.resolved_delta(100) == 1e-5
+    assert privacy.resolved_delta(10**6) == pytest.approx(10**-6.6)
+    assert ClientPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-3).resolved_delta(100) == 1e-3
+
+
+def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
+    sampler = PoissonSampling(4).bind(40)
+    law = sampler.law(stateful=True, observer="clients")
+    fields = {
+        "name": "a",
+        "dimension": 3,
+        "unit": "client",
+        "observer": "clients",
+        "sampling": sampler,
+        "law": law,
+    }
+    release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), weight_bound=2.0, **fields)
+    assert release.sensitivity == 1.0
+    assert release.noise_std == 0.75
+
+    class L1Clip(L2Clip):
+        norm = "l1"
+
+    with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*L1Clip.*l1"):
+        Release(clip=L1Clip(0.5), noise=GaussianNoise(3.0), **fields)
+    with pytest.raises(PrivacyError, match="record"):
+        Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **{**fields, "unit": "record"})
+
+
+def test_recording_forces_the_releases() -> None:
+    first = door(NOISED)
+    first.record = []
+    for step in range(3):
+        ranks = begin(first, step)
+        first.release("update", torch.randn(len(ranks), 5), ranks)
+    assert [(step, name) for step, name, _ in first.record] == [(0, "update"), (1, "update"), (2, "update")]
+    second = door(NOISED, replay=first.record)
+    for step in range(3):
+        ranks = begin(second, step)
+        value = second.release("update", torch.full((len(ranks), 5), 1e6), ranks)
+        assert torch.equal(value, first.record[step][2])
+    ranks = begin(second, 3)
+    with pytest.raises(PrivacyError, match="recording"):
+        second.release("update", torch.zeros(len(ranks), 5), ranks)
+
+
+def test_signal_to_noise_uses_public_quantities() -> None:
+    signal = door(NOISED, dimension=400).snr()
+    assert signal is not None
+    assert signal.noise_norm == pytest.approx(2.0 * 1.0 * 20 / 4)
+    assert signal.ratio == pytest.approx(10.0)
+    assert signal.warning is None
+    louder = door(NOISED, dimension=500).snr()
+    assert louder is not None
+    assert louder.warning is not None
+    assert "times the clip norm" in louder.text()
+
+
+def test_report_names_everything_an_epsilon_depends_on() -> None:
+    channel = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0), names=("a", "b"))
+    for step in range(10):
+        ranks = begin(channel, step)
+        for name in ("a", "b"):
+            channel.release(name, torch.zeros(len(ranks), 5), ranks)
+    channel.close()
+    report = channel.report
+    assert (report.unit, report.relation, report.observer) == ("client", "add_remove", "clients")
+    assert report.releases == 20
+    assert 1.99 < report.epsilon <= 2.0
+    assert report.epsilon == channel.epsilon
+    assert (
+        report.text().splitlines()[0]
+        == SIMULATED
+        == (
+            "simulated: the seed is stored with the run, so these outputs are not private; "
+            "epsilon is that of the same run with noise=secure"
+        )
+    )
+    written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    for word in (
+        "client",
+        "add_remove",
+        "clients",
+        "Poisson",
+        "pld",
+        "seeded",
+        "sound",
+        "in memory",
+        "tuned",
+    ):
+        assert word in report.text()
+        assert word in json.dumps(written)
+    secure = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0, source="secure")).report
+    assert secure.headline.startswith("private")
+    assert "grid" in secure.text()
+
+
+def test_epsilon_grows_with_every_step_and_is_cheap() -> None:
+    channel = door(NOISED, steps=60)
+    seen = [channel.epsilon]
+    for step in range(60):
+        begin(channel, step)
+        seen.append(channel.epsilon)
+    assert seen[0] == 0.0
+    assert all(a < b for a, b in zip(seen[1:], seen[2:], strict=False))
+
+
+def test_full_participation_charges_every_step_unamplified() -> None:
+    channel = door(NOISED, sampler=FullParticipation().bind(6))
+    ranks = begin(channel)
+    assert len(ranks) == 6
+    assert channel.epsilon == pytest.approx(channel.epsilon_at(1))
+    assert channel.releases["update"].noise_std == pytest.approx(2.0 / 6)
+
+
+# Clipping
+
+
+def test_clipped_sum_is_the_slow_loop() -> None:
+    rows = (
+        torch.randn(300, 20_000, dtype=torch.float64)
+        * torch.logspace(-4, 2, 300, dtype=torch.float64)[:, None]
+    )
+    rows[7] = 0
+    expected = torch.zeros(20_000, dtype=torch.float64)
+    for row in rows:
+        norm = float(row.norm())
+        expected += row * (1.0 if norm <= 1 - 2.0**-20 else (1 - 2.0**-20) / norm)
+    assert torch.allclose(clipped_sum(rows, L2Clip(1.0)), expected, rtol=1e-12, atol=1e-14)
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow = rows.to(dtype)
+        assert torch.allclose(
+            clipped_sum(narrow, L2Clip(1.0)), clipped_sum(narrow.double(), L2Clip(1.0)), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clip_rows_is_what_the_sum_counts(dtype: torch.dtype) -> None:
+    rows = torch.randn(50, 777, dtype=dtype) * torch.logspace(-3, 3, 50, dtype=dtype)[:, None]
+    rows[3, 5], rows[4, 0] = math.inf, math.nan
+    once = clip_rows(rows, L2Clip(0.3))
+    assert once.dtype == dtype
+    assert float(once.double().norm(dim=1).max()) <= 0.3 * (1 - 2.0**-20)
+    assert torch.equal(once[3:5], torch.zeros(2, 777, dtype=dtype))
+    small = rows.norm(dim=1) < 0.29
+    assert small.any()
+    assert torch.equal(once[small], rows[small])
+    assert torch.equal(clipped_sum(once, L2Clip(0.3)), clipped_sum(once, None))
+    assert torch.allclose(clipped_sum(rows, L2Clip(0.3)), once.double().sum(0), rtol=1e-4, atol=1e-6)
+
+
+# Secure mode
+
+
+def test_secure_releases_lie_on_the_public_grid_and_never_repeat() -> None:
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, source="secure")
+    width = grid_width(0.7, 1000, 1.3 * 0.7)
+    assert math.log2(width) == round(math.log2(width))
+    assert width * math.sqrt(1000) <= 0.7 * 2.0**-20
+    values, cohorts = [], []
+    for _ in range(2):
+        channel = door(privacy, dimension=1000, sampler=PoissonSampling(20).bind(200))
+        for step in range(2):
+            ranks = begin(channel, step)
+            rows = torch.full((len(ranks), 1000), math.pi / 1000)
+            values.append(channel.release("update", rows, ranks).numpy())
+            cohorts.append(ranks)
+    for value in values:
+        cells = value * 20 / width
+        assert np.abs(cells - np.round(cells)).max() < 1e-3
+        assert np.abs(cells).max() < 2.0**53
+    for i in range(4):
+        for j in range(i):
+            assert not np.array_equal(values[i], values[j])
+            assert not torch.equal(cohorts[i], cohorts[j])
+
+
+def test_secure_noise_has_a_full_significand_in_the_tails() -> None:
+    noise = SecureSource().normal("noise", 0, 200_000)
+    assert np.isfinite(noise).all()
+    assert len(np.unique(noise)) == noise.size
+    low_bits = noise.view(np.uint64) & np.uint64(0xFF)
+    counts = np.bincount(low_bits.astype(np.int64), minlength=256)
+    assert counts.min() > 0.5 * counts.mean()
+
+
+def test_nothing_secret_reaches_the_ledger(tmp_path: Path) -> None:
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, source="secure")
+    channel = door(privacy, ledger_path=tmp_path / "ledger")
+    for step in range(6):
+        ranks = begin(channel, step)
+        channel.release("update", torch.randn(len(ranks), 5), ranks)
+    channel.close()
+    kinds = {}
+    for line in (tmp_path / "ledger").read_text().splitlines():
+        entry = json.loads(line)
+        kinds.setdefault(entry["kind"], set()).update(entry)
+    assert kinds["reserve"] == {"kind", "session", "first", "end"}
+    assert kinds["close"] == {"kind", "session", "unused"}
+    assert "seed" not in kinds["header"]

@@ -1,0 +1,157 @@
+"""Laws of the cohorts, against exact enumerations and scipy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    ReleasePlan,
+    SecureSource,
+    SeededSource,
+    distinct_ranks,
+    open_channel,
+)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("source", [SeededSource(3), SecureSource()])
+def test_subsets_are_uniform(size: int, source) -> None:
+    subsets = dict.fromkeys(itertools.combinations(range(5), size), 0)
+    draws = 1000
+    for step in range(draws):
+        subsets[tuple(distinct_ranks(5, size, source.coins("cohort", step)))] += 1
+    if len(subsets) > 1:
+        assert stats.chisquare(list(subsets.values())).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("source", [SeededSource(0), SecureSource()])
+def test_poisson_cohort_sizes_are_binomial(source) -> None:
+    bound = PoissonSampling(3).bind(10)
+    sizes = np.array([len(bound.draw(step, source.coins("cohort", step))) for step in range(1500)])
+    expected = stats.binom.pmf(np.arange(11), 10, 0.3) * len(sizes)
+    observed = np.bincount(sizes, minlength=11)
+    expected, observed = (np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed))
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
+
+
+def test_a_large_population_costs_what_the_cohort_costs() -> None:
+    bound = PoissonSampling(50).bind(10**12)
+    ranks = bound.draw(0, SeededSource(1).coins("cohort", 0))
+    assert 10 < len(ranks) < 120
+    assert ranks.dtype == torch.int64
+    assert torch.equal(ranks, torch.unique(ranks))
+    assert int(ranks.max()) < 10**12
+
+
+def test_seeded_draws_are_keyed_and_secure_draws_are_not() -> None:
+    bound = FixedCohort(20).bind(1000)
+    assert torch.equal(
+        bound.draw(4, SeededSource(1).coins("cohort", 4)), bound.draw(4, SeededSource(1).coins("cohort", 4))
+    )
+    others = [
+        SeededSource(1).coins("cohort", 5),
+        SeededSource(2).coins("cohort", 4),
+        SecureSource().coins("cohort", 4),
+    ]
+    for coins in others:
+        assert not torch.equal(bound.draw(4, SeededSource(1).coins("cohort", 4)), bound.draw(4, coins))
+
+
+def test_public_denominators_and_probabilities() -> None:
+    for sampler, denominator in (
+        (PoissonSampling(2.5), 2.5),
+        (FixedCohort(4), 4.0),
+        (FullParticipation(), 10.0),
+    ):
+        bound = sampler.bind(10)
+        assert bound.denominator == denominator
+        assert bound.probability == pytest.approx(denominator / 10)
+    assert torch.equal(
+        FullParticipation().bind(4).draw(0, SecureSource().coins("cohort", 0)), torch.arange(4)
+    )
+
+
+@pytest.mark.parametrize("sampler", [PoissonSampling(11), FixedCohort(11)])
+def test_a_cohort_larger_than_the_population_is_refused(sampler) -> None:
+    with pytest.raises(ConfigError, match="only 10 clients"):
+        sampler.bind(10)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PoissonSampling(0), lambda: FixedCohort(2.5), lambda: FixedCohort(3, max_uses=0)]
+)
+def test_impossible_samplers_are_refused(make) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def fixed(steps: int, *, stateful: bool = True, max_uses: int | None = None, **privacy):
+    plan = ReleasePlan(name="update", dimension=3, uses=steps, stateful=stateful)
+    settings = ClientPrivacy(**{"clip_norm": 1.0, "noise_multiplier": 5.0, **privacy})
+    return open_channel(settings, (plan,), FixedCohort(4, max_uses).bind(10), seed=0, steps=steps)
+
+
+def play(door, steps: int) -> np.ndarray:
+    uses = np.zeros(10, dtype=int)
+    for step in range(steps):
+        ranks = door.draw(step)
+        door.begin(step, ranks)
+        door.release("update", torch.zeros(len(ranks), 3), ranks)
+        uses[ranks.numpy()] += 1
+    return uses
+
+
+def test_fixed_cohorts_charge_participations_under_a_cap() -> None:
+    from scipy.optimize import brentq
+
+    door = fixed(5)
+    assert door.sampler.max_uses == 3  # 5 x 4 / 10 = 2 on average, one more at most
+    uses = play(door, 5)
+    assert uses.max() == door.uses <= 3
+    mu = uses.max() ** 0.5 / 5.0
+
+    def excess(eps: float) -> float:
+        return stats.norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - 1e-5
+
+    assert door.epsilon == pytest.approx(brentq(excess, 0, 50), rel=1e-6)
+    assert "not amplified" in door.report.sampler
+    assert door.report.relation == "replace"
+
+
+def test_nobody_passes_the_cap() -> None:
+    door = fixed(8, max_uses=2)  # 20 places in all: five full cohorts at the very most
+    with pytest.raises(BudgetExhausted, match="fewer than 2 times"):
+        play(door, 8)
+    assert 3 * 4 <= int(door._account.client_uses.sum()) <= 5 * 4
+    assert door.uses <= 2
+    assert door.epsilon <= door.epsilon_at(2)
+
+
+def test_the_amplified_figure_needs_stateless_clients_and_an_outside_observer() -> None:
+    calibrated = {"epsilon": 3.0, "noise_multiplier": None}
+    inside = fixed(20, stateful=False, **calibrated).noise_multiplier
+    stateful = fixed(20, observer="public", **calibrated).noise_multiplier
+    assert inside == pytest.approx(stateful)
+    outside = fixed(20, stateful=False, observer="public", **calibrated)
+    assert outside.sampler.max_uses is None
+    assert "amplified" in outside.report.sampler
+    assert outside.report.accountant == "rdp"
+    play(outside, 20)
+    assert outside.epsilon <= 3.0
+
+
+def test_combinations_that_nothing_supports_are_refused_by_name() -> None:
+    with pytest.raises(PrivacyError, match="max_uses"):
+        fixed(5, stateful=False, observer="public", max_uses=2)
+    with pytest.raises(PrivacyError, match=r"paper.*FixedCohort"):
+        fixed(5, guarantee="paper")
