@@ -32,7 +32,7 @@ def load_digits_clients(
     test_images: int = 10,
     classes_per_client: int = 4,
     rotation: float = 45.0,
-    gamma: float = 1.5,
+    gamma: float = 2.0,
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:

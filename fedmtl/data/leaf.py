@@ -7,6 +7,7 @@ which maps each id to ``{"x": [example, ...], "y": [target, ...]}``.
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -358,7 +359,7 @@ def _target_kind(clients: dict[str, Pair]) -> type:
 def _pair(pair: Pair, shape: tuple[int, ...] | None, kind: type, where: str) -> Tensors:
     x, y = pair
     if shape is not None:
-        if x[0].size != int(np.prod(shape)):
+        if x[0].size != math.prod(shape):
             raise DataError(
                 f"{where}, field 'x' has {x[0].size} numbers an example; shape {shape} needs others."
             )

@@ -167,7 +167,7 @@ def _target(
         raise ConfigError(f"read_table.labels is {list(labels)!r}; it must be distinct texts, at least one.")
     _refuse_missing(frame, name, owner, file)
     texts = frame[name].astype(str).to_numpy(dtype=str)
-    match = texts[:, None] == np.asarray(labels, dtype=str)[None]
+    match = texts[:, None] == np.asarray(list(labels), dtype=str)[None]
     unknown = ~match.any(axis=1)
     if unknown.any():
         row = int(unknown.argmax())

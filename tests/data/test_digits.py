@@ -120,7 +120,10 @@ def test_a_style_is_a_rotation_and_a_gamma():
 
 
 def test_all_images_of_a_client_share_one_gamma_within_the_bounds():
-    styled, plain = load_digits_clients(300, rotation=0.0), load_digits_clients(300, rotation=0.0, gamma=1.0)
+    styled, plain = (
+        load_digits_clients(300, rotation=0.0, gamma=1.5),
+        load_digits_clients(300, rotation=0.0, gamma=1.0),
+    )
     centers = []
     for side in ("train", "test"):
         x, raw = styled.side(side).x.double(), plain.side(side).x.double()
