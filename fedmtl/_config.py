@@ -101,7 +101,7 @@ def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             return hydra_compose("config", overrides=[*overrides, *search])
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{_first_line(error)}.") from error
 
 
@@ -214,8 +214,8 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             continue
         chosen.append(text)
         value = override.value()
-        if value is not None and value not in options[group]:
-            close = difflib.get_close_matches(str(value), options[group], n=1)
+        if value not in options[group]:
+            close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}? " if close else ""
             raise ConfigError(
                 f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}."

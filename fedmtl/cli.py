@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from ._config import build, check, choices, config_folder, resolve
-from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError
+from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -141,14 +141,23 @@ def _run(config: Any) -> None:
     from omegaconf import OmegaConf
 
     from .report.tables import write_text
+    from .trainer.folder import RunFolder
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if RunFolder(folder).started:
+        shown = _short(folder)
+        raise ResumeError(
+            f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder."
+        )
     resolved = resolve(config)
     trainer = build(resolved, folder)
     for key in ("root", "path"):  # a resume may start elsewhere
         if isinstance(resolved["data"].get(key), str):
             resolved["data"][key] = os.path.abspath(resolved["data"][key])
-    write_text(folder / "private" / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(resolved)))
+    asked = " ".join(["fedmtl", *hydra.overrides.task])
+    text = f"# {asked}\n{OmegaConf.to_yaml(OmegaConf.create(resolved))}"
+    write_text(folder / "private" / "config.yaml", text)
     _fit(trainer, folder, resume=False)
 
 

@@ -1,0 +1,358 @@
+"""The command line: what it accepts, how it refuses, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedmtl import cli
+from fedmtl._config import check, choices, combinations, compose, config_folder, nearest, resolve, settings
+from fedmtl.errors import ConfigError
+
+TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
+
+
+def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m fedmtl`` in another folder, as a user would."""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "fedmtl", *words],
+        cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+# --- what is refused, before any work
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
+        (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon?"),
+        (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
+        (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted in privacy: clip_norm, epsilon,"),
+        (["algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
+        (["algorithm=fedavg", "algorithm.lam=1"], "algorithm.lam is no setting"),
+        (["+algorithm.foo=1"], "algorithm.foo is no setting of PMTL"),
+        (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: fedavg, fedprox, local"),
+        (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon means nothing here"),
+        (["data.root=x"], "data.root is no setting"),
+        (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
+        (["experiment=pmtl"], "did you mean pmtl_femnist?"),
+        (["scale=paper"], "scale is 'paper'; accepted: default (other sizes come with an experiment"),
+        (["experiment=pmtl_femnist", "data.root=x", "scale=big"], "accepted: default, paper."),
+        (["rounds=[1"], "cannot read 'rounds=[1'"),
+        (["algorithm=pmtl,fedavg"], "lists several values; add -m"),
+        (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
+        (["repot", "x"], "unknown command 'repot'; did you mean report?"),
+        (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a finite number above 0"),
+        (["privacy.epsilon=four"], "privacy.epsilon is 'four'"),
+        (["privacy.delta=1.5"], "privacy.delta is 1.5"),
+        (["privacy.source=tea"], "privacy.source is 'tea'; accepted: 'seeded', 'secure'"),
+        (["guarantee=loud"], "privacy.guarantee is 'loud'; accepted: 'sound', 'paper'"),
+        (["algorithm.local.lr=0"], "algorithm.local.lr is 0"),
+        (["algorithm.lam=-1"], "algorithm.lam is -1"),
+        (["schedule.cohort=0"], "schedule.cohort is 0"),
+        (["rounds=0"], "rounds is 0; it must be a whole number of at least 1"),
+        (["eval_every=1.5"], "eval_every is 1.5"),
+        (["seed=x"], "seed is 'x'; it must be a whole number"),
+        (["dtype=half"], "dtype is 'half'; accepted: 'float32', 'float64'"),
+        (["execution=fast"], "execution.strategy is 'fast'; accepted: 'auto', 'stacked', 'threads'"),
+        (["device=toaster"], "device is 'toaster'"),
+        (["baselines=[locale]"], "baselines has 'locale'; accepted: local, fedavg"),
+        (["-m", "seed=1,2", "privacy.epsilon=1,0"], "privacy.epsilon is 0"),
+        (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
+        (["resume", "nowhere"], "nowhere holds no run of this command"),
+        (["report", "nowhere"], "nowhere is not a folder"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_refused_by_name(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("fedmtl: error: ")
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ConfigError):
+        cli.main(["--debug", "rounds=0"])
+
+
+def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "leaf.json").write_text('{"users": ["a"]')
+    done = command("data=leaf", "data.path=leaf.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "leaf.json" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_cohort_larger_than_the_population_is_refused(tmp_path: Path) -> None:
+    done = command("data.clients=20", "schedule.cohort=21", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "schedule.cohort" in done.stderr
+
+
+# --- what is accepted
+
+
+def test_the_default_is_the_main_job() -> None:
+    import fedmtl
+
+    made = settings(resolve(compose(())))
+    assert made["algorithm"] == fedmtl.PMTL(lam=1.0, local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
+    assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
+    assert made["schedule"] == fedmtl.PoissonSampling(cohort=100)
+    assert made["execution"] == fedmtl.Execution()
+    assert (made["rounds"], made["baselines"], made["seed"]) == (100, ("local", "fedavg"), 0)
+
+
+def objects(*overrides: str) -> dict[str, object]:
+    return settings(resolve(compose(overrides)))
+
+
+def test_groups_make_the_objects_of_a_program() -> None:
+    import fedmtl
+
+    local = fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10)
+    assert objects("algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=local)
+    assert objects("algorithm=fedprox", "algorithm.mu=2")["algorithm"] == fedmtl.FedProx(mu=2, local=local)
+    assert objects("algorithm=local")["algorithm"] == fedmtl.Local(local=local)
+    assert objects("privacy=none")["privacy"] is None
+    unlimited = fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=float("inf"))
+    assert objects("privacy.epsilon=inf")["privacy"] == unlimited
+    assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(cohort=7)
+    assert objects("schedule=full")["schedule"] == fedmtl.FullParticipation()
+    adam = objects("algorithm/solver@algorithm.local=adam")["algorithm"]
+    assert adam == fedmtl.PMTL(
+        local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10)
+    )
+
+
+def test_the_femnist_experiment_is_the_papers_network() -> None:
+    import torch
+
+    import fedmtl
+    from fedmtl.data import DataSpec
+
+    made = objects("experiment=pmtl_femnist", "data.root=x", "rounds=7", "privacy.epsilon=8")
+    module = made["model"](DataSpec(shape=(1, 28, 28), classes=62, clients=206))  # type: ignore[operator]
+    assert sum(parameter.numel() for parameter in module.parameters()) == 115_646
+    assert module(torch.zeros(2, 1, 28, 28)).shape == (2, 62)
+    assert made["rounds"] == 7
+    assert made["privacy"].epsilon == 8  # type: ignore[attr-defined]
+    assert made["algorithm"].local == fedmtl.LocalSGD(lr=0.1, epochs=1, batch_size=10)  # type: ignore[attr-defined]
+    paper = objects("experiment=pmtl_femnist", "data.root=x", "scale=paper")["algorithm"]
+    assert [paper.local.lr_at(r) for r in (0, 199, 200, 400)] == [0.1, 0.1, 0.05, 0.025]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("algorithm", ["pmtl", "fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("privacy", ["client", "none"])
+@pytest.mark.parametrize("schedule", ["poisson", "fixed", "full"])
+@pytest.mark.parametrize("experiment", ["null", "pmtl_femnist"])
+def test_every_choice_goes_with_every_other(
+    algorithm: str, privacy: str, schedule: str, experiment: str
+) -> None:
+    root = [] if experiment == "null" else ["data.root=x"]
+    chosen = [
+        f"experiment={experiment}",
+        f"algorithm={algorithm}",
+        f"privacy={privacy}",
+        f"schedule={schedule}",
+    ]
+    check([*chosen, *root])
+
+
+def test_every_option_of_every_group_composes() -> None:
+    needed = {"femnist": ["data.root=x"], "leaf": ["data.path=x"], "pmtl_femnist": ["data.root=x"],
+              "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
+    for group, options in choices(config_folder()).items():
+        for option, words in options.items():
+            assert words, f"{group}/{option}.yaml has no comment to open with"
+            if "/" not in group:
+                check([f"{group}={option}", *needed.get(option, [])])
+
+
+def test_data_options_are_those_of_the_readers() -> None:
+    import inspect
+
+    from fedmtl.data import LOADERS
+
+    for name, loader in LOADERS.items():
+        accepted = set(inspect.signature(loader).parameters)
+        given = set(compose((f"data={name}",)).data) - {"_target_"}
+        assert given <= accepted, name
+        assert accepted - given <= {"transform"}, name
+
+
+def test_sweeps_are_expanded() -> None:
+    found = list(
+        combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"], multirun=True)
+    )
+    assert len(found) == 8
+    assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
+    assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
+
+
+def test_nearest_names() -> None:
+    keys = ["privacy.epsilon", "privacy.delta", "algorithm.delta", "algorithm.local.lr", "rounds"]
+    assert nearest("delta", keys) == ["privacy.delta", "algorithm.delta"]
+    assert nearest("round", keys) == ["rounds"]
+    assert nearest("zzz", keys) == []
+
+
+# --- help and start-up
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for options in (options for group, options in choices(config_folder()).items() if "/" not in group):
+        for name, words in options.items():
+            assert name in shown
+            assert words in shown
+    for command_name in ("report", "resume", "-m", "--debug"):
+        assert command_name in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_help_and_refusals_do_not_import_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys; from fedmtl import cli; code = cli.main(sys.argv[1:]);"
+        "print('torch' in sys.modules, 'matplotlib' in sys.modules, code)"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    for words, code in ((["--help"], 0), (["--version"], 0), (["privcy.epsilon=1"], 2), (["algorithm=x"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines()[-1] == f"False False {code}", words
+
+
+def test_cfg_prints_the_settings_and_trains_nothing(tmp_path: Path) -> None:
+    done = command("privacy.epsilon=2", "--cfg", "job", "--resolve", cwd=tmp_path)
+    assert done.returncode == 0
+    shown = yaml.safe_load(done.stdout)
+    assert (shown["privacy"]["epsilon"], shown["rounds"], shown["schedule"]["cohort"]) == (2, 100, 100)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A tiny run of the main job and what it printed."""
+    here = tmp_path_factory.mktemp("run")
+    return here, command(*TINY, cwd=here)
+
+
+def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    here, done = finished
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    (folder,) = here.glob("outputs/2*/*")
+    assert {file.name for file in folder.iterdir()} == {"public", "private"}
+    assert {file.name for file in (folder / "public").iterdir()} == {
+        "model.safetensors",
+        "privacy.json",
+        "epsilon.png",
+    }
+    for name in ("accuracy.png", "clients.png", "result.json", "metrics.csv", "config.yaml", "clients.csv"):
+        assert (folder / "private" / name).exists(), name
+    result = json.loads((folder / "private" / "result.json").read_text())
+    assert set(result["baselines"]) == {"local", "fedavg"}
+    assert 0 < result["epsilon"] <= 4
+    assert f"Saved in {folder.relative_to(here)}" in done.stdout
+    assert "epsilon" in done.stdout
+
+
+def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    (folder,) = finished[0].glob("outputs/2*/*")
+    stored = (folder / "private" / "config.yaml").read_text()
+    assert stored.startswith("# fedmtl data.clients=30 ")
+    assert yaml.safe_load(stored)["seed"] == 0
+    public = [
+        file.read_text(errors="replace") for file in (folder / "public").iterdir() if file.suffix != ".png"
+    ]
+    assert not any('"seed"' in text or "seed:" in text for text in public)
+
+
+def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    here, _ = finished
+    done = command("report", "outputs", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("PMTL", "Local", "FedAvg", "digits, 30 clients"))
+    assert (here / "outputs" / "report" / "privacy_utility.png").stat().st_size > 5_000
+
+
+def test_a_sweep_runs_every_combination_and_reports_the_failed_one(tmp_path: Path) -> None:
+    words = ["-m", *TINY, "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("fedmtl: error: ") == 2  # 31 of 30 clients, for both methods
+    assert "Traceback" not in done.stderr
+    results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
+    found = [json.loads(file.read_text())["algorithm"] for file in results]
+    assert found == ["pmtl", "local"]
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:
+    words = ["data.clients=30", "schedule.cohort=6", "rounds=120", "baselines=[]", "eval_every=60",
+             "checkpoint_every=1", "progress=false", "hydra.run.dir=run"]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedmtl", *words],
+        cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    checkpoint = tmp_path / "run" / "private" / "checkpoint.safetensors"
+    deadline = time.monotonic() + 90
+    while not checkpoint.exists() and time.monotonic() < deadline and running.poll() is None:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "fedmtl resume run" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run" / "private" / "result.json").exists()
+    resumed = command("resume", "run", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = command(*words[:-1], "hydra.run.dir=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    shared = [(tmp_path / name / "public" / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert shared[0] == shared[1]
+
+
+def test_a_folder_is_never_overwritten(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    here, _ = finished
+    (folder,) = here.glob("outputs/2*/*")
+    before = (folder / "private" / "result.json").read_bytes()
+    done = command(*TINY, "seed=1", f"hydra.run.dir={folder.relative_to(here)}", cwd=here)
+    assert done.returncode == 1
+    assert "already holds a run" in done.stderr
+    assert (folder / "private" / "result.json").read_bytes() == before
+    assert yaml.safe_load((folder / "private" / "config.yaml").read_text())["seed"] == 0
