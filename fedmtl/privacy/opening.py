@@ -46,8 +46,8 @@ def open_channel(
             charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         replay: ``record`` of another run; releases return its values (steps are still reserved and checked).
-        block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses the
-            rest of a block.
+        block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
+            the rest of a block.
 
     Raises:
         ConfigError: a budget that cannot be met.

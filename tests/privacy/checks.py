@@ -73,7 +73,7 @@ def adversaries(dimension: int) -> list[torch.Tensor]:
 
 
 def sensitivity(seed: int = 0, dimension: int = 64) -> list[str]:
-    """Neighbouring cohorts under the same noise: the released means differ by at most C / m, and are finite."""
+    """Neighbours under the same noise: the released means differ by at most C / m, and are finite."""
     findings = []
     generator = torch.Generator().manual_seed(seed)
     direction = torch.nn.functional.normalize(torch.ones(dimension), dim=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -262,7 +263,7 @@ def test_epsilon_grows_with_every_step_and_is_cheap() -> None:
         begin(channel, step)
         seen.append(channel.epsilon)
     assert seen[0] == 0.0
-    assert all(a < b for a, b in zip(seen[1:], seen[2:], strict=False))
+    assert all(after > before for before, after in pairwise(seen))
 
 
 def test_full_participation_charges_every_step_unamplified() -> None:
