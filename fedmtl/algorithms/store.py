@@ -121,6 +121,7 @@ class MappedClientStore(ClientStore):
             save_file(journal, temporary)
             _sync(temporary)
             os.replace(temporary, self._journal)
+            _sync(self.folder)  # before the files change: a journal that can be lost protects nothing
             self._apply(journal)
             self._written = {name: {} for name in self.fields}
         return {}
@@ -145,5 +146,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -86,11 +86,11 @@ class Checkpoint:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata()
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
-        if metadata["fingerprint"] != fingerprint:
+        if metadata.get("fingerprint") != fingerprint:
             raise ResumeError(
                 f"{path} was written with other data, settings, seed, device or execution than this run has; resume with "
                 "the same ones, or start in another folder."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms.base import Problem
+from ..data import FederatedDataset
 from .checkpoint import write_bytes, write_json, write_tensors
 from .result import Result
 
@@ -62,19 +63,14 @@ class RunFolder:
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids})
         write_bytes(self.private / "metrics.csv", _csv(result.history))
-        write_bytes(self.private / "clients.csv", _csv(client_rows(result, problem)))
 
-    def write_result(self, result: Result, settings: dict[str, Any]) -> None:
+    def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """The plots, the table of clients with the baselines, and result.json, which marks the run as finished."""
         from ..report.figures import plot_clients, plot_epsilon, plot_history
 
         metric = result.metric
         ids = list(result.personal_accuracy)
-        if result.baselines:
-            table = _read_csv(self.private / "clients.csv")
-            for row in table:
-                row |= {name: run.personal_accuracy[row["client"]] for name, run in result.baselines.items()}
-            write_bytes(self.private / "clients.csv", _csv(table))
+        write_bytes(self.private / "clients.csv", _csv(client_rows(result, data)))
         columns = {result.algorithm: [result.personal_accuracy[i] for i in ids]}
         columns |= {name: [run.personal_accuracy[i] for i in ids] for name, run in result.baselines.items()}
         rounds = [row["round"] for row in result.history]
@@ -95,15 +91,16 @@ class RunFolder:
         write_json(self.private / "result.json", _plain(summary))
 
 
-def client_rows(result: Result, problem: Problem) -> list[dict[str, Any]]:
-    """One row a client: sizes, and the score of its own and of the shared model."""
-    train, test = problem.data.train.counts.tolist(), problem.data.test.counts.tolist()
+def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
+    """One row a client: sizes, and the score of its own, of the shared and of the baselines' models."""
+    train, test = data.train.counts.tolist(), data.test.counts.tolist()
     rows = []
-    for place, client in enumerate(problem.data.ids):
+    for place, client in enumerate(data.ids):
         row = {"client": client, "train_examples": train[place], "test_examples": test[place]}
         row["personal"] = result.personal_accuracy[client]
         if result.shared_accuracy is not None:
             row["global"] = result.shared_accuracy[client]
+        row |= {name: run.personal_accuracy[client] for name, run in result.baselines.items()}
         rows.append(row)
     return rows
 
@@ -114,11 +111,6 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,13 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm, Algorithm):
+        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
             raise ConfigError(
                 f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0)."
             )
         if self.privacy is not None and not isinstance(self.privacy, ClientPrivacy):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...) or None.")
-        if not hasattr(self.schedule, "bind"):
+        if isinstance(self.schedule, type) or not hasattr(self.schedule, "bind"):
             raise ConfigError(
                 f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100)."
             )
@@ -130,41 +130,40 @@ class Trainer:
             comparison[name] = trainer.fit(resume=place is not None and place.started)
         result = replace(result, baselines=comparison)
         if folder is not None:
-            folder.write_result(result, self._settings())
+            folder.write_result(result, self._settings(), self.data)
         return result
 
     def _run(self, folder: RunFolder | None, resume: bool) -> Result:
         problem = build_problem(
             self.data, self.model, self.loss, self.execution, self.rounds, self.seed, self.device, self.dtype
         )
-        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
-        sampler = self.schedule.bind(len(self.data))
-        channel = open_channel(
-            self.privacy,
-            self.algorithm.plan(problem, sampler),
-            sampler,
-            seed=self.seed,
-            fingerprint=mark,
-            ledger_path=None if folder is None else folder.ledger,
-            resume=resume,
-            steps=self.rounds,
-        )
-        state, step, history = self.algorithm.init(problem), 0, []
-        if resume and folder is not None and folder.checkpoint.exists():
-            found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
-            state = found.restore(state, problem.initial.device)
-            step, history = found.step, found.history
-        callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
-        self._announce(channel)
-        try:
-            with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
-                run = _Loop(self, problem, channel, folder, mark, history, callbacks)
-                state, step, stopped = run.advance(state, step)
-                result = run.finish(state, step, stopped)
-                end.append(result)
-        finally:
-            problem.executor.close()
-        channel.close()
+        with closing(problem.executor):
+            mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
+            sampler = self.schedule.bind(len(self.data))
+            channel = open_channel(
+                self.privacy,
+                self.algorithm.plan(problem, sampler),
+                sampler,
+                seed=self.seed,
+                fingerprint=mark,
+                ledger_path=None if folder is None else folder.ledger,
+                resume=resume,
+                steps=self.rounds,
+            )
+            with closing(channel):  # also after an interruption: steps that never began return to the budget
+                state, step, history = self.algorithm.init(problem), 0, []
+                if resume and folder is not None and folder.checkpoint.exists():
+                    found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
+                    state = found.restore(state, problem.initial.device)
+                    step, history = found.step, found.history
+                channel._account.start(step)  # also when no round is left to draw
+                self._announce(channel)
+                callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
+                with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
+                    run = _Loop(self, problem, channel, folder, mark, history, callbacks)
+                    state, step, stopped = run.advance(state, step)
+                    result = run.finish(state, step, stopped)
+                    end.append(result)
         if folder is not None:
             folder.write_run(result, problem)
         return result
@@ -242,6 +241,8 @@ class _Loop:
         }
         if shared is not None:
             row |= summarize(shared.score, counts, metric=metric, prefix="global_")
+        if self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
+            self.history.pop()
         self.history.append(row)
         for callback in self.callbacks:
             callback.on_evaluate(row)

@@ -1,0 +1,32 @@
+"""An independent reading of a ledger's file: what it says has been charged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The complete lines; the last one does not count without its newline."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def charges(path: Path) -> Counter[int]:
+    """How often each step is charged: every reservation, less what a clean close of its session returned."""
+    count: Counter[int] = Counter()
+    for line in read_lines(path):
+        if line["kind"] == "reserve":
+            count.update(range(line["first"], line["end"]))
+        elif line["kind"] == "close":
+            count.subtract(line["unused"])
+    assert min(count.values(), default=0) >= 0
+    return +count
+
+
+def participations(path: Path) -> Counter[int]:
+    """Charged steps by rank, each step once, for ledgers that write participants."""
+    steps = {line["first"]: line["participants"] for line in read_lines(path) if "participants" in line}
+    return Counter(rank for ranks in steps.values() for rank in ranks)

@@ -1,0 +1,266 @@
+"""A process killed at any moment resumes to the same bits, and the ledger never goes back."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from .ledgers import charges, participations, read_lines
+from .zygote import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTS, ROUNDS, Zygote
+
+KILLS = 20
+NO_LEDGER = ("pmtl-plain", "local")
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    parent = Zygote.start()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote, tmp_path_factory):
+    """case -> (folder, seconds) of a run that nobody disturbed."""
+    done: dict[str, tuple[Path, float]] = {}
+
+    def get(case: str) -> tuple[Path, float]:
+        if case not in done:
+            folder = tmp_path_factory.mktemp("reference") / case
+            killed, seconds = zygote.run(case, folder)
+            assert not killed
+            done[case] = folder, seconds
+        return done[case]
+
+    return get
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Everything in a finished run folder but times and the ledger's sessions."""
+    found: dict[str, object] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = str(path.relative_to(folder))
+        if path.name == "checkpoint.safetensors":
+            with safe_open(path, framework="pt") as file:
+                history = json.loads(file.metadata()["history"])
+            found[name + " history"] = [
+                {k: repr(v) for k, v in row.items() if k != "time"} for row in history
+            ]
+            found |= {f"{name} {key}": bits(value) for key, value in load_file(path).items()}
+        elif path.name == "metrics.csv":
+            with open(path, newline="") as table:
+                found[name] = [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(table)]
+        elif path.name == "ledger.jsonl":
+            header = read_lines(path)[0]
+            found[name] = (header, charges(path), participations(path))
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
+    raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).hexdigest()
+
+
+def assert_same(folder: Path, expected: Path) -> None:
+    found, wanted = contents(folder), contents(expected)
+    assert [k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k)] == []
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "private/result.json").read_text())
+
+
+def ledger(folder: Path) -> Path:
+    return folder / "private/ledger.jsonl"
+
+
+def checkpointed(folder: Path) -> int:
+    """Rounds in the checkpoint; it must be readable after every kill."""
+    path = folder / "private/checkpoint.safetensors"
+    return int(load_file(path)["step"]) if path.exists() else 0
+
+
+class Watch:
+    """What the ledger said after each kill."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.before: set[int] = set()
+
+    def look(self) -> None:
+        now = set(charges(ledger(self.folder)))
+        assert self.before <= now, "a charge has gone"
+        if self.case in NO_LEDGER:
+            assert not ledger(self.folder).exists()
+        else:
+            assert set(range(checkpointed(self.folder))) <= now, (
+                "the checkpoint holds a release without a charge"
+            )
+        self.before = now
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_random_times(case, zygote, reference, tmp_path):
+    expected, seconds = reference(case)
+    clock = random.Random(f"times of {case}")
+    kills, chains = 0, 0
+    while kills < KILLS:
+        folder = tmp_path / str(chains)
+        watch, killed = Watch(case, folder), True
+        while killed:
+            delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
+            killed, _ = zygote.run(case, folder, resume=True, delay=delay)
+            kills += killed
+            watch.look()
+        assert_same(folder, expected)
+        chains += 1
+    assert charged_uses(case, folder) == (0 if case in NO_LEDGER else ROUNDS)
+
+
+def charged_uses(case: str, folder: Path) -> int:
+    once = charges(ledger(folder))
+    assert set(once.values()) <= {1}
+    if case == "pmtl-fixed":
+        assert participations(ledger(folder)).total() == ROUNDS * COHORT
+    return once.total()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exact_points(case, zygote, reference, tmp_path):
+    """Between reserve, release, update and checkpoint, and within the writing of a checkpoint."""
+    expected, _ = reference(case)
+    folder = tmp_path / "run"
+    watch, step = Watch(case, folder), 4
+    for point in POINTS:
+        if point == "released" and case == "local":
+            continue
+        killed, _ = zygote.run(case, folder, resume=True, point=point, step=step)
+        assert killed, f"{point} was never reached"
+        watch.look()
+        if case not in NO_LEDGER:
+            assert step in watch.before, "the noise was drawn before its charge was on the disk"
+        done = checkpointed(folder)
+        if point in ("begun", "released", "stepped"):
+            assert done == step // EVERY * EVERY
+        elif point == "renamed":
+            assert step < done <= step + EVERY
+        else:
+            assert done <= step, "an unfinished checkpoint has replaced the old one"
+            assert (folder / "private/checkpoint.safetensors.tmp").exists()
+        step += 6
+    assert not zygote.run(case, folder, resume=True)[0]
+    assert_same(folder, expected)
+    assert charged_uses(case, folder) == (0 if case in NO_LEDGER else ROUNDS)
+
+
+def test_comparison_sees_a_different_run(zygote, reference, tmp_path):
+    expected, _ = reference("pmtl-global")
+    for name, settings in {
+        "seed": {"seed": 1},
+        "rounds": {"rounds": ROUNDS - 1},
+        "evaluated": {"eval_every": 15},
+    }.items():
+        zygote.run("pmtl-global", tmp_path / name, settings=settings)
+        with pytest.raises(AssertionError):
+            assert_same(tmp_path / name, expected)
+
+
+def test_finished_run_resumed_and_killed_keeps_its_files(zygote, reference, tmp_path):
+    expected, seconds = reference("pmtl-global")
+    folder = tmp_path / "run"
+    zygote.run("pmtl-global", folder)
+    clock = random.Random("finished")
+    names = ("result.json", "clients.csv", "models.safetensors")
+    for _ in range(5):
+        zygote.run("pmtl-global", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
+        for name in names:
+            assert (folder / "private" / name).read_bytes() == (expected / "private" / name).read_bytes()
+    assert not zygote.run("pmtl-global", folder, resume=True)[0]
+    assert_same(folder, expected)
+
+
+# Secure mode: noise is fresh in every process, so a replay is a new release.
+
+
+def epsilon(uses: int) -> float:
+    """Straight from dp_accounting."""
+    event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
+    return PLDAccountant().compose(event, uses).get_epsilon(DELTA)
+
+
+def budget_of(uses: int) -> float:
+    """A budget that ``uses`` steps fit and one more does not."""
+    return (epsilon(uses) + epsilon(uses + 1)) / 2
+
+
+def test_secure_replays_are_charged_again(zygote, tmp_path):
+    folder = tmp_path / "run"
+    assert zygote.run("fedavg", folder, privacy={"source": "secure"}, point="stepped", step=10)[0]
+    lost = charges(ledger(folder))
+    assert lost == dict.fromkeys(range(lost.total()), 1)
+    assert lost.total() > 10
+    assert not zygote.run("fedavg", folder, privacy={"source": "secure"}, resume=True)[0]
+    twice = range(9, lost.total())  # the checkpoint holds 9 rounds
+    assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(ROUNDS)}
+    assert result(folder)["releases"] == ROUNDS + len(twice)
+    assert result(folder)["epsilon"] == pytest.approx(epsilon(ROUNDS + len(twice)), rel=1e-3)
+
+
+def test_secure_budget_pays_for_a_crash(zygote, tmp_path):
+    folder = tmp_path / "run"
+    privacy = {"source": "secure", "epsilon": budget_of(ROUNDS)}
+    assert zygote.run("pmtl-global", folder, privacy=privacy, point="stepped", step=10)[0]
+    lost = charges(ledger(folder)).total()
+    assert not zygote.run("pmtl-global", folder, privacy=privacy, resume=True)[0]
+    found = result(folder)
+    assert found["stopped"] == "budget"
+    assert found["rounds"] == 9 + ROUNDS - lost  # 9 rounds are kept
+    assert charges(ledger(folder)).total() == ROUNDS
+    assert found["epsilon"] == pytest.approx(epsilon(ROUNDS), rel=1e-3)
+    assert found["epsilon"] <= privacy["epsilon"]
+
+
+@pytest.mark.parametrize("case", ["pmtl-local", "fedavg-adam", "pmtl-fixed"])
+def test_secure_random_times(case, zygote, reference, tmp_path):
+    _, seconds = reference(case)
+    clock, folder = random.Random(f"secure {case}"), tmp_path / "run"
+    capacity = 60
+    privacy = {"source": "secure", "epsilon": 1e3 if case == "pmtl-fixed" else budget_of(capacity)}
+    before, kills = 0, 0
+    for delay in [clock.uniform(0.1, 0.7) * seconds for _ in range(7)] + [None]:
+        killed, _ = zygote.run(case, folder, privacy=privacy, resume=True, delay=delay)
+        spent = charges(ledger(folder)).total()
+        assert spent >= before, "spend has gone back"
+        assert spent >= checkpointed(folder)
+        before, kills = spent, kills + killed
+        if not killed:
+            break
+    found = result(folder)
+    assert kills >= 1
+    assert found["epsilon"] <= privacy["epsilon"]
+    if case == "pmtl-fixed":  # charged by participation: the cap of one client may end the run
+        return
+    assert spent <= capacity
+    assert (found["stopped"], found["rounds"]) == ("rounds", ROUNDS) or (
+        found["stopped"] == "budget" and found["rounds"] < ROUNDS and spent == capacity
+    )
+    assert found["epsilon"] == pytest.approx(epsilon(spent), rel=1e-3)
+
+
+def test_secure_noise_is_fresh(zygote, tmp_path):
+    for name in "ab":
+        zygote.run("fedavg", tmp_path / name, privacy={"source": "secure"}, settings={"rounds": 2})
+    first, second = (load_file(tmp_path / n / "public/model.safetensors") for n in "ab")
+    assert not any(torch.equal(first[key], second[key]) for key in first)
