@@ -105,8 +105,8 @@ class FederatedDataset:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Each client's address in keyed random draws, int64 (n,), on the data's device."""
-        return client_keys(self.ids).to(self.train.offsets.device)
+        """Each client's address in keyed random draws, int64 (n,), on the host."""
+        return client_keys(self.ids)
 
     @cached_property
     def spec(self) -> DataSpec:
@@ -276,13 +276,13 @@ class FederatedDataset:
                 raise DataError(
                     f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}."
                 )
-        index = torch.tensor(chosen, dtype=torch.int64, device=self.train.offsets.device)
+        index = torch.tensor(chosen, dtype=torch.int64)
         ids = tuple(self.ids[i] for i in chosen)
         checks.check_ids(ids, f"{self.name}, subset")
         return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
-        """The data, with offsets and keys, on another device."""
+        """The features and targets on another device; offsets and keys stay on the host."""
         return self._replace(self.train.to(device), self.test.to(device), self.ids)
 
     def save(self, folder: str | Path) -> None:

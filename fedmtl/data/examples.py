@@ -39,7 +39,7 @@ class Examples:
     Args:
         x: features (N, *stored shape) in their storage dtype; a sparse CSR matrix (N, d) is allowed.
         y: int64 labels (N,) or (N, ...), or floating targets of these shapes.
-        offsets: int64 (n + 1,); client i owns rows ``offsets[i]:offsets[i + 1]``.
+        offsets: int64 (n + 1,) on the host; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
     Raises:
         DataError: lengths that disagree, offsets that do not ascend from 0 to N, an unknown layout or dtype.
@@ -85,23 +85,22 @@ class Examples:
         )
 
     def to(self, device: torch.device | str) -> Examples:
-        """All three tensors on another device."""
-        return Examples(self.x.to(device), self.y.to(device), self.offsets.to(device))
+        """Features and targets on another device; the offsets stay on the host, where batches are planned."""
+        return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
 def cut(
     x: Tensor, y: Tensor, offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Examples, Examples]:
     """Flat examples of all clients to their training and test sides, by :func:`split_rows`."""
-    host = offsets.cpu()
     sides = []
-    for index in split_rows(host, ids, test_fraction=test_fraction, seed=seed, where=where):
-        counts = torch.bincount(torch.searchsorted(host, index, right=True) - 1, minlength=len(ids))
+    for index in split_rows(offsets, ids, test_fraction=test_fraction, seed=seed, where=where):
+        counts = torch.bincount(torch.searchsorted(offsets, index, right=True) - 1, minlength=len(ids))
         sides.append(
             Examples(
                 rows.select(x, index.to(x.device)),
                 rows.take(y, index.to(y.device)),
-                rows.offsets_of(counts).to(offsets.device),
+                rows.offsets_of(counts),
             )
         )
     return sides[0], sides[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSolver:
+class LocalSolver(ABC):
     """How long a client trains and on which batches; subclasses say with which optimizer.
 
     Args:
@@ -61,12 +62,12 @@ class LocalSolver:
             return torch.full_like(counts, self.steps)
         return self.epochs * batches_per_epoch(counts, self.batch_size)
 
-    def check(self, lam: float) -> None:
+    def check(self, lam: float) -> None:  # noqa: B027 - most solvers follow any
         """Refuse a regularization strength this solver cannot follow."""
 
+    @abstractmethod
     def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
         """The stacked optimizer of one local run over ``rows`` (k, D)."""
-        raise TypeError(f"{type(self).__name__} names no optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)

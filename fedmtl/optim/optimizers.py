@@ -6,6 +6,7 @@ weight decay and Adam would otherwise move a client that has finished.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ Active = Tensor | slice | None
 """Which rows move: a boolean mask (K,), a slice, or ``None`` for all."""
 
 
-class StackedOptimizer(torch.optim.Optimizer):
+class StackedOptimizer(torch.optim.Optimizer, ABC):
     """Base of the stacked optimizers: the anchor term (lam / 2) ||w - anchor||^2 around an update rule.
 
     Args:
@@ -68,9 +69,9 @@ class StackedOptimizer(torch.optim.Optimizer):
         if not isinstance(select, slice):
             rows[select] = w
 
+    @abstractmethod
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """The rule itself: change ``w`` (k, D) in place, given the active rows' gradient."""
-        raise TypeError(f"{type(self).__name__} has no update rule")
 
 
 class StackedSGD(StackedOptimizer):

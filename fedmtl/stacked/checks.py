@@ -15,7 +15,7 @@ from .dropout import swap_dropout
 
 
 def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None) -> nn.Module:
-    """A copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode.
+    """A copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's dtype.
 
     Args:
         module: any module whose forward takes one batch tensor.
@@ -41,7 +41,7 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise ModelError("The model has no trainable parameter.")
-    ready = copy.deepcopy(module).train()
+    ready = copy.deepcopy(module).to(sample.device, sample.dtype).train()
     swap_dropout(ready, seed)
     before = {name: buffer.clone() for name, buffer in ready.named_buffers()}
     try:

@@ -58,8 +58,7 @@ def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -
         side: which examples.
     """
     examples = problem.data.side(side)
-    where = clients.to(examples.offsets.device)
-    counts, first = examples.counts[where].cpu(), examples.offsets[where].cpu()
+    counts, first = examples.counts[clients], examples.offsets[clients]
     order = by_decreasing(counts)
     loss, score = (torch.zeros(len(clients), dtype=torch.float64) for _ in range(2))
 
@@ -83,7 +82,7 @@ def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -
 def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test") -> Metrics:
     """One model (D,) on every client's examples."""
     examples = problem.data.side(side)
-    counts = examples.counts.cpu()
+    counts = examples.counts
     owner = torch.repeat_interleave(torch.arange(problem.clients), counts)
     loss, score = (torch.zeros(problem.clients, dtype=torch.float64) for _ in range(2))
     with problem.executor.stack() as stack:

@@ -49,12 +49,11 @@ def build_problem(
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
     sample = torch.zeros(2, *data.spec.shape, dtype=kind)
-    template = prepare_module(
-        module.to("cpu", kind), sample, seed=seed, outputs=data.classes if classification else None
+    template = prepare_module(module, sample, seed=seed, outputs=data.classes if classification else None
     )
     executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
     return Problem(
-        data=data.to(place) if place.type != "cpu" else data,
+        data=place_data(data, place),
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
         loss=resolve_loss(loss),
@@ -62,6 +61,14 @@ def build_problem(
         rounds=rounds,
         seed=seed,
     )
+
+
+def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:
+    """The data on the device when they take less than half of its free memory; otherwise rows travel as needed."""
+    if device.type != "cuda":
+        return data
+    size = sum(t.nbytes for side in (data.train, data.test) for t in (side.x, side.y))
+    return data.to(device) if 2 * size < torch.cuda.mem_get_info(device)[0] else data
 
 
 def resolve_device(device: str) -> torch.device:

@@ -66,6 +66,8 @@ def test_the_given_module_is_not_changed():
     prepare_module(net, torch.zeros(2, 4), seed=0)
     assert type(net[1]) is nn.Dropout
     assert not net.training
+    prepare_module(net, torch.zeros(2, 4, dtype=torch.float64), seed=0)
+    assert net[0].weight.dtype == torch.float32
 
 
 def test_unknown_loss_and_reducing_loss_are_refused():
