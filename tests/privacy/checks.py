@@ -123,9 +123,11 @@ def sampler_law(seed: int = 0, draws: int = 600) -> list[str]:
     if not stats.chi2.ppf(ALPHA / 2, CLIENTS) < fair < stats.chi2.isf(ALPHA / 2, CLIENTS):
         findings.append("fairness")
     centred = (included - q) / math.sqrt(q * (1 - q))
-    across = centred.T @ centred / draws - np.diag((centred**2).sum(0) / draws)
     lagged = (centred[1:] * centred[:-1]).sum() / math.sqrt((draws - 1) * CLIENTS)
-    if np.abs(across).max() > 7 / math.sqrt(draws) or abs(lagged) > 5.5:
+    together = included.T @ included
+    np.fill_diagonal(together, 0)
+    pairs = CLIENTS * (CLIENTS - 1) / 2
+    if pairs * stats.binom.sf(together.max() - 1, draws, q * q) < ALPHA or abs(lagged) > 5.5:
         findings.append("dependence")
     return findings
 
