@@ -174,8 +174,8 @@ class Account:
         if self.budget is None or self.event is None or self.delta is None:
             return wanted
         if self._capacity is None:
-            if self.epsilon_at(charged + wanted) <= self.budget:
-                return wanted
+            if self.epsilon_at(max(self._steps, charged + wanted)) <= self.budget:
+                return wanted  # one figure answers for all the planned steps
             self._capacity = largest_uses(
                 self.event.event, self.budget, self.delta, accountant=self.event.accountant
             )
