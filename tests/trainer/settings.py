@@ -1,0 +1,52 @@
+"""A small run, and what dp_accounting says about it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from fedmtl import PMTL, ClientPrivacy, LocalSGD, PoissonSampling, Trainer, models
+from tests.helpers import ragged_classification
+
+CLIENTS, COHORT, NOISE, DELTA = 12, 4, 1.5, 1e-5
+SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
+DATA = ragged_classification(CLIENTS)
+
+
+def trainer(**settings: Any) -> Trainer:
+    """A trainer of twelve clients and six rounds; ``settings`` override."""
+    defaults = {
+        "algorithm": PMTL(lam=0.5, local=SOLVER),
+        "data": DATA,
+        "model": models.mlp(hidden=4),
+        "schedule": PoissonSampling(cohort=COHORT),
+        "privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA),
+        "rounds": 6,
+        "dtype": "float64",
+        "eval_every": 2,
+        "checkpoint_every": 2,
+        "progress": False,
+    }
+    return Trainer(**defaults | settings)
+
+
+@cache
+def epsilon(uses: int) -> float:
+    """Straight from dp_accounting."""
+    event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
+    return PLDAccountant().compose(event, uses).get_epsilon(DELTA)
+
+
+def quick_figures(monkeypatch: Any) -> None:
+    """Figures as one line of text: drawing them takes seconds, and has tests of its own."""
+    import fedmtl.report.figures as figures
+
+    def plot(*args: Any, **options: Any) -> None:
+        next(a for a in args if isinstance(a, Path)).write_text("a figure")
+
+    for name in ("plot_epsilon", "plot_history", "plot_clients"):
+        monkeypatch.setattr(figures, name, plot)

@@ -1,0 +1,177 @@
+"""Files are replaced whole or not at all; a checkpoint holds every bit, without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedmtl.trainer.checkpoint as checkpoint_module
+from fedmtl.algorithms import ClientStore, State
+from fedmtl.errors import ResumeError
+from fedmtl.trainer.checkpoint import Checkpoint, write_bytes, write_json, write_tensors
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+def state() -> State:
+    store = ClientStore(4, {"model": ((3,), torch.float32), "seen": ((), torch.bool)})
+    store.scatter("model", torch.tensor([2, 0]), torch.tensor([[1.5, -0.0, 1e-40], [2.0, 3.0, torch.inf]]))
+    store.scatter("seen", torch.tensor([2, 0]), torch.ones(2, dtype=torch.bool))
+    return State({"mean": torch.tensor([0.1, torch.nan]), "server_optimizer.step": torch.tensor(3.0)}, store)
+
+
+HISTORY = [{"round": 3, "time": 0.1, "epsilon": float("inf"), "loss": 0.1 + 0.2, "accuracy": float("nan")}]
+
+
+def test_round_trip_keeps_every_bit(tmp_path):
+    before = state()
+    Checkpoint.of(7, before, HISTORY, "mark").write(tmp_path / "c.safetensors")
+    found = Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
+    assert found.step == 7
+    assert repr(found.history) == repr(HISTORY)
+    fields = before.private.fields
+    after = found.restore(State({}, ClientStore(4, fields)), torch.device("cpu"))
+    assert after.public.keys() == before.public.keys()
+    for name, tensor in before.public.items():
+        assert after.public[name].dtype == tensor.dtype
+        assert after.public[name].shape == tensor.shape
+        assert torch.equal(after.public[name].nan_to_num(9), tensor.nan_to_num(9))
+    for name, tensor in before.private.snapshot().items():
+        found_bits, bits = (t.view(torch.uint8) for t in (after.private.snapshot()[name], tensor))
+        assert torch.equal(found_bits, bits)
+
+
+def test_file_is_safetensors_and_not_pickle(tmp_path):
+    path = tmp_path / "c.safetensors"
+    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    names = {"public.mean", "public.server_optimizer.step", "private.model", "private.seen", "step"}
+    assert header.keys() == names | {"__metadata__"}
+    assert max(header[name]["data_offsets"][1] for name in names) == len(content) - 8 - length
+
+
+def test_another_fingerprint_is_refused(tmp_path):
+    path = tmp_path / "c.safetensors"
+    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    with pytest.raises(ResumeError, match="other data, settings"):
+        Checkpoint.read(path, fingerprint="another")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\x80\x04pickled"])
+def test_unreadable_file_is_named(tmp_path, content):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
+        Checkpoint.read(path, fingerprint="mark")
+
+
+def test_truncated_file_is_named(tmp_path):
+    path = tmp_path / "c.safetensors"
+    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
+        Checkpoint.read(path, fingerprint="mark")
+
+
+def test_safetensors_that_are_no_checkpoint_are_refused(tmp_path):
+    save_file({"weights": torch.zeros(2)}, tmp_path / "c.safetensors")
+    with pytest.raises(ResumeError, match=r"c\.safetensors"):
+        Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
+
+
+def test_tensors_with_shared_memory_and_strides_are_written_whole(tmp_path):
+    row = torch.arange(12.0)
+    views = {"a": row[:4].view(2, 2), "b": row[4:], "t": row.view(3, 4).t(), "e": torch.ones(2).expand(3, 2)}
+    write_tensors(tmp_path / "t.safetensors", views, {"ids": "x"})
+    found = load_file(tmp_path / "t.safetensors")
+    assert found.keys() == views.keys()
+    for name in views:
+        assert torch.equal(found[name], views[name])
+
+
+def test_json_and_missing_folders(tmp_path):
+    write_json(tmp_path / "new" / "folder" / "x.json", {"a": [1, 2]})
+    assert json.loads((tmp_path / "new/folder/x.json").read_text()) == {"a": [1, 2]}
+    assert os.listdir(tmp_path / "new/folder") == ["x.json"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, call):
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, stop)
+        with pytest.raises(Stop):
+            write_bytes(path, b"newer content")
+    assert path.read_bytes() == b"old"
+    write_bytes(path, b"newer content")
+    assert path.read_bytes() == b"newer content"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux which file a handle is")
+def test_content_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    """The order that survives a loss of power: write, sync the file, rename, sync the folder."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        calls.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        if "tmp" in calls[-1]:
+            assert Path(f"/proc/self/fd/{handle}").read_bytes() == b"content"
+        fsync(handle)
+
+    def renamed(source: Path, target: Path) -> None:
+        calls.append(f"rename {source.name} {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_bytes(tmp_path / "file", b"content")
+    assert calls == ["sync file.tmp", "rename file.tmp file", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_writer_leaves_the_old_file(tmp_path):
+    """A real process, killed by SIGKILL with half of the bytes written."""
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    pid = os.fork()
+    if pid == 0:
+        builtin = open
+
+        class Half:
+            def __init__(self, file):
+                self.file = file
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                os._exit(1)
+
+            def write(self, content):
+                self.file.write(content[: len(content) // 2])
+                self.file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        checkpoint_module.open = lambda *args: Half(builtin(*args))
+        write_bytes(path, b"new" * 1000)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    assert 0 < path.with_name("file.tmp").stat().st_size < 3000

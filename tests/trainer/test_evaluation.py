@@ -1,0 +1,111 @@
+"""Evaluation against one client at a time in float64, and summaries against NumPy."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedmtl.trainer.evaluation as evaluation
+from fedmtl import PMTL, Execution, LocalSGD, models
+from fedmtl.stacked import Layout
+from fedmtl.trainer.evaluation import evaluate_personal, evaluate_rows, evaluate_shared, summarize
+from fedmtl.trainer.problem import build_problem
+from tests.helpers import ragged_classification, regression
+
+EXECUTIONS = {
+    "stacked": Execution("stacked"),
+    "chunks": Execution("stacked", chunk=3),
+    "threads": Execution("threads", threads=2),
+}
+
+
+def problem_of(data, execution="stacked", **options):
+    loss = "mse" if data.classes is None else "cross_entropy"
+    model = models.mlp(hidden=5, dropout=0.5)
+    settings = {"rounds": 1, "seed": 0, "device": "cpu", "dtype": "float64"} | options
+    return build_problem(data, model, loss, EXECUTIONS[execution], **settings)
+
+
+def plain_loop(data, module, row, client, side):
+    """One client: its own model, its own rows, torch's losses."""
+    part = getattr(data, side)
+    rows = slice(int(part.offsets[client]), int(part.offsets[client + 1]))
+    x, y = part.x[rows].double(), part.y[rows]
+    outputs = Layout.of(module).load(copy.deepcopy(module), row).eval()(x)
+    if data.classes is None:
+        error = F.mse_loss(outputs[:, 0], y.double()).item()
+        return error, error
+    return F.cross_entropy(outputs, y).item(), (outputs.argmax(1) == y).double().mean().item()
+
+
+def random_rows(problem, k):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(k, problem.dimension, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("make", [ragged_classification, regression])
+def test_each_model_on_its_own_client(monkeypatch, make, execution, side):
+    monkeypatch.setattr(evaluation, "_EXAMPLES", 4)  # several batches a client
+    data = make(7)
+    problem = problem_of(data, execution)
+    clients = torch.tensor([5, 0, 3, 6, 2])
+    rows = random_rows(problem, len(clients))
+    found = evaluate_rows(problem, rows, clients, side)
+    expected = [
+        plain_loop(data, problem.module, row, int(c), side) for row, c in zip(rows, clients, strict=True)
+    ]
+    problem.executor.close()
+    assert found.loss.dtype == found.score.dtype == torch.float64
+    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
+    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+@pytest.mark.parametrize("make", [ragged_classification, regression])
+def test_one_model_on_every_client(monkeypatch, make, side):
+    monkeypatch.setattr(evaluation, "_FLAT", 7)  # batches that cut clients apart
+    data = make(7)
+    problem = problem_of(data)
+    row = random_rows(problem, 1)[0]
+    found = evaluate_shared(problem, row, side)
+    expected = [plain_loop(data, problem.module, row, client, side) for client in range(7)]
+    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
+    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
+
+
+def test_personal_models_a_block_at_a_time(monkeypatch):
+    data = ragged_classification(7)
+    problem, algorithm = problem_of(data), PMTL(local=LocalSGD(lr=0.1))
+    state = algorithm.init(problem)
+    rows = random_rows(problem, 7)
+    state.private.scatter("model", torch.arange(7), rows)
+    state.private.scatter("seen", torch.arange(7), torch.ones(7, dtype=torch.bool))
+    monkeypatch.setattr(evaluation, "max_clients", lambda dimension: 3)
+    found = evaluate_personal(problem, algorithm, state)
+    expected = [plain_loop(data, problem.module, rows[client], client, "test") for client in range(7)]
+    np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
+    np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 11, 37])
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_summary_against_numpy(n, metric):
+    generator = np.random.default_rng(n)
+    scores, counts = generator.random(n), generator.integers(1, 50, n)
+    found = summarize(torch.from_numpy(scores), torch.from_numpy(counts), metric=metric, prefix="global_")
+    worst = np.sort(scores)[::-1] if metric == "mse" else np.sort(scores)
+    expected = {
+        f"global_{metric}": np.mean(scores),
+        f"global_weighted_{metric}": np.average(scores, weights=counts),
+        "global_worst_tenth": np.mean(worst[: -(-n // 10)]),
+        "global_spread": np.std(scores),
+    }
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-12, abs=1e-15)

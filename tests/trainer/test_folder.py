@@ -1,0 +1,197 @@
+"""The run folder: what is in it, and that nothing private is in its public part."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fedmtl import ClientPrivacy, FedAvg, Local, models
+from fedmtl.errors import ResumeError
+from fedmtl.trainer.folder import RunFolder
+
+from .settings import DATA, SOLVER, quick_figures, trainer
+
+PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png"}
+PRIVATE = {
+    "checkpoint.safetensors",
+    "ledger.jsonl",
+    "metrics.csv",
+    "clients.csv",
+    "models.safetensors",
+    "result.json",
+    "accuracy.png",
+    "clients.png",
+}
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with baselines and real figures."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return folder, trainer(folder=folder, baselines=("local", "fedavg")).fit()
+
+
+def files(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_layout(finished):
+    folder, _ = finished
+    expected = {f"public/{name}" for name in PUBLIC} | {f"private/{name}" for name in PRIVATE}
+    lacking = {
+        "local": {"public/model.safetensors", "private/ledger.jsonl"},
+        "fedavg": {"private/models.safetensors"},
+    }
+    for name, without in lacking.items():
+        expected |= {
+            f"private/baselines/{name}/{path}" for path in expected - without if "baselines" not in path
+        }
+    assert files(folder) == expected
+    for path in folder.rglob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_public_part_holds_nothing_private(finished):
+    """Neither scores, nor ids, nor cohorts: by content, not by file name."""
+    folder, result = finished
+    texts = {p: p.read_bytes() for p in (folder / "public").rglob("*") if p.suffix != ".png"}
+    words = ["accuracy", "spread", "worst_tenth", "loss", "participants", 'seed"', "cohorts", "test_examples"]
+    words += DATA.ids
+    for path, content in texts.items():
+        for word in words:
+            assert word.encode() not in content, f"{word} in {path.name}"
+    report = json.loads((folder / "public/privacy.json").read_text())
+    numbers = {v for row in result.history for k, v in row.items() if k not in ("epsilon", "round")}
+    assert not numbers & {v for v in report.values() if isinstance(v, float) and 0 < v < 1}
+    with safe_open(folder / "public/model.safetensors", framework="pt") as file:
+        assert not file.metadata()
+        shapes = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118 - not a mapping
+    assert shapes == {name: p.shape for name, p in result.module.named_parameters()}
+
+
+def test_models_on_disk(finished):
+    folder, result = finished
+    state = load_file(folder / "public/model.safetensors")
+    assert all(torch.equal(state[name], p) for name, p in result.shared_model().named_parameters())
+    with safe_open(folder / "private/models.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["ids"]) == list(DATA.ids)
+        assert torch.equal(file.get_tensor("models"), result.personal)
+
+
+def test_metrics_table(finished):
+    folder, result = finished
+    with open(folder / "private/metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(result.history[0])
+    assert list(rows[0])[:3] == ["round", "time", "epsilon"]
+    assert [{k: float(v) for k, v in row.items()} for row in rows] == result.history
+
+
+def test_clients_table(finished):
+    folder, result = finished
+    with open(folder / "private/clients.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == list(DATA.ids)
+    assert list(rows[0]) == [
+        "client",
+        "train_examples",
+        "test_examples",
+        "personal",
+        "global",
+        "local",
+        "fedavg",
+    ]
+    for place, row in enumerate(rows):
+        client = row["client"]
+        for side in ("train", "test"):
+            offsets = getattr(DATA, side).offsets
+            assert int(row[f"{side}_examples"]) == int(offsets[place + 1] - offsets[place])
+        assert float(row["personal"]) == result.personal_accuracy[client]
+        assert float(row["global"]) == result.shared_accuracy[client]
+        for name in ("local", "fedavg"):
+            assert float(row[name]) == result.baselines[name].personal_accuracy[client]
+
+
+def test_result_file(finished):
+    folder, result = finished
+    found = json.loads((folder / "private/result.json").read_text())
+    expected = {
+        "algorithm": "pmtl",
+        "stopped": "rounds",
+        "rounds": 6,
+        "planned_rounds": 6,
+        "seed": 0,
+        "data": "ragged",
+        "clients": 12,
+        "unit": "client",
+        "clip_norm": 0.7,
+        "noise_multiplier": 1.5,
+        "delta": 1e-5,
+        "lam": 0.5,
+        "update": "global",
+        "epsilon": result.epsilon,
+        "accuracy": result.final["accuracy"],
+        "worst_tenth": result.final["worst_tenth"],
+        "spread": result.final["spread"],
+        "global_accuracy": result.final["global_accuracy"],
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["baselines"].keys() == {"local", "fedavg"}
+    for name, run in result.baselines.items():
+        assert found["baselines"][name]["accuracy"] == run.final["accuracy"]
+        assert found["baselines"][name]["epsilon"] == run.epsilon
+
+
+def test_privacy_file_is_the_report(finished):
+    folder, result = finished
+    assert json.loads((folder / "public/privacy.json").read_text()) == result.privacy.to_dict()
+
+
+@pytest.mark.parametrize(
+    "privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"]
+)
+def test_json_has_no_bare_infinity(tmp_path, figures, privacy):
+    trainer(folder=tmp_path, privacy=privacy, rounds=2, baselines=("fedavg",)).fit()
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    for path in (tmp_path / "public/privacy.json", tmp_path / "private/result.json"):
+        assert json.loads(path.read_text(), parse_constant=refuse)["epsilon"] == "inf"
+
+
+def test_shared_models_are_not_repeated_for_every_client(tmp_path, figures):
+    trainer(
+        folder=tmp_path, algorithm=FedAvg(local=SOLVER), model=models.softmax_regression(), rounds=1
+    ).fit()
+    assert not (tmp_path / "private/models.safetensors").exists()
+    trainer(folder=tmp_path / "local", algorithm=Local(local=SOLVER), rounds=1).fit()
+    assert not (tmp_path / "local/public/model.safetensors").exists()
+    assert (tmp_path / "local/private/models.safetensors").exists()
+
+
+def test_started(tmp_path, figures):
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.started
+    trainer(folder=tmp_path / "run", rounds=1).fit()
+    assert folder.started
+    assert folder.baseline("local").root == tmp_path / "run/private/baselines/local"
+
+
+def test_damaged_checkpoint_is_named(tmp_path, figures):
+    run = trainer(folder=tmp_path, rounds=1)
+    run.fit()
+    (tmp_path / "private/checkpoint.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ResumeError, match=r"checkpoint\.safetensors cannot be read"):
+        run.fit(resume=True)

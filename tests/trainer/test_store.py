@@ -1,0 +1,210 @@
+"""Client stores against a dictionary of rows, and crashes of the mapped one at every point of a snapshot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedmtl.algorithms.store as store_module
+from fedmtl.algorithms import ClientStore, MappedClientStore
+from fedmtl.errors import ResumeError
+
+N = 9
+FIELDS = {"model": ((3,), torch.float64), "seen": ((), torch.bool), "count": ((2, 2), torch.int64)}
+
+
+def random_rows(name: str, k: int, generator: torch.Generator) -> torch.Tensor:
+    shape, dtype = FIELDS[name]
+    return (torch.randn(k, *shape, generator=generator, dtype=torch.float64) * 3).to(dtype)
+
+
+def exercise(store, reference, generator, times=6):
+    """Random writes to the store and to a dictionary."""
+    for _ in range(times):
+        for name in FIELDS:
+            ids = torch.randperm(N, generator=generator)[: int(torch.randint(0, 5, (), generator=generator))]
+            rows = random_rows(name, len(ids), generator)
+            store.scatter(name, ids, rows)
+            reference |= {(name, i): row.clone() for i, row in zip(ids.tolist(), rows, strict=True)}
+
+
+def assert_holds(store, reference, order=None):
+    ids = torch.arange(N) if order is None else order
+    for name, (shape, dtype) in FIELDS.items():
+        found = store.gather(name, ids)
+        zero = torch.zeros(shape, dtype=dtype)
+        expected = torch.stack([reference.get((name, i), zero) for i in ids.tolist()])
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
+
+
+@pytest.fixture(params=["memory", "mapped"])
+def store(request, tmp_path):
+    if request.param == "memory":
+        return ClientStore(N, FIELDS)
+    return MappedClientStore(N, FIELDS, folder=tmp_path / "store")
+
+
+def test_rows_like_a_dictionary(store):
+    generator, reference = torch.Generator().manual_seed(0), {}
+    assert_holds(store, reference)
+    for _ in range(4):
+        exercise(store, reference, generator, times=2)
+        store.snapshot()
+        exercise(store, reference, generator, times=1)
+        assert_holds(store, reference)
+        assert_holds(store, reference, torch.tensor([7, 0, 7, 3]))
+
+
+def test_rows_are_copies(store):
+    rows = torch.ones(2, 3, dtype=torch.float64)
+    store.scatter("model", torch.tensor([1, 4]), rows)
+    rows.fill_(5)
+    found = store.gather("model", torch.tensor([4, 1]))
+    assert torch.equal(found, torch.ones(2, 3, dtype=torch.float64))
+    found.fill_(7)
+    assert torch.equal(store.gather("model", torch.tensor([1])), torch.ones(1, 3, dtype=torch.float64))
+
+
+def test_restore_takes_the_snapshot_and_drops_later_rows(store):
+    generator, reference = torch.Generator().manual_seed(1), {}
+    exercise(store, reference, generator)
+    snapshot = {name: tensor.clone() for name, tensor in store.snapshot().items()}
+    exercise(store, {}, generator)
+    store.restore(snapshot)
+    assert_holds(store, reference)
+
+
+def test_restore_refuses_other_shapes():
+    store = ClientStore(N, FIELDS)
+    for tensors in ({}, {**store.snapshot(), "seen": torch.zeros(N + 1, dtype=torch.bool)}):
+        with pytest.raises(ResumeError, match="client tensors"):
+            store.restore(tensors)
+
+
+def test_mapped_store_reopens_at_its_last_snapshot(tmp_path):
+    generator, reference = torch.Generator().manual_seed(2), {}
+    store = MappedClientStore(N, FIELDS, folder=tmp_path)
+    exercise(store, reference, generator)
+    store.snapshot()
+    exercise(store, {}, generator)  # never made durable
+    assert_holds(MappedClientStore(N, FIELDS, folder=tmp_path), reference)
+
+
+def test_mapped_store_refuses_another_layout(tmp_path):
+    MappedClientStore(N, FIELDS, folder=tmp_path)
+    for clients, fields in ((N + 1, FIELDS), (N, {"model": ((4,), torch.float64)})):
+        with pytest.raises(ResumeError, match=r"layout\.json"):
+            MappedClientStore(clients, fields, folder=tmp_path)
+
+
+def test_nothing_is_pickled(tmp_path):
+    store = MappedClientStore(N, FIELDS, folder=tmp_path)
+    exercise(store, {}, torch.Generator().manual_seed(3))
+    store.snapshot()
+    for path in tmp_path.iterdir():
+        assert path.name in {"layout.json", *(f"{name}.bin" for name in FIELDS)}
+    assert (tmp_path / "model.bin").stat().st_size == N * 3 * 8  # numbers and nothing else
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """End the process at the ``number``-th system call of a snapshot; returns the calls that were made."""
+    made: list[str] = []
+
+    def stopping(name, call):
+        def stopped(*args, **options):
+            made.append(name)
+            if len(made) > number:
+                raise Stop
+            return call(*args, **options)
+
+        return stopped
+
+    monkeypatch.setattr(store_module, "save_file", half_save(stopping("save", lambda: None)))
+    monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
+    monkeypatch.setattr(os, "fsync", stopping("fsync", os.fsync))
+    monkeypatch.setattr(Path, "unlink", stopping("unlink", Path.unlink))
+    return made
+
+
+def half_save(stop):
+    """safetensors' writing, of which half has arrived when the process ends."""
+    from safetensors.torch import save
+
+    def write(tensors, path):
+        content = save(tensors)
+        Path(path).write_bytes(content[: len(content) // 2])
+        stop()
+        Path(path).write_bytes(content)
+
+    return write
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
+def test_crash_at_each_point_of_a_snapshot(tmp_path, monkeypatch, torn):
+    """The old or the new snapshot is found, whole, and the journal decides which."""
+    generator, old = torch.Generator().manual_seed(4), {}
+    original = MappedClientStore(N, FIELDS, folder=tmp_path / "original")
+    exercise(original, old, generator)
+    original.snapshot()
+    del original
+    outcomes, number = [], 0
+    while True:
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "original", folder)
+        store, new = MappedClientStore(N, FIELDS, folder=folder), dict(old)
+        exercise(store, new, torch.Generator().manual_seed(5))
+        with monkeypatch.context() as patch:
+            made = crash_at(number, patch)
+            try:
+                store.snapshot()
+                finished = True
+            except Stop:
+                finished = False
+        del store
+        if torn and (folder / "journal.safetensors").exists():  # rows of the files that arrived only in part
+            content = bytearray((folder / "model.bin").read_bytes())
+            changed = {i for name, i in new if name == "model"} - {
+                i for i in range(N) if same_row(old, new, i)
+            }
+            for i in changed:
+                content[i * 24 + 8 : i * 24 + 24] = os.urandom(16)
+            (folder / "model.bin").write_bytes(content)
+        found = MappedClientStore(N, FIELDS, folder=folder)
+        outcomes.append(is_snapshot(found, old, new))
+        assert not (folder / "journal.safetensors").exists()
+        del found
+        assert is_snapshot(MappedClientStore(N, FIELDS, folder=folder), old, new) == outcomes[-1]
+        if finished:
+            break
+        number += 1
+    assert made[0] == "save"
+    assert outcomes == sorted(outcomes, key=["old", "new"].index)
+    assert outcomes[0] == "old"
+    assert outcomes[-1] == "new"
+    assert "new" in outcomes[:-1], "nothing was interrupted after the journal was complete"
+    assert outcomes.index("new") == made.index("replace") + 1
+
+
+def same_row(old, new, client) -> bool:
+    zero = torch.zeros(3, dtype=torch.float64)
+    return torch.equal(old.get(("model", client), zero), new.get(("model", client), zero))
+
+
+def is_snapshot(store, old, new) -> str:
+    """Which snapshot the store holds; fails on a mixture."""
+    for name, reference in (("old", old), ("new", new)):
+        try:
+            assert_holds(store, reference)
+        except AssertionError:
+            continue
+        return name
+    pytest.fail("a mixture of two snapshots")

@@ -1,0 +1,490 @@
+"""The loop: history, epsilon, budgets, resuming, baselines, callbacks; what results must not depend on."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import nn
+
+from fedmtl import (
+    PMTL,
+    Callback,
+    ClientPrivacy,
+    Execution,
+    FedAvg,
+    FedProx,
+    FixedCohort,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    PoissonSampling,
+    models,
+)
+from fedmtl.errors import ConfigError, ModelError, ResumeError
+from fedmtl.stacked import Layout
+from tests.helpers import ragged_classification, regression
+
+from .ledgers import charges
+from .settings import CLIENTS, COHORT, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+def bitwise(first, second):
+    """Two results are the same, to the bit."""
+    assert torch.equal(first.personal, second.personal)
+    assert (first.shared is None) == (second.shared is None)
+    assert first.shared is None or torch.equal(first.shared, second.shared)
+    for one, two in zip(first.history, second.history, strict=True):
+        assert {**one, "time": 0} == {**two, "time": 0}
+    assert first.personal_accuracy == second.personal_accuracy
+    assert (first.stopped, first.epsilon) == (second.stopped, second.epsilon)
+
+
+def contents(path):
+    """A file's bytes; of safetensors, whose metadata come in any order, what they hold."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return file.metadata(), {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
+
+
+# History and epsilon
+
+
+def test_history():
+    result = trainer(rounds=7).fit()
+    assert [row["round"] for row in result.history] == [2, 4, 6, 7]
+    assert result.stopped == "rounds"
+    measured = [row["epsilon"] for row in result.history]
+    assert measured == pytest.approx([epsilon(n) for n in (2, 4, 6, 7)], rel=1e-3)
+    assert result.epsilon == measured[-1] == result.privacy.epsilon
+    times = [row["time"] for row in result.history]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert result.final is result.history[-1]
+    assert result.final["accuracy"] == pytest.approx(np.mean(list(result.personal_accuracy.values())))
+    assert result.final["global_accuracy"] == pytest.approx(np.mean(list(result.shared_accuracy.values())))
+    sizes = DATA.test.counts.numpy()
+    weighted = np.average(list(result.personal_accuracy.values()), weights=sizes)
+    assert result.final["weighted_accuracy"] == pytest.approx(weighted)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "expected"),
+    [
+        (PMTL(local=SOLVER), None, math.inf),
+        (PMTL(local=SOLVER), ClientPrivacy(clip_norm=1.0, epsilon=math.inf), math.inf),
+        (Local(local=SOLVER), ClientPrivacy(clip_norm=1.0, epsilon=0.5), 0.0),
+        (Local(local=SOLVER), None, 0.0),
+    ],
+    ids=["open", "clipped", "local", "local-open"],
+)
+def test_epsilon_without_noise(algorithm, privacy, expected, tmp_path):
+    run = trainer(algorithm=algorithm, privacy=privacy, folder=tmp_path / "run")
+    result = run.fit()
+    assert [row["epsilon"] for row in result.history] == [expected] * 3
+    assert result.epsilon == result.privacy.epsilon == expected
+    bitwise(run.fit(resume=True), result)  # also of a finished run
+
+
+def test_evaluation_about_twenty_times_by_default():
+    result = trainer(rounds=60, eval_every=None, model=models.softmax_regression()).fit()
+    assert [row["round"] for row in result.history] == list(range(3, 61, 3))
+
+
+def test_default_checkpoint_is_by_time(tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_event(self, event, state):
+            seen.append((tmp_path / "private/checkpoint.safetensors").exists())
+
+    trainer(checkpoint_every=None, folder=tmp_path, callbacks=[Look()]).fit()
+    assert seen == [False] * 6
+    assert (tmp_path / "private/checkpoint.safetensors").exists()
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_budget_ends_the_run_cleanly(tmp_path, every):
+    budget = (epsilon(4) + epsilon(5)) / 2
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, epsilon=budget, delta=DELTA)
+    run = trainer(rounds=9, privacy=privacy, folder=tmp_path, eval_every=every)
+    result = run.fit()
+    assert result.stopped == "budget"
+    assert [row["round"] for row in result.history] == sorted({*range(every, 5, every), 4})
+    assert result.epsilon == pytest.approx(epsilon(4), rel=1e-3)
+    assert result.epsilon <= budget
+    assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(4), 1)
+    assert "budget is spent" in result.summary()
+    bitwise(run.fit(resume=True), result)
+    four = trainer(rounds=4, eval_every=every).fit()
+    assert torch.equal(four.personal, result.personal), (
+        "the rounds within the budget are those of a shorter run"
+    )
+
+
+def test_calibrated_noise_lasts_exactly_as_long_as_the_run():
+    result = trainer(privacy=ClientPrivacy(clip_norm=0.7, epsilon=2.0, delta=DELTA)).fit()
+    assert result.stopped == "rounds"
+    assert 1.98 < result.epsilon <= 2.0
+
+
+def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
+    result = trainer(schedule=FixedCohort(cohort=4, max_uses=1)).fit()
+    assert (result.stopped, result.final["round"]) == ("budget", CLIENTS // 4)
+
+
+# Resuming
+
+
+def test_finished_run_resumes_to_itself(tmp_path):
+    run = trainer(folder=tmp_path, baselines=("local", "fedavg"))
+    result = run.fit()
+    changing = ("ledger.jsonl", "metrics.csv")  # sessions and times
+    kept = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name not in changing}
+    again = run.fit(resume=True)
+    bitwise(again, result)
+    for name in ("local", "fedavg"):
+        bitwise(again.baselines[name], result.baselines[name])
+    assert kept == {p: contents(p) for p in kept}
+    assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
+
+
+OTHERS = {
+    "data": {"data": ragged_classification(CLIENTS, seed=1)},
+    "seed": {"seed": 1},
+    "rounds": {"rounds": 7},
+    "lam": {"algorithm": PMTL(lam=0.6, local=SOLVER)},
+    "algorithm": {"algorithm": FedAvg(local=SOLVER)},
+    "noise": {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=1.6, delta=DELTA)},
+    "clip": {"privacy": ClientPrivacy(clip_norm=0.8, noise_multiplier=NOISE, delta=DELTA)},
+    "schedule": {"schedule": PoissonSampling(cohort=5)},
+    "model": {"model": models.mlp(hidden=5)},
+    "dtype": {"dtype": "float32"},
+    "execution": {"execution": Execution("stacked", chunk=3)},
+}
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_resume_refuses_another_run(tmp_path, source):
+    def with_source(settings):
+        privacy = settings.get("privacy", trainer().privacy)
+        return settings | {
+            "privacy": ClientPrivacy(**{**vars(privacy), "source": source}),
+            "folder": tmp_path,
+        }
+
+    trainer(**with_source({})).fit()
+    before = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name != "ledger.jsonl"}
+    kept = []
+    for settings in OTHERS.values():
+        with pytest.raises(ResumeError, match=r"was written (with|for)") as error:
+            trainer(**with_source(settings)).fit(resume=True)
+        if "checkpoint" in str(error.value):  # its traceback stays alive: the refused run must hold no lock
+            kept.append(error)
+        del error
+    assert len(kept) == (6 if source == "secure" else 0)
+    assert before == {p: contents(p) for p in before}
+    trainer(**with_source({})).fit(resume=True)
+
+
+def test_resume_refuses_other_settings_without_a_ledger(tmp_path):
+    trainer(privacy=None, folder=tmp_path).fit()
+    with pytest.raises(ResumeError, match="other data, settings"):
+        trainer(privacy=None, folder=tmp_path, seed=1).fit(resume=True)
+
+
+def test_used_folder_is_refused(tmp_path):
+    for privacy in (None, trainer().privacy):
+        folder = tmp_path / str(privacy is None)
+        trainer(folder=folder, privacy=privacy).fit()
+        before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        with pytest.raises(ResumeError, match="already holds a run"):
+            trainer(folder=folder, privacy=privacy).fit()
+        assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_nothing_to_resume():
+    with pytest.raises(ResumeError, match="without a folder"):
+        trainer().fit(resume=True)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_lost_ledger_is_refused(tmp_path, finished):
+    callbacks = [] if finished else [Interrupt(4)]
+    if finished:
+        trainer(folder=tmp_path).fit()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            trainer(folder=tmp_path, callbacks=callbacks).fit()
+    (tmp_path / "private/ledger.jsonl").unlink()
+    with pytest.raises(ResumeError, match="ledger has charged only 0"):
+        trainer(folder=tmp_path).fit(resume=True)
+
+
+# Callbacks
+
+
+class Record(Callback):
+    def __init__(self):
+        self.calls = []
+
+    def on_start(self, name, rounds, step):
+        self.calls.append(("start", name, rounds, step))
+
+    def on_event(self, event, state):
+        self.calls.append(("event", event.step))
+
+    def on_evaluate(self, row):
+        self.calls.append(("evaluate", row["round"]))
+
+    def on_end(self, result):
+        self.calls.append(("end", result))
+
+
+class Interrupt(Record):
+    def __init__(self, at, error=KeyboardInterrupt):
+        super().__init__()
+        self.at, self.error = at, error
+
+    def on_event(self, event, state):
+        super().on_event(event, state)
+        if event.step == self.at:
+            raise self.error
+
+
+def test_callbacks_in_order():
+    record = Record()
+    result = trainer(rounds=3, callbacks=[record], baselines=("local",)).fit()
+    *calls, (last, ended) = record.calls
+    assert calls == [
+        ("start", "pmtl", 3, 0),
+        ("event", 0),
+        ("event", 1),
+        ("evaluate", 2),
+        ("event", 2),
+        ("evaluate", 3),
+    ]
+    assert last == "end"
+    assert torch.equal(ended.personal, result.personal)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_interrupted_run_ends_its_callbacks_and_resumes(tmp_path, error, source):
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)
+    stop, other = Interrupt(3, error), Record()
+    with pytest.raises(error) as kept:
+        trainer(folder=tmp_path, privacy=privacy, callbacks=[stop, other]).fit()
+    assert stop.calls[-1] == other.calls[-1] == ("end", None)
+    # steps that never began are given back, steps that did are not
+    assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(4), 1)
+    record = Record()
+    result = trainer(folder=tmp_path, privacy=privacy, callbacks=[record]).fit(resume=True)
+    assert kept.value is not None  # the traceback is alive, and holds no lock
+    assert record.calls[0] == ("start", "pmtl", 6, 2)
+    if source == "seeded":
+        bitwise(result, trainer().fit())
+    else:
+        assert charges(tmp_path / "private/ledger.jsonl") == {0: 1, 1: 1, 2: 2, 3: 2, 4: 1, 5: 1}
+        assert result.epsilon == pytest.approx(epsilon(8), rel=1e-3)
+
+
+# Baselines
+
+
+def test_baselines_are_runs_of_their_own(tmp_path):
+    prox = FedProx(mu=0.3, local=SOLVER)
+    result = trainer(folder=tmp_path, baselines=("pmtl", "local", "fedavg", prox)).fit()
+    assert list(result.baselines) == ["local", "fedavg", "fedprox"]  # its own method is skipped
+    alone = {"local": Local(local=SOLVER), "fedavg": FedAvg(local=SOLVER), "fedprox": prox}
+    for name, algorithm in alone.items():
+        bitwise(result.baselines[name], trainer(algorithm=algorithm).fit())
+    root = tmp_path / "private/baselines"
+    assert result.baselines["local"].epsilon == 0.0
+    assert not (root / "local/private/ledger.jsonl").exists()
+    for ledger in (tmp_path, root / "fedavg", root / "fedprox"):
+        assert charges(ledger / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
+    assert result.baselines["fedavg"].epsilon == result.epsilon
+    bitwise(result, trainer().fit())
+
+
+# What results must not depend on
+
+
+def run_of(**settings):
+    return trainer(**{"rounds": 5, "eval_every": 5} | settings).fit()
+
+
+def assert_close(found, expected, tolerance):
+    for client in DATA.ids:
+        a, b = (r.personal[list(r.personal_accuracy).index(client)] for r in (found, expected))
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    if expected.shared is not None:
+        torch.testing.assert_close(found.shared, expected.shared, rtol=tolerance, atol=tolerance)
+    assert found.epsilon == expected.epsilon
+    assert found.final["loss"] == pytest.approx(expected.final["loss"], rel=10 * tolerance)
+
+
+ALGORITHMS = {
+    "pmtl": PMTL(lam=0.5, local=SOLVER),
+    "pmtl-local": PMTL(lam=0.5, local=SOLVER, delta="local"),
+    "fedavg": FedAvg(local=SOLVER),
+    "local": Local(local=SOLVER),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-4)])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_order_chunks_and_threads_do_not_matter(name, dtype, tolerance):
+    common = {"algorithm": ALGORITHMS[name], "dtype": dtype, "model": models.mlp(hidden=4, dropout=0.3)}
+    expected = run_of(**common)
+    order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
+    others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]
+    others += [{"execution": Execution("stacked", chunk=n)} for n in (1, 3)]
+    others += [{"execution": Execution("threads", threads=2)}]
+    for other in others:
+        assert_close(run_of(**common | other), expected, tolerance)
+    with pytest.raises(AssertionError):
+        assert_close(run_of(**common | {"seed": 1}), expected, tolerance)
+
+
+@pytest.mark.parametrize("schedule", [FixedCohort(cohort=4), FullParticipation()], ids=["fixed", "full"])
+def test_order_of_clients_does_not_matter_to_other_schedules(schedule):
+    expected = run_of(schedule=schedule)
+    assert_close(run_of(schedule=schedule, data=DATA.subset(DATA.ids[::-1])), expected, 1e-10)
+
+
+# Models
+
+
+def test_client_that_never_took_part_is_personalized():
+    """Full-batch descent on its own loss and the pull, from the shared mean: written out."""
+    lam, lr, steps = 0.5, 0.2, 6
+    seen = set()
+
+    class Cohorts(Callback):
+        def on_event(self, event, state):
+            seen.update(event.cohort.tolist())
+
+    result = trainer(
+        algorithm=PMTL(lam=lam, local=LocalSGD(lr=lr, steps=steps, batch_size=None)),
+        rounds=2,
+        schedule=FixedCohort(cohort=3),
+        callbacks=[Cohorts()],
+    ).fit()
+    unseen = sorted(set(range(CLIENTS)) - seen)
+    assert len(unseen) >= CLIENTS - 6
+    mean, layout = result.shared, Layout.of(result.module)
+    for client in unseen:
+        part = slice(int(DATA.train.offsets[client]), int(DATA.train.offsets[client + 1]))
+        x, y = DATA.train.x[part].double(), DATA.train.y[part]
+        row = mean.clone()
+        for _ in range(steps):
+            model = layout.load(copy.deepcopy(result.module), row)
+            loss = F.cross_entropy(model(x), y)
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            row = row - lr * (gradient + lam * (row - mean))
+        torch.testing.assert_close(result.personal[client], row, rtol=1e-10, atol=1e-12)
+
+
+def test_models_reproduce_the_reported_accuracy():
+    result = trainer(model=models.mlp(hidden=4, dropout=0.4)).fit()
+    for place, client in enumerate(DATA.ids):
+        part = slice(int(DATA.test.offsets[place]), int(DATA.test.offsets[place + 1]))
+        x, y = DATA.test.x[part].double(), DATA.test.y[part]
+        for model, score in (
+            (result.model_for(client), result.personal_accuracy[client]),
+            (result.shared_model(), result.shared_accuracy[client]),
+        ):
+            assert not model.training
+            assert (model(x).argmax(1) == y).double().mean().item() == pytest.approx(score)
+    assert any(not torch.equal(result.personal[0], row) for row in result.personal[1:])
+
+
+def test_regression_end_to_end():
+    data = regression(8)
+    result = trainer(
+        data=data, model=models.linear_regression(), loss="mse", privacy=None, rounds=30, eval_every=30
+    ).fit()
+    for place, client in enumerate(data.ids):
+        part = slice(int(data.test.offsets[place]), int(data.test.offsets[place + 1]))
+        errors = result.model_for(client)(data.test.x[part].double())[:, 0] - data.test.y[part].double()
+        assert result.personal_accuracy[client] == pytest.approx(errors.square().mean().item())
+    assert result.metric == "mse"
+    assert result.final["worst_tenth"] == pytest.approx(max(result.personal_accuracy.values()))
+    assert result.final["mse"] < 0.2 * data.test.y.double().var().item()
+
+
+def test_errors_of_results():
+    result = trainer(algorithm=Local(local=SOLVER), rounds=1).fit()
+    with pytest.raises(ConfigError, match=r"no client 'nobody'; the clients are 'client-0' \.\. 'client-11'"):
+        result.model_for("nobody")
+    with pytest.raises(ConfigError, match="local has no shared model"):
+        result.shared_model()
+
+
+# Errors by name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 0}, r"Trainer\.rounds is 0"),
+        ({"rounds": 2.5}, r"Trainer\.rounds is 2\.5"),
+        ({"dtype": "float16"}, r"Trainer\.dtype is 'float16'; accepted: 'float32', 'float64'"),
+        ({"eval_every": 0}, r"Trainer\.eval_every is 0"),
+        ({"checkpoint_every": -1}, r"Trainer\.checkpoint_every is -1"),
+        (
+            {"schedule": PoissonSampling(cohort=CLIENTS + 1)},
+            r"PoissonSampling\.cohort is 13, but there are only 12",
+        ),
+        ({"schedule": FixedCohort(cohort=CLIENTS + 1)}, r"FixedCohort\.cohort is 13"),
+        ({"schedule": COHORT}, r"schedule is 4; give a sampler"),
+        ({"schedule": PoissonSampling}, r"schedule is .*PoissonSampling.*; give a sampler"),
+        ({"algorithm": "pmtl"}, r"algorithm is 'pmtl'; give an algorithm object"),
+        ({"algorithm": PMTL}, r"algorithm is .*PMTL.*; give an algorithm object"),
+        ({"privacy": 4.0}, r"privacy is 4\.0; give ClientPrivacy"),
+        ({"baselines": "local"}, r"baselines is 'local'; give a list"),
+        ({"baselines": ("ditto",)}, r"baselines has 'ditto'; accepted: local, fedavg, fedprox, pmtl"),
+        ({"baselines": ("local", Local())}, r"baselines has 'local' twice"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        trainer(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"device": "abacus"}, ConfigError, "device is 'abacus', which is not available here"),
+        ({"data": regression(CLIENTS)}, ConfigError, "targets are real numbers; use loss='mse'"),
+        ({"loss": "hinge"}, ConfigError, "hinge"),
+        ({"model": nn.Linear(5, 4)}, ModelError, r"the output must be \(B, 3\)"),
+        ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
+        (
+            {"model": nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))},
+            ModelError,
+            "BatchNorm1d",
+        ),
+    ],
+)
+def test_runs_that_cannot_be(tmp_path, settings, error, message):
+    with pytest.raises(error, match=message):
+        trainer(folder=tmp_path / "run", **settings).fit()
+    assert not (tmp_path / "run").exists(), "refused before any work"
