@@ -36,7 +36,7 @@ examples
   fedmtl privacy.epsilon=2 rounds=200
   fedmtl algorithm=fedavg                          one global model instead
   fedmtl privacy=none                              no clipping, no noise
-  fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8
+  fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8 baselines=null
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
 
 common settings
@@ -254,6 +254,9 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator
             raise
         _say(f"error: {' '.join(str(error).split())}")
         codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
+    except BrokenPipeError:  # the reader of the output has gone, as with "| head"
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        codes.append(FAILED)
     except Exception as error:
         if debug:
             raise
