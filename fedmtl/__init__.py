@@ -26,7 +26,7 @@ _EXPORTS = {
     "Result": "trainer",
     "Trainer": "trainer",
 }
-__all__ = [*sorted(_EXPORTS), "models"]  # noqa: PLE0604
+__all__ = [*sorted(_EXPORTS), "models"]
 
 if TYPE_CHECKING:
     from . import models

@@ -32,7 +32,10 @@ def test_draws_are_addressed_by_client_step_and_index_only():
     for place in range(3):
         assert torch.equal(together[place], keyed_bits(key, clients[place], 5, index))
     assert torch.equal(together[:, :4], keyed_bits(key, clients[:, None], 5, index[:4]))
-    others = [keyed_bits(derive_key(3, "else"), clients[:, None], 5, index), keyed_bits(key, clients[:, None], 6, index)]
+    others = [
+        keyed_bits(derive_key(3, "else"), clients[:, None], 5, index),
+        keyed_bits(key, clients[:, None], 6, index),
+    ]
     for other in others:
         assert not (together == other).any()
 

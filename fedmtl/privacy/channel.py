@@ -70,6 +70,14 @@ class Channel:
         """m: the public constant that divides every sum."""
         return self.sampler.denominator
 
+    def start(self, step: int) -> None:
+        """Say at which step this session begins, so that a run with no step left reports what it spent.
+
+        Raises:
+            ResumeError: charges of earlier steps are missing.
+        """
+        self._account.start(step)
+
     def draw(self, step: int) -> Tensor:
         """The cohort of ``step``: sorted int64 ranks; the same cohort until the step begins.
 

@@ -156,7 +156,7 @@ class Trainer:
                     found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
                     state = found.restore(state, problem.initial.device)
                     step, history = found.step, found.history
-                channel._account.start(step)  # also when no round is left to draw
+                channel.start(step)  # also when no round is left to draw
                 self._announce(channel)
                 callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
                 with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
@@ -204,7 +204,7 @@ class _Loop:
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
         trainer, stopped = self.trainer, "rounds"
-        order = torch.argsort(self.problem.data.keys.cpu(), stable=True)
+        order = torch.argsort(self.problem.data.keys, stable=True)
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order))
         every = trainer.eval_every or max(1, trainer.rounds // 20)
@@ -227,7 +227,7 @@ class _Loop:
     def evaluate(self, state: State, step: int) -> tuple[Tensor, Tensor | None]:
         """Append a row to the history; returns every client's score with its own and with the shared model."""
         problem, algorithm = self.problem, self.trainer.algorithm
-        metric, counts = metric_name(problem), problem.data.test.counts.cpu()
+        metric, counts = metric_name(problem), problem.data.test.counts
         model = algorithm.shared(state)
         shared = None if model is None else evaluate_shared(problem, model)
         personal = shared if not state.private.fields else None
