@@ -26,7 +26,26 @@ _EXPORTS = {
     "Result": "trainer",
     "Trainer": "trainer",
 }
-__all__ = [*sorted(_EXPORTS), "models"]
+__all__ = [
+    "PMTL",
+    "Callback",
+    "ClientPrivacy",
+    "Execution",
+    "FedAvg",
+    "FedProx",
+    "FederatedDataset",
+    "FixedCohort",
+    "FullParticipation",
+    "Local",
+    "LocalOptimizer",
+    "LocalSGD",
+    "PoissonSampling",
+    "Result",
+    "ServerOptimizer",
+    "Trainer",
+    "load_data",
+    "models",
+]
 
 if TYPE_CHECKING:
     from . import models

@@ -23,9 +23,7 @@ def positive_int(owner: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise ConfigError(
-                f"{_where(owner)}.{name} is {value!r}; it must be a whole number of at least 1."
-            )
+            raise ConfigError(f"{_where(owner)}.{name} is {value!r}; it must be a whole number of at least 1.")
 
 
 def one_of(owner: object, accepted: tuple[Any, ...], **values: Any) -> None:

@@ -147,9 +147,7 @@ def settings(config: Config) -> Config:
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
     with _ByKey(config):
         execution = config["execution"]
-        made["execution"] = (
-            Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
-        )
+        made["execution"] = Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
         positive_int("Trainer", rounds=config["rounds"])
         for name in ("eval_every", "checkpoint_every"):
             if config[name] is not None:
@@ -217,9 +215,7 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
         if value not in options[group]:
             close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise ConfigError(
-                f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}."
-            )
+            raise ConfigError(f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}.")
     base = compose(tuple(chosen), extra)
     for text, override in parsed:
         key = override.key_or_group
@@ -233,9 +229,7 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             under = [str(name) for name in node if name != "_target_"]
             if not under:
                 raise ConfigError(f"{key} means nothing here: the chosen {parent} has no settings.")
-            near = [
-                f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)
-            ]
+            near = [f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)]
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
         accepted = list(_keys(base))
@@ -306,9 +300,7 @@ class _ByKey:
 
         if isinstance(error, InstantiationException):
             reason = _first_line(error.__cause__ or error)
-            unknown = re.search(
-                r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason
-            )
+            unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
             if unknown is not None and unknown.group(1) in self.owners():
                 owner, name = unknown.groups()
                 reason = f"{self.owners()[owner]}.{name} is no setting of {owner}"

@@ -147,9 +147,7 @@ def _run(config: Any) -> None:
     folder = Path(hydra.runtime.output_dir)
     if RunFolder(folder).started:
         shown = _short(folder)
-        raise ResumeError(
-            f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder."
-        )
+        raise ResumeError(f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder.")
     resolved = resolve(config)
     trainer = build(resolved, folder)
     for key in ("root", "path"):  # a resume may start elsewhere
@@ -207,9 +205,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
     try:
         result = trainer.fit(resume=resume)
     except KeyboardInterrupt:
-        _say(
-            f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {shown}"
-        )
+        _say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {shown}")
         raise SystemExit(INTERRUPTED) from None
     finally:
         log.removeHandler(handler)
@@ -225,9 +221,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
 
 def _train_options(words: list[str]) -> argparse.Namespace:
     """The overrides among the words and the options that matter before Hydra sees them."""
-    parser = argparse.ArgumentParser(
-        prog="fedmtl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS
-    )
+    parser = argparse.ArgumentParser(prog="fedmtl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("--resolve", action="store_true")

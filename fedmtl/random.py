@@ -84,7 +84,5 @@ def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: 
 def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) -> np.random.Generator:
     """A NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
-    key = np.array(
-        [derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64
-    )
+    key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -144,9 +144,7 @@ def test_groups_make_the_objects_of_a_program() -> None:
     assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(cohort=7)
     assert objects("schedule=full")["schedule"] == fedmtl.FullParticipation()
     adam = objects("algorithm/solver@algorithm.local=adam")["algorithm"]
-    assert adam == fedmtl.PMTL(
-        local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10)
-    )
+    assert adam == fedmtl.PMTL(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
 
 
 def test_the_femnist_experiment_is_the_papers_network() -> None:
@@ -170,9 +168,7 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
 @pytest.mark.parametrize("privacy", ["client", "none"])
 @pytest.mark.parametrize("schedule", ["poisson", "fixed", "full"])
 @pytest.mark.parametrize("experiment", ["", "pmtl_femnist"])
-def test_every_choice_goes_with_every_other(
-    algorithm: str, privacy: str, schedule: str, experiment: str
-) -> None:
+def test_every_choice_goes_with_every_other(algorithm: str, privacy: str, schedule: str, experiment: str) -> None:
     named = [f"experiment={experiment}", "data.root=x"] if experiment else []
     check([*named, f"algorithm={algorithm}", f"privacy={privacy}", f"schedule={schedule}"])
 
@@ -200,9 +196,7 @@ def test_data_options_are_those_of_the_readers() -> None:
 
 
 def test_sweeps_are_expanded() -> None:
-    found = list(
-        combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"], multirun=True)
-    )
+    found = list(combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"], multirun=True))
     assert len(found) == 8
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
@@ -291,9 +285,7 @@ def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProc
     stored = (folder / "private" / "config.yaml").read_text()
     assert stored.startswith("# fedmtl data.clients=30 ")
     assert yaml.safe_load(stored)["seed"] == 0
-    public = [
-        file.read_text(errors="replace") for file in (folder / "public").iterdir() if file.suffix != ".png"
-    ]
+    public = [file.read_text(errors="replace") for file in (folder / "public").iterdir() if file.suffix != ".png"]
     assert not any('"seed"' in text or "seed:" in text for text in public)
 
 

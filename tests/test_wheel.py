@@ -53,13 +53,9 @@ def test_the_wheel_holds_the_package_and_its_configuration(wheel: Path) -> None:
 def test_an_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
-    site = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
-    )
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     # The first environment's libraries without its .pth files: an editable install there stays invisible.
-    (site / "libraries.pth").write_text(
-        "\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    )
+    (site / "libraries.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
     install = ["install", "--no-deps", "--no-index", "--force-reinstall"]
     run(sys.executable, "-m", "pip", "--python", python, *install, wheel, cwd=tmp_path)
     elsewhere = tmp_path / "elsewhere"

@@ -91,9 +91,7 @@ class Workload:
         privacy = ClientPrivacy(clip_norm=arguments.clip_norm, epsilon=arguments.epsilon, delta=1e-5)
         sampler = PoissonSampling(cohort=arguments.cohort).bind(len(data))
         plans = self.algorithm.plan(self.problem, sampler)
-        self.channel: Channel = open_channel(
-            privacy, plans, sampler, seed=0, ledger_path=ledger, steps=self.total
-        )
+        self.channel: Channel = open_channel(privacy, plans, sampler, seed=0, ledger_path=ledger, steps=self.total)
         self.state = self.algorithm.init(self.problem)
         self.order = torch.argsort(data.keys.cpu(), stable=True)
         self.rank = torch.argsort(self.order)

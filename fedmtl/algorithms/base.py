@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +18,7 @@ from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Event
 from ..stacked import Layout
 from ..stacked.losses import Loss
-from .store import ClientStore
+from .store import ClientStore, Fields, MappedClientStore
 
 PERSONALIZE_ROUND = 2**32 - 1
 """The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
@@ -48,6 +49,7 @@ class Problem:
         executor: computes chunks of clients.
         rounds: planned number of events.
         seed: of the run.
+        store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
         clients: number of clients, the public nominal population.
     """
 
@@ -58,6 +60,7 @@ class Problem:
     executor: Executor
     rounds: int
     seed: int
+    store_folder: Path | None = None
 
     @property
     def clients(self) -> int:
@@ -71,6 +74,13 @@ class Problem:
     @property
     def layout(self) -> Layout:
         return Layout.of(self.module)
+
+    def client_store(self, fields: Fields) -> ClientStore:
+        """An empty store of the clients' own tensors, on the problem's device."""
+        device = self.initial.device
+        if self.store_folder is None:
+            return ClientStore(self.clients, fields, device=device)
+        return MappedClientStore(self.clients, fields, folder=self.store_folder, device=device)
 
     def train_locally(
         self,
@@ -94,9 +104,7 @@ class Problem:
         Returns:
             (k, D), on the device and in the dtype of ``initial``.
         """
-        result = torch.empty(
-            len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device
-        )
+        result = torch.empty(len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device)
         order = by_decreasing(solver.step_counts(self.data.train.counts[clients]))
 
         def work(stack: object, part: slice) -> None:

@@ -12,7 +12,6 @@ from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Event
 from .base import PERSONALIZE_ROUND, Problem, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
-from .store import ClientStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +30,12 @@ class Local:
         return ()
 
     def init(self, problem: Problem) -> State:
-        return State(
-            {}, ClientStore(problem.clients, personal_fields(problem), device=problem.initial.device)
-        )
+        return State({}, problem.client_store(personal_fields(problem)))
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
         clients, store = event.cohort, state.private
         start = starting_models(store, clients, problem.initial)
-        keep_models(
-            store, clients, problem.train_locally(self.local, start, clients, round=event.step), start
-        )
+        keep_models(store, clients, problem.train_locally(self.local, start, clients, round=event.step), start)
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

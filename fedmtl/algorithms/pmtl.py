@@ -28,7 +28,6 @@ from ..schedules import Event
 from .base import PERSONALIZE_ROUND, Problem, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 from .server import ServerOptimizer, apply_update
-from .store import ClientStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,8 @@ class PMTL:
     Args:
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
-        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model forgets
-            old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and sends
+        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model
+            forgets old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and sends
             clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``: only m / K, the
             expected cohort over the number of clients, which ``None`` takes.
@@ -64,13 +63,9 @@ class PMTL:
         if self.server_lr is not None:
             positive(self, server_lr=self.server_lr)
             if self.delta == "global" and self.server_lr > 1.0:
-                raise ConfigError(
-                    f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1]."
-                )
+                raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
         if self.delta == "local" and self.server_optimizer is not None:
-            raise ConfigError(
-                "PMTL.server_optimizer needs delta='global': an exact running mean allows no other step."
-            )
+            raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
@@ -81,16 +76,14 @@ class PMTL:
         fields = dict(personal_fields(problem))
         if self.delta == "local":
             fields["sent"] = fields["model"]
-        store = ClientStore(problem.clients, fields, device=problem.initial.device)
+        store = problem.client_store(fields)
         return State({"mean": problem.initial.clone()}, store)
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
         clients, mean, store = event.cohort, state.public["mean"], state.private
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(store, clients, mean)
-        models = problem.train_locally(
-            self.local, start, clients, round=event.step, lam=self.lam, anchor=mean
-        )
+        models = problem.train_locally(self.local, start, clients, round=event.step, lam=self.lam, anchor=mean)
         # 3. the answer of every member: one release of the clipped, noised sum over the public denominator
         if self.delta == "local":
             sent = store.gather("sent", clients)  # relative to wtilde^0, so u_k = wtilde^0 + sent
@@ -110,9 +103,7 @@ class PMTL:
         mean = state.public["mean"]
 
         def train_new(ids: Tensor) -> Tensor:
-            return problem.train_locally(
-                self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean
-            )
+            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
 
         return personal_models(state.private, clients, train_new)
 

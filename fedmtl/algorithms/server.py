@@ -36,7 +36,7 @@ class ServerOptimizer:
         one_of(self, names, optimizer_name=self.optimizer_name)
 
     def step(self, public: dict[str, Tensor], name: str, update: Tensor) -> None:
-        """Move ``public[name]`` (D,) by one step; the optimizer's state is kept in ``public``, so it is checkpointed."""
+        """Move ``public[name]`` (D,) by one step; the optimizer's state is kept in ``public``."""
         parameter = public[name].clone().requires_grad_()
         parameter.grad = -update.to(parameter)
         optimizer = getattr(torch.optim, self.optimizer_name)([parameter], lr=self.lr, **dict(self.options))

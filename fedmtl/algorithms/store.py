@@ -32,8 +32,7 @@ class ClientStore:
         self.clients = clients
         self.fields = dict(fields)
         self._tensors = {
-            name: torch.zeros(clients, *shape, dtype=dtype, device=device)
-            for name, (shape, dtype) in fields.items()
+            name: torch.zeros(clients, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
         }
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
@@ -45,12 +44,15 @@ class ClientStore:
         tensor = self._tensors[name]
         tensor[ids.to(tensor.device)] = rows.to(tensor)
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """The full tensors by name: what a checkpoint holds. Not copies."""
+    def snapshot(self, step: int) -> dict[str, Tensor]:
+        """What the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
         return dict(self._tensors)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the values of a snapshot.
+    def commit(self) -> None:
+        """The checkpoint of the last snapshot is in place."""
+
+    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Take the values of the snapshot of ``step``.
 
         Raises:
             ResumeError: names or shapes differ.
@@ -66,21 +68,21 @@ class ClientStore:
 class MappedClientStore(ClientStore):
     """A :class:`ClientStore` in memory-mapped files, for populations larger than memory.
 
-    Files hold the state of the last snapshot. Rows written since then are kept in memory, over the files; a snapshot
-    writes them first to a journal, then into the files, so that a crash at any moment leaves either the old or the new
-    snapshot. A journal found at opening belongs to a snapshot whose copying was cut short, and is applied again.
+    The files hold the rows of the last committed checkpoint; rows written since then are kept in memory, over them.
+    A snapshot writes these to a journal named by its step, the checkpoint's own rename decides whether the step
+    counts, and the commit copies the journal into the files. After a crash, :meth:`restore` applies the journal of
+    the checkpoint's step again, which is idempotent, and drops any other: what is found is the checkpoint's state.
 
     Args:
         clients, fields: see :class:`ClientStore`.
         folder: where the files live; existing files are opened.
+        device: where gathered rows go.
     """
 
-    def __init__(self, clients: int, fields: Fields, *, folder: str | Path) -> None:
-        self.clients, self.fields, self.folder = clients, dict(fields), Path(folder)
+    def __init__(self, clients: int, fields: Fields, *, folder: str | Path, device: torch.device | str = "cpu") -> None:
+        self.clients, self.fields, self.folder, self.device = clients, dict(fields), Path(folder), device
         self.folder.mkdir(parents=True, exist_ok=True)
-        layout = json.dumps(
-            {k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True
-        )
+        layout = json.dumps({k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True)
         description = self.folder / "layout.json"
         if description.exists() and description.read_text() != layout:
             raise ResumeError(f"{description} describes other client tensors than this run has: {layout}.")
@@ -92,9 +94,7 @@ class MappedClientStore(ClientStore):
             self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
         if not description.exists():
             _write(description, layout.encode())
-        self._journal = self.folder / "journal.safetensors"
-        if self._journal.exists():
-            self._apply(load_file(self._journal))
+        self._pending: tuple[Path, dict[str, Tensor]] | None = None
         self._written: dict[str, dict[int, Tensor]] = {name: {} for name in self.fields}
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
@@ -103,39 +103,56 @@ class MappedClientStore(ClientStore):
         for place, client in enumerate(ids.tolist()):
             if client in written:
                 rows[place] = written[client]
-        return rows
+        return rows.to(self.device)
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         values = rows.detach().to("cpu", self.fields[name][1], copy=True)
         self._written[name].update(zip(ids.tolist(), values, strict=True))
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """Make the rows written so far durable; returns nothing to store elsewhere."""
+    def snapshot(self, step: int) -> dict[str, Tensor]:
+        """Write the journal of ``step``; the checkpoint itself need not hold anything of the clients."""
         journal: dict[str, Tensor] = {}
         for name, written in self._written.items():
             if written:
                 journal[f"{name}.ids"] = torch.tensor(list(written))
                 journal[f"{name}.rows"] = torch.stack(list(written.values()))
         if journal:
-            temporary = self._journal.with_suffix(".tmp")
+            path = self.folder / f"journal-{step}.safetensors"
+            temporary = path.with_suffix(".tmp")
             save_file(journal, temporary)
             _sync(temporary)
-            os.replace(temporary, self._journal)
-            _sync(self.folder)  # before the files change: a journal that can be lost protects nothing
-            self._apply(journal)
-            self._written = {name: {} for name in self.fields}
+            os.replace(temporary, path)
+            _sync(self.folder)  # before the checkpoint: a journal that can be lost protects nothing
+            self._pending = path, journal
         return {}
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Drop the rows written since the last snapshot."""
-        self._written = {name: {} for name in self.fields}
+    def commit(self) -> None:
+        """Copy the journal of the last snapshot into the files."""
+        if self._pending is not None:
+            self._apply(*self._pending)
+            self._pending, self._written = None, {name: {} for name in self.fields}
 
-    def _apply(self, journal: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Go to the checkpoint of ``step``: finish its commit if a crash cut it short, and drop everything later.
+
+        Raises:
+            ResumeError: the checkpoint holds client tensors itself, so it was written by a store in memory.
+        """
+        if tensors:
+            raise ResumeError("The checkpoint was written with client_store='memory'; resume it with that.")
+        self._pending, self._written = None, {name: {} for name in self.fields}
+        for path in self.folder.glob("journal-*"):
+            if path.name == f"journal-{step}.safetensors":
+                self._apply(path, load_file(path))
+            else:
+                path.unlink()
+
+    def _apply(self, path: Path, journal: Mapping[str, Tensor]) -> None:
         for name in self.fields:
             if f"{name}.ids" in journal:
                 self._maps[name][journal[f"{name}.ids"]] = journal[f"{name}.rows"]
                 _sync(self.folder / f"{name}.bin")
-        self._journal.unlink(missing_ok=True)
+        path.unlink()
 
 
 def _write(path: Path, content: bytes) -> None:

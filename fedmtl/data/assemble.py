@@ -30,22 +30,16 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(
-            f"{where}, field {field!r}: rows differ in length; each must have the same shape."
-        ) from error
+        raise DataError(f"{where}, field {field!r}: rows differ in length; each must have the same shape.") from error
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; accepted: numbers.")
     try:
         return torch.from_numpy(np.array(array))
     except TypeError as error:
-        raise DataError(
-            f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype."
-        ) from error
+        raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype.") from error
 
 
-def stack_clients(
-    clients: Mapping[str, tuple[Any, Any]], name: str
-) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+def stack_clients(clients: Mapping[str, tuple[Any, Any]], name: str) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
     """One (x, y) pair a client to flat x (N, ...), y (N, ...), offsets (n + 1,) and ids."""
     ids = tuple(clients)
     checks.check_ids(ids, name)
@@ -58,9 +52,7 @@ def stack_clients(
         x, y = as_tensor(pair[0], where, "x"), as_tensor(pair[1], where, "y")
         checks.check_lengths(x, y, where)
         if len(y) == 0:
-            raise DataError(
-                f"{where} has no examples; every client needs at least 1 training and 1 test example."
-            )
+            raise DataError(f"{where} has no examples; every client needs at least 1 training and 1 test example.")
         for field, value, first in (("x", x, xs[:1] or [x]), ("y", y, ys[:1] or [y])):
             reference = first[0]
             if value.shape[1:] != reference.shape[1:] or value.layout != reference.layout:

@@ -45,9 +45,7 @@ def check_ids(ids: Sequence[str], where: str) -> None:
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
     """Features and targets with one row an example."""
     if x.ndim == 0 or y.ndim == 0:
-        raise DataError(
-            f"{where}: fields 'x' and 'y' must have one row an example; one of them is a single number."
-        )
+        raise DataError(f"{where}: fields 'x' and 'y' must have one row an example; one of them is a single number.")
     if x.shape[0] != y.shape[0]:
         raise DataError(
             f"{where}: field 'x' has {x.shape[0]} examples and field 'y' has {y.shape[0]}; "

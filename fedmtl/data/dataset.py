@@ -54,9 +54,7 @@ class FederatedDataset:
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
-            raise DataError(
-                f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__."
-            )
+            raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
         self._check_side("train", verify)
         self._check_side("test", verify)
         if self.train.x.shape[1:] != self.test.x.shape[1:] or self.train.x.dtype != self.test.x.dtype:
@@ -187,17 +185,11 @@ class FederatedDataset:
             )
         for client in ids:
             if client not in test:
-                raise DataError(
-                    f"{name}: client {client!r} has no test examples; every client needs at least 1."
-                )
+                raise DataError(f"{name}: client {client!r} has no test examples; every client needs at least 1.")
         for client in test:
             if client not in clients:
-                raise DataError(
-                    f"{name}: client {client!r} is in test only; it needs training examples, too."
-                )
-        test_x, test_y, test_offsets, _ = stack_clients(
-            {client: test[client] for client in ids}, f"{name} (test)"
-        )
+                raise DataError(f"{name}: client {client!r} is in test only; it needs training examples, too.")
+        test_x, test_y, test_offsets, _ = stack_clients({client: test[client] for client in ids}, f"{name} (test)")
         if classes == "infer":
             classes = (
                 max(
@@ -273,9 +265,7 @@ class FederatedDataset:
             elif not isinstance(client, str) and 0 <= int(client) < len(self):
                 chosen.append(int(client))
             else:
-                raise DataError(
-                    f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}."
-                )
+                raise DataError(f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}.")
         index = torch.tensor(chosen, dtype=torch.int64)
         ids = tuple(self.ids[i] for i in chosen)
         checks.check_ids(ids, f"{self.name}, subset")
@@ -316,9 +306,7 @@ class FederatedDataset:
         """
         meta, tensors = storage.read_folder(Path(folder), memory_map=memory_map)
         chosen = storage.transform_of(meta, Path(folder)) if transform is None else transform
-        sides = [
-            Examples(tensors[f"{s}_x"], tensors[f"{s}_y"], tensors[f"{s}_offsets"]) for s in ("train", "test")
-        ]
+        sides = [Examples(tensors[f"{s}_x"], tensors[f"{s}_y"], tensors[f"{s}_offsets"]) for s in ("train", "test")]
         return cls(
             sides[0],
             sides[1],

@@ -65,9 +65,7 @@ def load_digits_clients(
     positive(where, gamma=gamma)
     check_fraction(test_fraction)
     if classes_per_client > CLASSES:
-        raise ConfigError(
-            f"{where}.classes_per_client is {classes_per_client}; it must be at most {CLASSES}."
-        )
+        raise ConfigError(f"{where}.classes_per_client is {classes_per_client}; it must be at most {CLASSES}.")
     images, labels = raw_digits()
     train_pool, test_pool = pools(len(images), test_fraction, seed)
     ids = tuple(f"client-{i}" for i in range(clients))

@@ -63,9 +63,7 @@ class Examples:
         if offsets.ndim != 1 or len(offsets) < 1 or offsets.dtype != torch.int64:
             raise DataError("examples: field 'offsets' must be an int64 tensor of shape (clients + 1,).")
         if offsets[0] != 0 or offsets[-1] != len(self) or (offsets.diff() < 0).any():
-            raise DataError(
-                f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}."
-            )
+            raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
 
     def __len__(self) -> int:
         """Number of examples N, all clients together."""
@@ -80,9 +78,7 @@ class Examples:
         """The examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
-        return Examples(
-            rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts)
-        )
+        return Examples(rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:
         """Features and targets on another device; the offsets stay on the host, where batches are planned."""

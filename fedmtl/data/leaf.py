@@ -77,9 +77,7 @@ def read_leaf(
 
     def tensors(side: dict[str, Pair]) -> dict[str, Tensors]:
         return {
-            client: _pair(side[client], shape, kind, f"{root}: client {client!r}")
-            for client in kept
-            if client in side
+            client: _pair(side[client], shape, kind, f"{root}: client {client!r}") for client in kept if client in side
         }
 
     if test and test_fraction is None:
@@ -150,9 +148,7 @@ class _Part:
 def _read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pair]]:
     """All clients of the train side (or of the undivided parts) and of the test side."""
     if not root.exists():
-        raise DataError(
-            f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either."
-        )
+        raise DataError(f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either.")
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
         return _read_parts(root / "train", store), _read_parts(root / "test", store)
     return _read_parts(root, store), {}
@@ -186,9 +182,7 @@ def _parts(root: Path) -> Iterator[_Part]:
             found = True
             yield _Part(str(file), file.read_bytes)
     if not found:
-        raise DataError(
-            f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either."
-        )
+        raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
 
 
 def _zip_parts(file: Path) -> Iterator[_Part]:
@@ -233,14 +227,10 @@ def _read_part(part: _Part, store: Store) -> Iterator[tuple[str, Pair]]:
     for client, count in zip(users, counts, strict=True):
         where = f"{part.where}: client {client!r}"
         if not isinstance(client, str) or client in seen:
-            raise DataError(
-                f"{where} in field 'users' is not a text or occurs twice; ids must be distinct texts."
-            )
+            raise DataError(f"{where} in field 'users' is not a text or occurs twice; ids must be distinct texts.")
         seen.add(client)
         if client not in data:
-            raise DataError(
-                f"{where} of field 'users' is missing in 'user_data'; every client needs its x and y."
-            )
+            raise DataError(f"{where} of field 'users' is missing in 'user_data'; every client needs its x and y.")
         yield client, _read_client(data.pop(client), count, where, store)
     if data:
         raise DataError(
@@ -252,24 +242,18 @@ def _read_part(part: _Part, store: Store) -> Iterator[tuple[str, Pair]]:
 def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
     for key in ("x", "y"):
         if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
-            raise DataError(
-                f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example."
-            )
+            raise DataError(f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example.")
     x, y = entry["x"], entry["y"]
     if len(x) != len(y):
         raise DataError(
-            f"{where}: field 'x' has {len(x)} examples and field 'y' has {len(y)}; "
-            "they must have the same number."
+            f"{where}: field 'x' has {len(x)} examples and field 'y' has {len(y)}; they must have the same number."
         )
     if count != len(y):
         raise DataError(
-            f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; "
-            "they must agree."
+            f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; they must agree."
         )
     if not y:
-        raise DataError(
-            f"{where} has no examples; every client needs at least 1 training and 1 test example."
-        )
+        raise DataError(f"{where} has no examples; every client needs at least 1 training and 1 test example.")
     try:
         return store(_numbers(x, where, "x")), _numbers(y, where, "y")
     except _PixelError as error:
@@ -345,9 +329,7 @@ def _alike(x: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _present(train: dict[str, Tensors], kept: list[str], root: Path) -> dict[str, Tensors]:
     for client in kept:
         if client not in train:
-            raise DataError(
-                f"{root}: client {client!r} has no training examples; every client needs at least 1."
-            )
+            raise DataError(f"{root}: client {client!r} has no training examples; every client needs at least 1.")
     return train
 
 
@@ -360,8 +342,6 @@ def _pair(pair: Pair, shape: tuple[int, ...] | None, kind: type, where: str) -> 
     x, y = pair
     if shape is not None:
         if x[0].size != math.prod(shape):
-            raise DataError(
-                f"{where}, field 'x' has {x[0].size} numbers an example; shape {shape} needs others."
-            )
+            raise DataError(f"{where}, field 'x' has {x[0].size} numbers an example; shape {shape} needs others.")
         x = x.reshape(len(x), *shape)
     return torch.from_numpy(x), torch.from_numpy(y.astype(kind))

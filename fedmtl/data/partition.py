@@ -143,9 +143,7 @@ def from_partition(
                 "rows must be numbers of examples."
             )
         if used[part].any() or len(part.unique()) != len(part):
-            raise DataError(
-                f"{name}: the part of client {client!r} has a row that is used twice; accepted: once."
-            )
+            raise DataError(f"{name}: the part of client {client!r} has a row that is used twice; accepted: once.")
         used[part] = True
     rows = torch.cat(index)
     counts = torch.tensor([len(part) for part in index], dtype=torch.int64)

@@ -40,9 +40,7 @@ def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
     """A sparse CSR matrix, its structure checked, without PyTorch's notice that the layout is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-        return torch.sparse_csr_tensor(
-            crow, columns, values, size=(len(crow) - 1, width), check_invariants=True
-        )
+        return torch.sparse_csr_tensor(crow, columns, values, size=(len(crow) - 1, width), check_invariants=True)
 
 
 def offsets_of(counts: Tensor) -> Tensor:

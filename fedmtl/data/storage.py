@@ -82,9 +82,7 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
         for name in _TENSORS:
             entry = meta["tensors"][name]
             mapped = memory_map and not name.endswith("_offsets")
-            parts = [
-                _read(folder / f"{name}{part}.npy", dtype, mapped) for part, dtype in entry["files"].items()
-            ]
+            parts = [_read(folder / f"{name}{part}.npy", dtype, mapped) for part, dtype in entry["files"].items()]
             width = entry["width"]
             tensors[name] = parts[0] if width is None else csr(parts[0], parts[1], parts[2], width)
         for name in ("ids", "classes", "name", "transform"):
@@ -92,9 +90,7 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
     except RuntimeError as error:
         raise DataError(f"{folder}: field {name!r} is not a valid CSR matrix ({error}).") from error
     except (KeyError, AttributeError, TypeError) as error:
-        raise DataError(
-            f"{path}: the key {error} is missing or malformed; write the folder again."
-        ) from error
+        raise DataError(f"{path}: the key {error} is missing or malformed; write the folder again.") from error
     return meta, tensors
 
 

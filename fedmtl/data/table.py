@@ -74,9 +74,7 @@ def read_table(
             raise DataError(f"{file}: {role} column {column!r} is missing; the columns are {known}.")
     for column in (client, target):
         if column in features:
-            raise ConfigError(
-                f"read_table.features contains {column!r}, which is the client or target column."
-            )
+            raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
     for column in one_hot:
         if column not in features:
             raise ConfigError(f"read_table.one_hot contains {column!r}, which is not a feature column.")
@@ -150,15 +148,11 @@ def _feature(frame: pd.DataFrame, name: str, coded: bool, owner: np.ndarray, fil
         _refuse_missing(frame, name, owner, file)
         values = frame[name].astype(str).to_numpy(dtype=str)
         return (values[:, None] == np.unique(values)[None]).astype(np.float32)
-    values = _numbers(
-        frame, name, owner, file, f"give numbers, or one_hot=[{name!r}], or leave it out of features"
-    )
+    values = _numbers(frame, name, owner, file, f"give numbers, or one_hot=[{name!r}], or leave it out of features")
     return values.astype(np.float32)[:, None]
 
 
-def _target(
-    frame: pd.DataFrame, name: str, labels: Sequence[str] | None, owner: np.ndarray, file: Path
-) -> np.ndarray:
+def _target(frame: pd.DataFrame, name: str, labels: Sequence[str] | None, owner: np.ndarray, file: Path) -> np.ndarray:
     if labels is None:
         accepted = "give numbers, or labels=[...], the values in order of their class number"
         values = _numbers(frame, name, owner, file, accepted)

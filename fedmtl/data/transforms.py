@@ -53,9 +53,7 @@ class Affine:
                 object.__setattr__(self, field, value)
             numbers = value if isinstance(value, tuple) else (value,)
             if not numbers or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers):
-                raise ConfigError(
-                    f"Affine.{field} is {value!r}; it must be a finite number or a tuple of them."
-                )
+                raise ConfigError(f"Affine.{field} is {value!r}; it must be a finite number or a tuple of them.")
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         out = x.to(dtype)

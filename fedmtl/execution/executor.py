@@ -66,11 +66,10 @@ class Executor:
         device, dtype: of the computation.
     """
 
-    def __init__(
-        self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
         self.execution = execution
-        assert execution.chunk is not None and execution.threads is not None
+        assert execution.chunk is not None
+        assert execution.threads is not None
         self.chunk, threads = execution.chunk, execution.threads
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):

@@ -93,9 +93,7 @@ class StackedSGD(StackedOptimizer):
         weight_decay: float = 0.0,
         **regularizer: Any,
     ) -> None:
-        super().__init__(
-            rows, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **regularizer
-        )
+        super().__init__(rows, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **regularizer)
 
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:
@@ -138,8 +136,8 @@ def check_stable(lr: float, lam: float) -> None:
     """
     if lr * lam >= 2.0:
         raise ConfigError(
-            f"lr * lam = {lr:g} * {lam:g} = {lr * lam:g}: from 2 on, the anchor term makes every step overshoot and the "
-            "local models explode. Lower lr or lam, or set proximal=True."
+            f"lr * lam = {lr:g} * {lam:g} = {lr * lam:g}: from 2 on, the anchor term makes every step overshoot and "
+            "the local models explode. Lower lr or lam, or set proximal=True."
         )
 
 
@@ -156,9 +154,7 @@ class Elementwise(StackedOptimizer):
         ConfigError: the optimizer mixes elements (LBFGS, Adafactor, Muon, ...), found by a numerical probe.
     """
 
-    def __init__(
-        self, rows: Tensor, *, factory: Callable[[Iterable[Tensor]], Any], **regularizer: Any
-    ) -> None:
+    def __init__(self, rows: Tensor, *, factory: Callable[[Iterable[Tensor]], Any], **regularizer: Any) -> None:
         super().__init__(rows, lr=float(factory([torch.zeros(1)]).defaults["lr"]), **regularizer)
         self.factory = factory
         self.counts = torch.zeros(rows.shape[0], dtype=torch.int64)
@@ -174,9 +170,7 @@ class Elementwise(StackedOptimizer):
             optimizer = self.factory([part])
             if count:
                 optimizer.state[part] = {
-                    name: value[where]
-                    if value.shape[:1] == rows.shape[:1] and value.dim() == 2
-                    else value.clone()
+                    name: value[where] if value.shape[:1] == rows.shape[:1] and value.dim() == 2 else value.clone()
                     for name, value in self._at(count).items()
                 }
             optimizer.step()
@@ -216,15 +210,13 @@ def check_elementwise(factory: Callable[[Iterable[Tensor]], Any]) -> None:
 
     try:
         together = run(gradients)
-        alone = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(
-            2, 3
-        )
+        alone = torch.cat([run(gradients[:, i : i + 1, j : j + 1]) for i in range(2) for j in range(3)]).view(2, 3)
     except (TypeError, RuntimeError) as error:
         raise ConfigError(f"This optimizer cannot be used as a local solver: {error}") from error
     if not torch.allclose(together, alone, rtol=1e-12, atol=0.0):
         raise ConfigError(
-            f"{getattr(factory, '__name__', factory)} mixes the elements of a tensor, so stacked clients would influence "
-            "one another; use an elementwise optimizer such as SGD, Adam, AdamW, RMSprop or Adagrad."
+            f"{getattr(factory, '__name__', factory)} mixes the elements of a tensor, so stacked clients would "
+            "influence one another; use an elementwise optimizer such as SGD, Adam, AdamW, RMSprop or Adagrad."
         )
 
 

@@ -160,9 +160,7 @@ class Account:
         if ledger.reserved(step):
             recorded = ledger.participants(step)
             if recorded is None or not np.array_equal(recorded, np.sort(ranks)):
-                raise ResumeError(
-                    f"Step {step} was charged with another cohort; a replay draws the same one."
-                )
+                raise ResumeError(f"Step {step} was charged with another cohort; a replay draws the same one.")
             return
         cap = getattr(self._sampler, "max_uses", None)
         if cap is not None and ranks.size and int(self._uses[ranks].max()) >= cap:
@@ -176,7 +174,5 @@ class Account:
         if self._capacity is None:
             if self.epsilon_at(max(self._steps, charged + wanted)) <= self.budget:
                 return wanted  # one figure answers for all the planned steps
-            self._capacity = largest_uses(
-                self.event.event, self.budget, self.delta, accountant=self.event.accountant
-            )
+            self._capacity = largest_uses(self.event.event, self.budget, self.delta, accountant=self.event.accountant)
         return min(wanted, self._capacity - charged)

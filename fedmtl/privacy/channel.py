@@ -178,9 +178,7 @@ class Channel:
         if clients.shape != rows.shape[:1] or torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
         if rows.shape[0] > self._cohort:
-            raise PrivacyError(
-                f"Release {name!r} got {rows.shape[0]} rows, but {self._cohort} clients were drawn."
-            )
+            raise PrivacyError(f"Release {name!r} got {rows.shape[0]} rows, but {self._cohort} clients were drawn.")
         return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:
@@ -189,8 +187,7 @@ class Channel:
         dimension = self._plans[name].dimension
         if rows.ndim != 2 or rows.shape[1] != dimension or not rows.is_floating_point():
             raise PrivacyError(
-                f"Release {name!r} takes float rows of shape (k, {dimension}), "
-                f"not {tuple(rows.shape)} of {rows.dtype}."
+                f"Release {name!r} takes float rows of shape (k, {dimension}), not {tuple(rows.shape)} of {rows.dtype}."
             )
 
     # What it costs

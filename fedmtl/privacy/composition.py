@@ -26,9 +26,7 @@ _COARSEST = 0.1
 
 
 @lru_cache(maxsize=4096)
-def epsilon(
-    event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0
-) -> float:
+def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0) -> float:
     """An upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``.
 
     Args:
@@ -48,9 +46,7 @@ def epsilon(
         return _rdp_epsilon(event, uses, delta)
     multiplier, probability = gaussian_parameters(event)
     if probability < 1:
-        loss = _step_distribution(
-            multiplier, probability, _grid(multiplier, probability, coarsen)
-        ).self_compose(uses)
+        loss = _step_distribution(multiplier, probability, _grid(multiplier, probability, coarsen)).self_compose(uses)
         return max(0.0, float(loss.get_epsilon_for_delta(delta)))
     from dp_accounting import gaussian_mechanism
 
@@ -64,18 +60,12 @@ def gaussian_parameters(event: Any) -> tuple[float, float]:
 
     if isinstance(event, dp_event.GaussianDpEvent):
         return float(event.noise_multiplier), 1.0
-    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(
-        event.event, dp_event.GaussianDpEvent
-    ):
+    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(event.event, dp_event.GaussianDpEvent):
         return float(event.event.noise_multiplier), float(event.sampling_probability)
-    raise PrivacyError(
-        f"The pld accountant does not support {event}; sampling without replacement needs 'rdp'."
-    )
+    raise PrivacyError(f"The pld accountant does not support {event}; sampling without replacement needs 'rdp'.")
 
 
-def largest_uses(
-    event: Any, budget: float, delta: float, *, accountant: Accountant, at_least: int = 0
-) -> int:
+def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant, at_least: int = 0) -> int:
     """The largest number of steps whose epsilon is at most ``budget``.
 
     Args:

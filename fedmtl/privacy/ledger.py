@@ -167,9 +167,7 @@ class Ledger:
         """End cleanly and return the steps that this session reserved and never began; idempotent."""
         if self._closed:
             return
-        mine = sorted(
-            step for session, a, b in self._charges if session == self._session for step in range(a, b)
-        )
+        mine = sorted(step for session, a, b in self._charges if session == self._session for step in range(a, b))
         unused = [step for step in mine if step not in self._began]
         self._append({"kind": "close", "session": self._session, "unused": unused})
         self._refund(self._session, unused)
@@ -225,9 +223,7 @@ class Ledger:
             if line["kind"] == "open":
                 self._session = int(line["session"])
             elif line["kind"] == "reserve":
-                self._charge(
-                    int(line["session"]), int(line["first"]), int(line["end"]), line.get("participants")
-                )
+                self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("participants"))
             elif line["kind"] == "close":
                 self._refund(int(line["session"]), line["unused"])
             else:
@@ -246,8 +242,7 @@ class Ledger:
                     f"run in another folder."
                 )
             raise ResumeError(
-                f"{self._path} was written with {key} = {found.get(key)!r}, but this run has "
-                f"{expected.get(key)!r}."
+                f"{self._path} was written with {key} = {found.get(key)!r}, but this run has {expected.get(key)!r}."
             )
 
     def _acquire(self, path: Path, resume: bool) -> list[dict[str, Any]]:
@@ -261,9 +256,7 @@ class Ledger:
             raw = file.read()
             lines, good = _parse(raw, path)
             if lines and not resume:
-                raise ResumeError(
-                    f"{path} already holds the charges of a run; resume it, or choose another folder."
-                )
+                raise ResumeError(f"{path} already holds the charges of a run; resume it, or choose another folder.")
             if good < len(raw):
                 file.truncate(good)
             os.fsync(file.fileno())
@@ -296,9 +289,7 @@ def _parse(raw: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
             line = None
         if not isinstance(line, dict):
             if end >= 0 and end + 1 < len(raw):
-                raise ResumeError(
-                    f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line."
-                )
+                raise ResumeError(f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line.")
             break
         lines.append(line)
         good = end + 1

@@ -92,9 +92,7 @@ def open_channel(
         block=block if block is not None else (16 if seeded else 4),
     )
     where = ledger_path.name if ledger_path is not None else "in memory only: a crash forgets what was spent"
-    return Channel(
-        privacy, plans, sampler, source, account, law=law, noise=noise, ledger_name=where, replay=replay
-    )
+    return Channel(privacy, plans, sampler, source, account, law=law, noise=noise, ledger_name=where, replay=replay)
 
 
 def _header(

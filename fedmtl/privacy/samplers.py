@@ -165,9 +165,7 @@ class BoundFixed(BoundSampler):
         if self.max_uses is None:
             return torch.from_numpy(distinct_ranks(self.n, self.cohort, coins))
         if uses is None:
-            raise ConfigError(
-                "FixedCohort with a cap on uses needs the participations so far to draw a cohort."
-            )
+            raise ConfigError("FixedCohort with a cap on uses needs the participations so far to draw a cohort.")
         eligible = torch.nonzero(uses < self.max_uses).flatten()
         if eligible.numel() < self.cohort:
             raise BudgetExhausted(

@@ -48,17 +48,13 @@ class ClientPrivacy:
     def __post_init__(self) -> None:
         positive(self, clip_norm=self.clip_norm)
         if self.epsilon is None and self.noise_multiplier is None:
-            raise ConfigError(
-                "ClientPrivacy needs epsilon (the noise is calibrated to it), noise_multiplier, or both."
-            )
+            raise ConfigError("ClientPrivacy needs epsilon (the noise is calibrated to it), noise_multiplier, or both.")
         if self.epsilon is not None and self.epsilon != math.inf:
             positive(self, epsilon=self.epsilon)
         if self.noise_multiplier is not None:
             positive(self, noise_multiplier=self.noise_multiplier)
             if self.epsilon == math.inf:
-                raise ConfigError(
-                    "ClientPrivacy.epsilon=inf means no noise; leave noise_multiplier out, or epsilon."
-                )
+                raise ConfigError("ClientPrivacy.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
         if self.delta is not None:
             positive(self, delta=self.delta)
             if self.delta >= 1:

@@ -114,14 +114,10 @@ def plot_clients(
     first, *others = columns
     styles = styles_of(list(columns))
     figure = new_figure(9.6 if others else 6.4, 4.4)
-    panels = figure.subplots(1, 2 if others else 1, squeeze=False, width_ratios=[1.5, 1] if others else [1])[
-        0
-    ]
+    panels = figure.subplots(1, 2 if others else 1, squeeze=False, width_ratios=[1.5, 1] if others else [1])[0]
     left: Axes = panels[0]
     dress(left, xlabel="share of clients, from worst to best", ylabel=metric.replace("_", " "))
-    left.set_title(
-        f"{_words(metric)} by client", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8
-    )
+    left.set_title(f"{_words(metric)} by client", loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
     for name in [*others, first]:
         shown = np.sort(columns[name][np.isfinite(columns[name])])
         if not higher_is_better:
@@ -220,15 +216,11 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
         for (_, colour, ink), share in zip(parts, shares if known.size else (0.0,) * 3, strict=True):
             axes.barh(row, share, left=start, height=0.52, color=colour, edgecolor="white", linewidth=1)
             if share >= 0.07:
-                axes.text(
-                    start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=9
-                )
+                axes.text(start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=9)
             start += float(share)
     dress(axes, xlabel="share of clients")
     axes.grid(False)
-    axes.set_title(
-        f"Clients for whom {name} is", loc="left", color=INK, fontsize=11, fontweight="bold", pad=26
-    )
+    axes.set_title(f"Clients for whom {name} is", loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
     patches = [Patch(facecolor=colour, label=word) for word, colour, _ in parts]
     axes.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, frameon=False, fontsize=9.5,

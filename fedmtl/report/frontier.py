@@ -94,9 +94,7 @@ def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
     return {label: styles[name] for label, name in taken.items()}
 
 
-def _panel(
-    axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]
-) -> _Ends:
+def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]) -> _Ends:
     """Curves and bounds of one unit; returns what to write at the right end of each."""
     points = {
         label: sorted((one for one in same if _on_axis(one)), key=lambda one: one.epsilon)

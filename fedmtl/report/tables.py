@@ -245,9 +245,7 @@ def rich_table(groups: Sequence[Group]) -> Table:
     same = [place for place in (1, 2, 4) if len(columns[place]) <= 1]
     table = Table(
         title="Accuracy over clients, on private test data: not covered by epsilon",
-        caption="; ".join(
-            f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place]
-        ),
+        caption="; ".join(f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place]),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,

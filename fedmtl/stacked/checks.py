@@ -36,9 +36,7 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
                 f"{channels})) instead."
             )
         if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise ModelError(
-                f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed."
-            )
+            raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
     if not any(p.requires_grad for p in module.parameters()):
         raise ModelError("The model has no trainable parameter.")
     ready = copy.deepcopy(module).to(sample.device, sample.dtype).train()
@@ -60,9 +58,7 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
                 "noise. Remove it, or use a layer without running statistics."
             )
     if not isinstance(result, Tensor) or result.shape[0] != sample.shape[0]:
-        raise ModelError(
-            f"The model must map (B, ...) to one tensor (B, ...); it returned {_describe(result)}."
-        )
+        raise ModelError(f"The model must map (B, ...) to one tensor (B, ...); it returned {_describe(result)}.")
     if outputs is not None and (result.dim() != 2 or result.shape[-1] != outputs):
         raise ModelError(
             f"The model returns {_describe(result)} but the data has {outputs} classes; "
@@ -88,8 +84,4 @@ def _groups(channels: int) -> int:
 
 
 def _describe(result: object) -> str:
-    return (
-        f"a tensor of shape {tuple(result.shape)}"
-        if isinstance(result, Tensor)
-        else f"a {type(result).__name__}"
-    )
+    return f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"

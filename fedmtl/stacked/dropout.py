@@ -37,9 +37,7 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channelwise else x.shape
-        index = torch.arange(
-            shape.numel() if isinstance(shape, torch.Size) else _numel(shape), device=x.device
-        )
+        index = torch.arange(shape.numel() if isinstance(shape, torch.Size) else _numel(shape), device=x.device)
         client, step, local = self.address.unbind(-1)
         key = local * _GOLDEN + _signed(self.key)
         kept = keyed_uniform(key, client, step, index).reshape(shape) >= self.p

@@ -48,9 +48,7 @@ def resolve_loss(loss: str | Loss) -> Loss:
     if callable(loss):
         return loss
     if loss not in LOSSES:
-        raise ConfigError(
-            f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,)."
-        )
+        raise ConfigError(f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,).")
     return LOSSES[loss]
 
 

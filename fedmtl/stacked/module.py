@@ -48,9 +48,7 @@ class Layout:
         lead = rows.shape[:-1]
         return {
             name: rows[..., a:b].view(*lead, *shape)
-            for name, shape, a, b in zip(
-                self.names, self.shapes, self.offsets, self.offsets[1:], strict=False
-            )
+            for name, shape, a, b in zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False)
         }
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
@@ -94,9 +92,7 @@ class StackedModule:
     def load(self, start: Tensor, count: int) -> Tensor:
         """Set the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``."""
         if count > self.rows.shape[0]:
-            self.rows = torch.zeros(
-                count, self.layout.dimension, device=self.rows.device, dtype=self.rows.dtype
-            )
+            self.rows = torch.zeros(count, self.layout.dimension, device=self.rows.device, dtype=self.rows.dtype)
             self.grads = torch.zeros_like(self.rows)
             self._count = -1
         rows = self.rows[:count]
@@ -140,9 +136,7 @@ class StackedModule:
         """
         return self._call(self.eval_module, self.layout.views(rows), x, None)
 
-    def _call(
-        self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None
-    ) -> Tensor:
+    def _call(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None) -> Tensor:
         stacked = dict(tensors)
         if address is not None:
             stacked |= {f"{name}.address": address for name in self._dropouts}

@@ -29,9 +29,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     for item in baselines:
         if isinstance(item, str):
             if item not in _NAMES:
-                raise ConfigError(
-                    f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects."
-                )
+                raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
             if item == algorithm.name:
                 continue
             item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)

@@ -40,9 +40,7 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Tensors as safetensors, by :func:`write_bytes`."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, save(ready, metadata=dict(metadata or {})))
@@ -67,8 +65,8 @@ class Checkpoint:
 
     @classmethod
     def of(cls, step: int, state: State, history: list[dict[str, Any]], fingerprint: str) -> Checkpoint:
-        """A checkpoint of ``state``; shares its tensors."""
-        return cls(step, dict(state.public), state.private.snapshot(), history, fingerprint)
+        """A checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
+        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint)
 
     def write(self, path: Path) -> None:
         """One atomic safetensors file."""
@@ -92,8 +90,8 @@ class Checkpoint:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
         if metadata.get("fingerprint") != fingerprint:
             raise ResumeError(
-                f"{path} was written with other data, settings, seed, device or execution than this run has; resume with "
-                "the same ones, or start in another folder."
+                f"{path} was written with other data, settings, seed, device or execution than this run has; resume "
+                "with the same ones, or start in another folder."
             )
         public = {k.removeprefix("public."): v for k, v in tensors.items() if k.startswith("public.")}
         private = {k.removeprefix("private."): v for k, v in tensors.items() if k.startswith("private.")}
@@ -102,5 +100,5 @@ class Checkpoint:
     def restore(self, state: State, device: torch.device) -> State:
         """``state`` with this checkpoint's values."""
         state.public = {name: tensor.to(device) for name, tensor in self.public.items()}
-        state.private.restore(self.private)
+        state.private.restore(self.private, self.step)
         return state

@@ -46,6 +46,11 @@ class RunFolder:
         return self.private / "checkpoint.safetensors"
 
     @property
+    def clients(self) -> Path:
+        """The files of a memory-mapped client store."""
+        return self.private / "clients"
+
+    @property
     def started(self) -> bool:
         """Whether a run has begun here."""
         return self.ledger.exists() or self.checkpoint.exists()
@@ -76,18 +81,12 @@ class RunFolder:
         rounds = [row["round"] for row in result.history]
         plot_epsilon(rounds, [row["epsilon"] for row in result.history], self.public / "epsilon.png")
         histories = {name: run.history for name, run in result.baselines.items()}
-        plot_history(
-            result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric
-        )
-        plot_clients(
-            columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy"
-        )
+        plot_history(result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric)
+        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
-        summary["baselines"] = {
-            name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()
-        }
+        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
         write_json(self.private / "result.json", _plain(summary))
 
 

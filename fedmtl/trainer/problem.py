@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +32,12 @@ def build_problem(
     seed: int,
     device: str,
     dtype: str,
+    *,
+    store_folder: Path | None = None,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
+
+    With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory.
 
     Raises:
         ConfigError: an unknown device, or a loss that does not fit the targets.
@@ -49,8 +54,7 @@ def build_problem(
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
     sample = torch.zeros(2, *data.spec.shape, dtype=kind)
-    template = prepare_module(module, sample, seed=seed, outputs=data.classes if classification else None
-    )
+    template = prepare_module(module, sample, seed=seed, outputs=data.classes if classification else None)
     executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
@@ -60,6 +64,7 @@ def build_problem(
         executor=executor,
         rounds=rounds,
         seed=seed,
+        store_folder=store_folder,
     )
 
 
@@ -87,9 +92,7 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def fingerprint(
-    problem: Problem, algorithm: Algorithm, privacy: ClientPrivacy | None, schedule: Sampler
-) -> str:
+def fingerprint(problem: Problem, algorithm: Algorithm, privacy: ClientPrivacy | None, schedule: Sampler) -> str:
     """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.

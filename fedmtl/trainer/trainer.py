@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,13 @@ class Trainer:
         schedule: who takes part in a round.
         privacy: ``None`` means no clip and no noise.
         rounds: number of rounds.
-        loss: ``"cross_entropy"``, ``"mse"``, ``"binary_cross_entropy"``, or (outputs (N, ...), targets (N, ...)) -> (N,).
+        loss: ``"cross_entropy"``, ``"mse"``, ``"binary_cross_entropy"``, or a function (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, with this
             algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
+        client_store: where the clients' own tensors are, ``"memory"`` or ``"mapped"``: in files of the folder, for
+            populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
@@ -72,9 +74,10 @@ class Trainer:
     seed: int = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
+    client_store: str = "memory"
     device: str = "auto"
     dtype: str = "float32"
-    execution: Execution = Execution()
+    execution: Execution = field(default_factory=Execution)
     eval_every: int | None = None
     checkpoint_every: int | None = None
     callbacks: Sequence[Callback] = ()
@@ -82,17 +85,16 @@ class Trainer:
 
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
-            raise ConfigError(
-                f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0)."
-            )
+            raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, ClientPrivacy):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...) or None.")
         if isinstance(self.schedule, type) or not hasattr(self.schedule, "bind"):
-            raise ConfigError(
-                f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100)."
-            )
+            raise ConfigError(f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
         positive_int(self, rounds=self.rounds)
         one_of(self, ("float32", "float64"), dtype=self.dtype)
+        one_of(self, ("memory", "mapped"), client_store=self.client_store)
+        if self.client_store == "mapped" and self.folder is None:
+            raise ConfigError("client_store is 'mapped', which needs a folder.")
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) is not None:
                 positive_int(self, **{name: getattr(self, name)})
@@ -135,7 +137,15 @@ class Trainer:
 
     def _run(self, folder: RunFolder | None, resume: bool) -> Result:
         problem = build_problem(
-            self.data, self.model, self.loss, self.execution, self.rounds, self.seed, self.device, self.dtype
+            self.data,
+            self.model,
+            self.loss,
+            self.execution,
+            self.rounds,
+            self.seed,
+            self.device,
+            self.dtype,
+            store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
         with closing(problem.executor):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
@@ -256,6 +266,7 @@ class _Loop:
         due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
         if due or force:
             Checkpoint.of(step, state, self.history, self.fingerprint).write(self.folder.checkpoint)
+            state.private.commit()
             self.saved = time.monotonic()
 
     def finish(self, state: State, step: int, stopped: str) -> Result:

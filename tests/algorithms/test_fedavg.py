@@ -35,9 +35,7 @@ def test_rounds_by_hand(mu):
 
 def test_fedprox_without_its_term_is_fedavg():
     data = regression()
-    one, two = (
-        run(a, problem_of(data, rounds=4)) for a in (FedAvg(local=SOLVER), FedProx(mu=0.0, local=SOLVER))
-    )
+    one, two = (run(a, problem_of(data, rounds=4)) for a in (FedAvg(local=SOLVER), FedProx(mu=0.0, local=SOLVER)))
     assert torch.equal(one.public["global"], two.public["global"])
 
 
@@ -56,9 +54,7 @@ def test_one_local_step_is_gradient_descent_to_the_pooled_optimum():
 )
 def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
     data = regression(clients=5)
-    algorithm = FedAvg(
-        local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name=name, lr=0.3, options=options)
-    )
+    algorithm = FedAvg(local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name=name, lr=0.3, options=options))
     state = run(algorithm, problem_of(data, rounds=4))
     w = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer = getattr(torch.optim, name)([w], lr=0.3, **options)

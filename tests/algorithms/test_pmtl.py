@@ -1,5 +1,7 @@
 """PMTL against closed forms, limits, and a round computed by hand (Hu et al. 2023)."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tests.helpers import ragged_classification, regression
 def blocks(data):
     """X_k, y_k of every client as NumPy arrays."""
     offsets = data.train.offsets.tolist()
-    pairs = zip(offsets, offsets[1:], strict=False)
+    pairs = itertools.pairwise(offsets)
     return [(data.train.x[a:b].numpy(), data.train.y[a:b].numpy()) for a, b in pairs]
 
 
@@ -83,9 +85,7 @@ def test_collinear_columns_agree_in_the_objective():
     base = regression(clients=4, features=3, examples=40)
     doubled = {
         client: (torch.cat([x, x[:, :1]], 1), y)
-        for client, (x, y) in zip(
-            base.ids, [(torch.tensor(x), torch.tensor(y)) for x, y in blocks(base)], strict=True
-        )
+        for client, (x, y) in zip(base.ids, [(torch.tensor(x), torch.tensor(y)) for x, y in blocks(base)], strict=True)
     }
     data = FederatedDataset.from_tensors(doubled, test=doubled, classes=None)
     problem, lam = problem_of(data, rounds=250), 1.0
@@ -154,9 +154,7 @@ def test_two_rounds_by_hand(delta):
             personal[client], seen[client] = w, True
         noise = z * clip * source.normal("noise/update", step, 4)
         mean = mean + (1.0 if delta == "global" else 3 / 5) * (total + noise) / 3
-        np.testing.assert_allclose(
-            states[step + 1].numpy(), mean, rtol=1e-6 if delta == "local" else 1e-10, atol=1e-12
-        )
+        np.testing.assert_allclose(states[step + 1].numpy(), mean, rtol=1e-6 if delta == "local" else 1e-10, atol=1e-12)
     np.testing.assert_allclose(
         state.private.gather("model", torch.from_numpy(seen.nonzero()[0])).numpy(), personal[seen], rtol=1e-6
     )
@@ -172,9 +170,7 @@ def test_running_mean_is_exact_however_hard_the_clip():
 
     def watch(step, state):
         sent = state.private.gather("sent", torch.arange(6))
-        torch.testing.assert_close(
-            state.public["mean"], problem.initial + sent.mean(0), rtol=1e-10, atol=1e-12
-        )
+        torch.testing.assert_close(state.public["mean"], problem.initial + sent.mean(0), rtol=1e-10, atol=1e-12)
 
     privacy = ClientPrivacy(clip_norm=0.05, epsilon=float("inf"))
     state = run(algorithm, problem, sampler=PoissonSampling(cohort=2), privacy=privacy, watch=watch)
@@ -272,7 +268,7 @@ def test_an_empty_cohort_still_moves_the_mean_by_noise():
         watch=watch,
     )
     assert seen[-1] < 4
-    assert all(not torch.equal(a, b) for a, b in zip(means, means[1:], strict=False))
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(means))
 
 
 @pytest.mark.parametrize("sampler", [PoissonSampling(cohort=4), FixedCohort(cohort=4)])

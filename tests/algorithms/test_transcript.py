@@ -52,9 +52,7 @@ def public_states(algorithm, data, sampler, **options):
 
 
 def differs(a: list[dict], b: list[dict]) -> bool:
-    return any(
-        set(x) != set(y) or any(not torch.equal(x[k], y[k]) for k in x) for x, y in zip(a, b, strict=True)
-    )
+    return any(set(x) != set(y) or any(not torch.equal(x[k], y[k]) for k in x) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -83,6 +81,4 @@ class Leaky(FedAvg):
 def test_the_test_catches_a_leak():
     data, releases = ragged_classification(8), []
     first = public_states(Leaky(local=SOLVER), data, SAMPLERS["full"], record=releases)
-    assert differs(
-        first, public_states(Leaky(local=SOLVER), replaced(data), SAMPLERS["full"], replay=releases)
-    )
+    assert differs(first, public_states(Leaky(local=SOLVER), replaced(data), SAMPLERS["full"], replay=releases))

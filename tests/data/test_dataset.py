@@ -107,9 +107,7 @@ def test_gather_leaves_the_stored_data_as_they_were():
 def test_uint8_storage_gives_the_numbers_of_float_storage():
     clients = ragged(shape=(1, 4, 4), dtype=torch.uint8)
     data = FederatedDataset.from_tensors(clients, classes=4, transform=Affine(1 / 255))
-    floats = FederatedDataset.from_tensors(
-        {k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4
-    )
+    floats = FederatedDataset.from_tensors({k: (x.double() / 255, y) for k, (x, y) in clients.items()}, classes=4)
     index = torch.arange(len(data.train))
     assert data.train.x.dtype == torch.uint8
     x, y = data.gather("train", index, dtype=torch.float64)
@@ -346,9 +344,7 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, side, ("a", "a"), classes=3, name="d")
     with pytest.raises(DataError, match=r"examples of 2 clients, but 3 ids"):
         FederatedDataset(side, side, ("a", "b", "c"), classes=3)
-    with pytest.raises(
-        DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"
-    ):
+    with pytest.raises(DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"):
         FederatedDataset(side, side, ("a", "b"))
     with pytest.raises(DataError, match=r"in train and .* in test; they must agree"):
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)

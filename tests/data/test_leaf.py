@@ -48,10 +48,7 @@ def examples(data, i):
     rows = []
     for side in (data.train, data.test):
         start, stop = side.offsets[i], side.offsets[i + 1]
-        rows += [
-            (*x.flatten().tolist(), y.item())
-            for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)
-        ]
+        rows += [(*x.flatten().tolist(), y.item()) for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)]
     return sorted(rows)
 
 
@@ -244,9 +241,7 @@ def test_a_client_with_one_example_is_left_out_or_named(tmp_path):
 def test_a_client_in_two_parts_is_refused(tmp_path):
     for i in range(2):
         put(tmp_path / f"p{i}.json", leaf(some_users()))
-    with pytest.raises(
-        DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"
-    ):
+    with pytest.raises(DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"):
         read_leaf(tmp_path)
 
 
@@ -261,9 +256,7 @@ def test_clients_without_one_side_of_leafs_split_are_named(tmp_path):
     with pytest.raises(DataError, match="client 'b' has no test examples; every client needs at least 1"):
         read_leaf(tmp_path)
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
-    with pytest.raises(
-        DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"
-    ):
+    with pytest.raises(DataError, match=r"client 'a', field 'x' has examples of shape \(2,\) in train and \(3,\)"):
         read_leaf(tmp_path)
 
 

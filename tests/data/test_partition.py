@@ -38,9 +38,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # a share of a symmetric Dirichlet over n clients has mean 1/n and variance (n - 1) / (n^2 (n alpha + 1))
     n = 10
     for alpha in (0.3, 1.0, 100.0):
-        draws = np.concatenate(
-            [shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)]
-        )
+        draws = np.concatenate([shares(dirichlet(LABELS, n, alpha, seed, min_examples=1)) for seed in range(60)])
         variance = (n - 1) / (n**2 * (n * alpha + 1))
         assert draws.mean() == pytest.approx(1 / n)
         assert draws.var() == pytest.approx(variance, rel=0.12, abs=2e-6)

@@ -26,9 +26,7 @@ def datasets():
     }
     brain = {k: (x.to(torch.bfloat16), y.float()) for k, (x, y) in ragged().items()}
     return {
-        "uint8": FederatedDataset.from_tensors(
-            ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255)
-        ),
+        "uint8": FederatedDataset.from_tensors(ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255)),
         "float": FederatedDataset.from_tensors(ragged(), name="named"),
         "sparse": FederatedDataset.from_tensors(sparse, classes=2),
         "bfloat16 regression": FederatedDataset.from_tensors(brain),

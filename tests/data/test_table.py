@@ -59,9 +59,7 @@ def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
 def test_regression_all_columns_and_a_transform(tmp_path):
     table = frame().drop(columns="kind")
     table.to_csv(tmp_path / "t.csv", index=False)
-    data = read_table(
-        tmp_path / "t.csv", client="ward", target="cost", transform=Affine((0.1, 1.0, 2.0), 0.0)
-    )
+    data = read_table(tmp_path / "t.csv", client="ward", target="cost", transform=Affine((0.1, 1.0, 2.0), 0.0))
     assert data.classes is None
     assert data.train.y.dtype == torch.float32
     assert data.spec.shape == (3,)
@@ -97,9 +95,7 @@ def test_labels_number_the_values_of_a_text_target(tmp_path):
     assert data.classes == 4
     for i, name in enumerate(data.ids):
         mine = table[table.ward == name]
-        expected = sorted(
-            zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True)
-        )
+        expected = sorted(zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True))
         np.testing.assert_array_equal(rows_of(data, i), np.array(expected))
 
 
@@ -108,9 +104,7 @@ def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path):
     data = read_table(tmp_path / "t.csv", client="id", target="y")
     assert data.ids == ("007", "7")
     assert sorted(torch.cat([data.train.x, data.test.x])[:, 0].tolist()) == [1, 2, 3, 4]
-    pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(
-        tmp_path / "t.parquet"
-    )
+    pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")
 
 
@@ -234,9 +228,7 @@ def test_missing_values_of_parquet_are_named(tmp_path):
 
 def test_unreadable_files_are_named(tmp_path):
     options = {"client": "ward", "target": "stay"}
-    with pytest.raises(
-        DataError, match=r"none\.csv does not exist or is not a file; accepted: \.csv, .*\.parquet"
-    ):
+    with pytest.raises(DataError, match=r"none\.csv does not exist or is not a file; accepted: \.csv, .*\.parquet"):
         read_table(tmp_path / "none.csv", **options)
     (tmp_path / "t.xlsx").write_text("x")
     with pytest.raises(DataError, match=r"t\.xlsx has an unknown suffix; accepted: \.csv"):

@@ -30,9 +30,7 @@ def test_affine_takes_one_number_a_feature():
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1", (), (1.0, float("nan"))])
 def test_affine_refuses_impossible_numbers(scale):
-    with pytest.raises(
-        ConfigError, match=r"Affine.scale is .*; it must be a finite number or a tuple of them"
-    ):
+    with pytest.raises(ConfigError, match=r"Affine.scale is .*; it must be a finite number or a tuple of them"):
         Affine(scale=scale)
 
 
@@ -42,7 +40,5 @@ def test_a_description_restores_the_transform(transform):
 
 
 def test_an_unknown_description_is_refused():
-    with pytest.raises(
-        DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine; pass it as"
-    ):
+    with pytest.raises(DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine; pass it as"):
         restore({"kind": "Mine"}, "f")

@@ -58,9 +58,7 @@ def test_a_clients_batches_do_not_depend_on_the_others():
     together = plan()
     for client in range(len(COUNTS)):
         alone = plan(slice(client, client + 1))
-        assert all(
-            torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True)
-        )
+        assert all(torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True))
 
 
 def test_rounds_and_seeds_permute_differently():
@@ -76,9 +74,7 @@ def test_clients_stop_at_their_own_number_of_steps():
 
 
 def test_full_batch_uses_everything_in_every_step():
-    p = BatchPlan(
-        counts=COUNTS, first=FIRST, keys=KEYS, steps=torch.full((5,), 2), batch_size=None, seed=0, round=0
-    )
+    p = BatchPlan(counts=COUNTS, first=FIRST, keys=KEYS, steps=torch.full((5,), 2), batch_size=None, seed=0, round=0)
     for client, count in enumerate(COUNTS.tolist()):
         for rows in batches(p, client):
             assert sorted(rows.tolist()) == list(range(int(FIRST[client]), int(FIRST[client]) + count))
@@ -88,7 +84,5 @@ def test_padding_repeats_the_clients_own_examples():
     batch = plan().batch(0)
     assert batch.mask is not None
     for client in range(batch.active):
-        inside = (batch.index[client] >= FIRST[client]) & (
-            batch.index[client] < FIRST[client] + COUNTS[client]
-        )
+        inside = (batch.index[client] >= FIRST[client]) & (batch.index[client] < FIRST[client] + COUNTS[client])
         assert bool(inside.all())

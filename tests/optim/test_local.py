@@ -91,9 +91,7 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
         torch.testing.assert_close(rows[place], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)]
-)
+@pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])
 def test_chunks_and_threads_give_the_same_numbers(execution):
     torch.manual_seed(0)
     data, module, layout, start, anchor = setting()

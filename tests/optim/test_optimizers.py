@@ -60,9 +60,7 @@ def test_sgd_equals_torch(options):
     torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax"]
-)
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax"])
 @pytest.mark.parametrize("prefix", [False, True])
 def test_any_elementwise_optimizer_equals_torch(name, prefix):
     factory = partial(getattr(torch.optim, name), lr=0.05)
@@ -86,9 +84,7 @@ def test_slices_and_masks_are_the_same_step():
 def test_mean_regularized_step_by_hand(per_row):
     rows = start()
     anchor = (
-        torch.arange(D, dtype=torch.float64)
-        if not per_row
-        else torch.arange(K * D, dtype=torch.float64).view(K, D)
+        torch.arange(D, dtype=torch.float64) if not per_row else torch.arange(K * D, dtype=torch.float64).view(K, D)
     )
     gradient = gradients()[0]
     rows.grad = gradient.clone()

@@ -41,9 +41,7 @@ def test_library_facts_that_the_design_rests_on() -> None:
 
 
 def test_replace_one_is_accounted_at_twice_the_clip() -> None:
-    add = step_event(
-        (4.0,), (s := FullParticipation().bind(9)), s.law(stateful=True, observer="clients"), "pld"
-    )
+    add = step_event((4.0,), (s := FullParticipation().bind(9)), s.law(stateful=True, observer="clients"), "pld")
     assert epsilon(add.event, 1, 1e-5) == pytest.approx(0.926, abs=1e-3)
     law = (fixed := FixedCohort(3).bind(9)).law(stateful=True, observer="clients")
     assert law.relation == "replace"
@@ -74,9 +72,7 @@ def test_fixed_cohort_table() -> None:
     law = sampler.law(stateful=False, observer="public")
     assert law.amplified
     for target, std in zip((1.0, 2.0, 4.0, 8.0), (8.79, 4.95, 3.00, 1.81), strict=True):
-        step = step_event(
-            (std / 2,), sampler, law, "pld"
-        )  # the table is relative to C, the multiplier to 2 C
+        step = step_event((std / 2,), sampler, law, "pld")  # the table is relative to C, the multiplier to 2 C
         assert step.accountant == "rdp"
         assert epsilon(step.event, 500, 1 / 3400, accountant="rdp") == pytest.approx(target, rel=6e-3)
     z = calibrate_noise(sampler, law, target=2.0, delta=1 / 3400, uses=500)
@@ -99,9 +95,7 @@ def gaussian_delta(mu: float, eps: float) -> float:
     return float(upper - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu))
 
 
-@pytest.mark.parametrize(
-    ("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)]
-)
+@pytest.mark.parametrize(("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)])
 def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: float) -> None:
     mu = math.sqrt(uses) / z
     exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 200)
@@ -120,14 +114,10 @@ def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: flo
         (0.5361, 1e-4, 1000, 2.5e-7),
     ],
 )
-def test_adaptive_grid_agrees_with_the_library_at_its_own_grid(
-    z: float, q: float, uses: int, delta: float
-) -> None:
+def test_adaptive_grid_agrees_with_the_library_at_its_own_grid(z: float, q: float, uses: int, delta: float) -> None:
     library = PLDAccountant()
     library.compose(Poisson(q, Gaussian(z)), uses)
-    assert epsilon(Poisson(q, Gaussian(z)), uses, delta) == pytest.approx(
-        library.get_epsilon(delta), rel=1e-3
-    )
+    assert epsilon(Poisson(q, Gaussian(z)), uses, delta) == pytest.approx(library.get_epsilon(delta), rel=1e-3)
 
 
 def test_a_coarser_grid_is_an_upper_bound() -> None:
@@ -175,9 +165,7 @@ def density(mean: float | np.ndarray) -> np.ndarray:
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray) -> float:
-    return float(
-        max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum()) * CELL
-    )
+    return float(max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum()) * CELL)
 
 
 def composed_delta(multiplier: float, uses: int) -> float:

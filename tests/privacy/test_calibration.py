@@ -46,9 +46,7 @@ def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, r
 
 def test_the_library_confirms_the_main_case() -> None:
     sampler = PoissonSampling(100).bind(1000)
-    z = calibrate_noise(
-        sampler, sampler.law(stateful=True, observer="clients"), target=4.0, delta=1e-5, uses=100
-    )
+    z = calibrate_noise(sampler, sampler.law(stateful=True, observer="clients"), target=4.0, delta=1e-5, uses=100)
     library = PLDAccountant()
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     assert library.get_epsilon(1e-5) == pytest.approx(4.0, rel=5e-4)
@@ -73,9 +71,7 @@ def test_noise_is_monotone_in_everything() -> None:
 def test_an_unreachable_target_is_refused() -> None:
     sampler = FullParticipation().bind(5)
     with pytest.raises(ConfigError, match="cannot be reached"):
-        calibrate_noise(
-            sampler, sampler.law(stateful=True, observer="clients"), target=1e-7, delta=1e-12, uses=10**6
-        )
+        calibrate_noise(sampler, sampler.law(stateful=True, observer="clients"), target=1e-7, delta=1e-12, uses=10**6)
 
 
 def test_calibration_and_twenty_evaluations_are_quick() -> None:

@@ -39,9 +39,7 @@ def door(
     **options,
 ):
     plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps, stateful=True) for name in names)
-    return open_channel(
-        privacy, plans, sampler or PoissonSampling(4).bind(40), seed=3, steps=steps, **options
-    )
+    return open_channel(privacy, plans, sampler or PoissonSampling(4).bind(40), seed=3, steps=steps, **options)
 
 
 def begin(channel, step: int = 0) -> torch.Tensor:
@@ -278,10 +276,7 @@ def test_full_participation_charges_every_step_unamplified() -> None:
 
 
 def test_clipped_sum_is_the_slow_loop() -> None:
-    rows = (
-        torch.randn(300, 20_000, dtype=torch.float64)
-        * torch.logspace(-4, 2, 300, dtype=torch.float64)[:, None]
-    )
+    rows = torch.randn(300, 20_000, dtype=torch.float64) * torch.logspace(-4, 2, 300, dtype=torch.float64)[:, None]
     rows[7] = 0
     expected = torch.zeros(20_000, dtype=torch.float64)
     for row in rows:
@@ -290,9 +285,7 @@ def test_clipped_sum_is_the_slow_loop() -> None:
     assert torch.allclose(clipped_sum(rows, L2Clip(1.0)), expected, rtol=1e-12, atol=1e-14)
     for dtype in (torch.float32, torch.bfloat16):
         narrow = rows.to(dtype)
-        assert torch.allclose(
-            clipped_sum(narrow, L2Clip(1.0)), clipped_sum(narrow.double(), L2Clip(1.0)), rtol=1e-12
-        )
+        assert torch.allclose(clipped_sum(narrow, L2Clip(1.0)), clipped_sum(narrow.double(), L2Clip(1.0)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

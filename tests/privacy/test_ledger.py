@@ -103,9 +103,7 @@ def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
     assert second.uses == 16 + 3
     assert second.charged_uses == 16 + 8
     second.close()
-    assert (
-        second.charged_uses == 16 + 3
-    )  # the five unused of its own block return, the crashed block does not
+    assert second.charged_uses == 16 + 3  # the five unused of its own block return, the crashed block does not
     assert second.report.epsilon == pytest.approx(second.epsilon_at(19))
 
 
@@ -250,9 +248,7 @@ def test_kill_at_random_times_between_reserve_and_release(tmp_path: Path) -> Non
 def json_header(path: Path) -> dict:
     header = json.loads(path.read_bytes().splitlines()[0])
     return {
-        key: value
-        for key, value in header.items()
-        if key not in {"kind", "version", "fingerprint", "replays_free"}
+        key: value for key, value in header.items() if key not in {"kind", "version", "fingerprint", "replays_free"}
     }
 
 

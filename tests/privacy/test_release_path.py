@@ -69,12 +69,8 @@ def _nan_through(rows, bound):
 
 
 def _float32_norm(rows, bound):
-    norms = rows.norm(
-        dim=1, keepdim=True
-    )  # overflows for 3e38: the factor becomes 0 / NaN or the row is kept
-    factor = torch.where(
-        torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0)
-    )
+    norms = rows.norm(dim=1, keepdim=True)  # overflows for 3e38: the factor becomes 0 / NaN or the row is kept
+    factor = torch.where(torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0))
     return (rows * factor).double().nansum(0)
 
 

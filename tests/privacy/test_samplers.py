@@ -76,9 +76,7 @@ def test_public_denominators_and_probabilities() -> None:
         bound = sampler.bind(10)
         assert bound.denominator == denominator
         assert bound.probability == pytest.approx(denominator / 10)
-    assert torch.equal(
-        FullParticipation().bind(4).draw(0, SecureSource().coins("cohort", 0)), torch.arange(4)
-    )
+    assert torch.equal(FullParticipation().bind(4).draw(0, SecureSource().coins("cohort", 0)), torch.arange(4))
 
 
 @pytest.mark.parametrize("sampler", [PoissonSampling(11), FixedCohort(11)])

@@ -126,9 +126,7 @@ def test_curves_and_bounds(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> 
 
 def test_protection_units_never_share_an_axis(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
     for epsilon in (1.0, 2.0):
-        write_run(
-            sweep / f"record-{epsilon}", algorithm="pp_dmtl", epsilon=epsilon, accuracy=0.6, unit="record"
-        )
+        write_run(sweep / f"record-{epsilon}", algorithm="pp_dmtl", epsilon=epsilon, accuracy=0.6, unit="record")
     frontier.plot_frontier(tables.group(tables.collect([sweep])[0]), tmp_path / "f.png")
     client, record = drawn[0].axes
     assert "all data of one client" in client.get_xlabel()
@@ -169,18 +167,14 @@ def test_different_data_never_share_an_axis(tmp_path: Path, drawn: list[Figure])
 def test_repeats_of_a_baseline_under_other_budgets_count_once(tmp_path: Path) -> None:
     local = {"epsilon": 0.0, "accuracy": 0.7, "noise_multiplier": None, "clip_norm": 1.5}
     for epsilon in (1.0, 2.0):
-        write_run(
-            tmp_path / f"{epsilon}", epsilon=epsilon, baselines={"local": local | {"clip_norm": epsilon}}
-        )
+        write_run(tmp_path / f"{epsilon}", epsilon=epsilon, baselines={"local": local | {"clip_norm": epsilon}})
     assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local", "pmtl"]
 
 
 def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Figure]) -> None:
     for cohort in (10, 100):
         sampler = f"Poisson, expected cohort {cohort} of 1000 clients (q = {cohort / 1000})"
-        write_run(
-            tmp_path / f"{cohort}", sampler=sampler, planned_rounds=cohort, lam=cohort / 7, update="global"
-        )
+        write_run(tmp_path / f"{cohort}", sampler=sampler, planned_rounds=cohort, lam=cohort / 7, update="global")
     made = report([tmp_path], show=False)
     assert "sampler=Poisson 10 rounds=10 |" in made.markdown.read_text()
     (axes,) = drawn[0].axes

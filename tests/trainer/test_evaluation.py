@@ -57,9 +57,7 @@ def test_each_model_on_its_own_client(monkeypatch, make, execution, side):
     clients = torch.tensor([5, 0, 3, 6, 2])
     rows = random_rows(problem, len(clients))
     found = evaluate_rows(problem, rows, clients, side)
-    expected = [
-        plain_loop(data, problem.module, row, int(c), side) for row, c in zip(rows, clients, strict=True)
-    ]
+    expected = [plain_loop(data, problem.module, row, int(c), side) for row, c in zip(rows, clients, strict=True)]
     problem.executor.close()
     assert found.loss.dtype == found.score.dtype == torch.float64
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)

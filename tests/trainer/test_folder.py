@@ -54,9 +54,7 @@ def test_layout(finished):
         "fedavg": {"private/models.safetensors"},
     }
     for name, without in lacking.items():
-        expected |= {
-            f"private/baselines/{name}/{path}" for path in expected - without if "baselines" not in path
-        }
+        expected |= {f"private/baselines/{name}/{path}" for path in expected - without if "baselines" not in path}
     assert files(folder) == expected
     for path in folder.rglob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -158,9 +156,7 @@ def test_privacy_file_is_the_report(finished):
     assert json.loads((folder / "public/privacy.json").read_text()) == result.privacy.to_dict()
 
 
-@pytest.mark.parametrize(
-    "privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"]
-)
+@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)], ids=["open", "clipped"])
 def test_json_has_no_bare_infinity(tmp_path, figures, privacy):
     trainer(folder=tmp_path, privacy=privacy, rounds=2, baselines=("fedavg",)).fit()
 
@@ -172,9 +168,7 @@ def test_json_has_no_bare_infinity(tmp_path, figures, privacy):
 
 
 def test_shared_models_are_not_repeated_for_every_client(tmp_path, figures):
-    trainer(
-        folder=tmp_path, algorithm=FedAvg(local=SOLVER), model=models.softmax_regression(), rounds=1
-    ).fit()
+    trainer(folder=tmp_path, algorithm=FedAvg(local=SOLVER), model=models.softmax_regression(), rounds=1).fit()
     assert not (tmp_path / "private/models.safetensors").exists()
     trainer(folder=tmp_path / "local", algorithm=Local(local=SOLVER), rounds=1).fit()
     assert not (tmp_path / "local/public/model.safetensors").exists()

@@ -53,9 +53,7 @@ def contents(folder: Path) -> dict[str, object]:
         if path.name == "checkpoint.safetensors":
             with safe_open(path, framework="pt") as file:
                 history = json.loads(file.metadata()["history"])
-            found[name + " history"] = [
-                {k: repr(v) for k, v in row.items() if k != "time"} for row in history
-            ]
+            found[name + " history"] = [{k: repr(v) for k, v in row.items() if k != "time"} for row in history]
             found |= {f"{name} {key}": bits(value) for key, value in load_file(path).items()}
         elif path.name == "metrics.csv":
             with open(path, newline="") as table:
@@ -105,9 +103,7 @@ class Watch:
         if self.case in NO_LEDGER:
             assert not ledger(self.folder).exists()
         else:
-            assert set(range(checkpointed(self.folder))) <= now, (
-                "the checkpoint holds a release without a charge"
-            )
+            assert set(range(checkpointed(self.folder))) <= now, "the checkpoint holds a release without a charge"
         self.before = now
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_rows_like_a_dictionary(store):
     assert_holds(store, reference)
     for _ in range(4):
         exercise(store, reference, generator, times=2)
-        store.snapshot()
+        store.snapshot(1)
+        store.commit()
         exercise(store, reference, generator, times=1)
         assert_holds(store, reference)
         assert_holds(store, reference, torch.tensor([7, 0, 7, 3]))
@@ -73,24 +75,26 @@ def test_rows_are_copies(store):
 def test_restore_takes_the_snapshot_and_drops_later_rows(store):
     generator, reference = torch.Generator().manual_seed(1), {}
     exercise(store, reference, generator)
-    snapshot = {name: tensor.clone() for name, tensor in store.snapshot().items()}
+    snapshot = {name: tensor.clone() for name, tensor in store.snapshot(3).items()}
+    store.commit()
     exercise(store, {}, generator)
-    store.restore(snapshot)
+    store.restore(snapshot, 3)
     assert_holds(store, reference)
 
 
 def test_restore_refuses_other_shapes():
     store = ClientStore(N, FIELDS)
-    for tensors in ({}, {**store.snapshot(), "seen": torch.zeros(N + 1, dtype=torch.bool)}):
+    for tensors in ({}, {**store.snapshot(1), "seen": torch.zeros(N + 1, dtype=torch.bool)}):
         with pytest.raises(ResumeError, match="client tensors"):
-            store.restore(tensors)
+            store.restore(tensors, 1)
 
 
 def test_mapped_store_reopens_at_its_last_snapshot(tmp_path):
     generator, reference = torch.Generator().manual_seed(2), {}
     store = MappedClientStore(N, FIELDS, folder=tmp_path)
     exercise(store, reference, generator)
-    store.snapshot()
+    store.snapshot(1)
+    store.commit()
     exercise(store, {}, generator)  # never made durable
     assert_holds(MappedClientStore(N, FIELDS, folder=tmp_path), reference)
 
@@ -105,7 +109,8 @@ def test_mapped_store_refuses_another_layout(tmp_path):
 def test_nothing_is_pickled(tmp_path):
     store = MappedClientStore(N, FIELDS, folder=tmp_path)
     exercise(store, {}, torch.Generator().manual_seed(3))
-    store.snapshot()
+    store.snapshot(1)
+    store.commit()
     for path in tmp_path.iterdir():
         assert path.name in {"layout.json", *(f"{name}.bin" for name in FIELDS)}
     assert (tmp_path / "model.bin").stat().st_size == N * 3 * 8  # numbers and nothing else
@@ -149,49 +154,49 @@ def half_save(stop):
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
-def test_crash_at_each_point_of_a_snapshot(tmp_path, monkeypatch, torn):
-    """The old or the new snapshot is found, whole, and the journal decides which."""
+def test_crash_at_each_point_of_a_checkpoint(tmp_path, monkeypatch, torn):
+    """The state of the checkpoint is found, whole: the old one until the new checkpoint is in place."""
     generator, old = torch.Generator().manual_seed(4), {}
     original = MappedClientStore(N, FIELDS, folder=tmp_path / "original")
     exercise(original, old, generator)
-    original.snapshot()
+    original.snapshot(1)
+    original.commit()
     del original
     outcomes, number = [], 0
     while True:
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "original", folder)
         store, new = MappedClientStore(N, FIELDS, folder=folder), dict(old)
+        store.restore({}, 1)
         exercise(store, new, torch.Generator().manual_seed(5))
+        step, finished = 1, False
         with monkeypatch.context() as patch:
-            made = crash_at(number, patch)
-            try:
-                store.snapshot()
+            crash_at(number, patch)
+            with contextlib.suppress(Stop):
+                store.snapshot(2)
+                step = 2  # the checkpoint's rename
+                store.commit()
                 finished = True
-            except Stop:
-                finished = False
         del store
-        if torn and (folder / "journal.safetensors").exists():  # rows of the files that arrived only in part
+        if torn and step == 2 and not finished:  # rows of the files that arrived only in part
             content = bytearray((folder / "model.bin").read_bytes())
-            changed = {i for name, i in new if name == "model"} - {
-                i for i in range(N) if same_row(old, new, i)
-            }
-            for i in changed:
-                content[i * 24 + 8 : i * 24 + 24] = os.urandom(16)
-            (folder / "model.bin").write_bytes(content)
-        found = MappedClientStore(N, FIELDS, folder=folder)
-        outcomes.append(is_snapshot(found, old, new))
-        assert not (folder / "journal.safetensors").exists()
-        del found
-        assert is_snapshot(MappedClientStore(N, FIELDS, folder=folder), old, new) == outcomes[-1]
+            changed = {i for name, i in new if name == "model"} - {i for i in range(N) if same_row(old, new, i)}
+            if (folder / "journal-2.safetensors").exists():
+                for i in changed:
+                    content[i * 24 + 8 : i * 24 + 24] = os.urandom(16)
+                (folder / "model.bin").write_bytes(content)
+        for _ in range(2):
+            found = MappedClientStore(N, FIELDS, folder=folder)
+            found.restore({}, step)
+            assert is_snapshot(found, old, new) == ("old" if step == 1 else "new")
+            assert not list(folder.glob("journal*"))
+            del found
+        outcomes.append((step, finished))
         if finished:
             break
         number += 1
-    assert made[0] == "save"
-    assert outcomes == sorted(outcomes, key=["old", "new"].index)
-    assert outcomes[0] == "old"
-    assert outcomes[-1] == "new"
-    assert "new" in outcomes[:-1], "nothing was interrupted after the journal was complete"
-    assert outcomes.index("new") == made.index("replace") + 1
+    assert outcomes[0] == (1, False)
+    assert (2, False) in outcomes, "nothing was interrupted between the checkpoint and the end of the commit"
 
 
 def same_row(old, new, client) -> bool:

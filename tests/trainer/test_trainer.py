@@ -132,9 +132,7 @@ def test_budget_ends_the_run_cleanly(tmp_path, every):
     assert "budget is spent" in result.summary()
     bitwise(run.fit(resume=True), result)
     four = trainer(rounds=4, eval_every=every).fit()
-    assert torch.equal(four.personal, result.personal), (
-        "the rounds within the budget are those of a shorter run"
-    )
+    assert torch.equal(four.personal, result.personal), "the rounds within the budget are those of a shorter run"
 
 
 def test_calibrated_noise_lasts_exactly_as_long_as_the_run():

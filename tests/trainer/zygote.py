@@ -94,9 +94,7 @@ def trainer_of(request: dict[str, Any]) -> Any:
         "fedprox": FedProx(mu=0.3, local=solver),
         "local": Local(local=solver),
     }
-    privacy = ClientPrivacy(
-        **{"clip_norm": CLIP, "noise_multiplier": NOISE, "delta": DELTA} | request["privacy"]
-    )
+    privacy = ClientPrivacy(**{"clip_norm": CLIP, "noise_multiplier": NOISE, "delta": DELTA} | request["privacy"])
     settings = {
         "algorithm": algorithms.get(case, PMTL(lam=0.5, local=solver)),
         "data": ragged_classification(CLIENTS),

@@ -180,9 +180,7 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", default=ROOT, help="LEAF FEMNIST: JSON, zip or folder")
-    parser.add_argument(
-        "--out", type=Path, default=Path("outputs/reproduce/femnist"), help="runs are kept here"
-    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/femnist"), help="runs are kept here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of split, start, noise")
     parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
     arguments = parser.parse_args()
