@@ -38,8 +38,8 @@ class PMTL:
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
         delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model
-            forgets old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and sends
-            clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk that never fades.
+            forgets old noise. ``"local"``, an exact running mean: client k keeps u_k, the sum of what it has sent, and
+            sends clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``: only m / K, the
             expected cohort over the number of clients, which ``None`` takes.
         server_optimizer: used instead of the plain server step; only with ``"global"``.

@@ -23,7 +23,7 @@ from typing import Any
 ROUNDS = 40
 EVERY = 3  # rounds between checkpoints
 CLIENTS, COHORT, NOISE, CLIP, DELTA = 12, 4, 1.5, 0.7, 1e-5
-CASES = ("pmtl-global", "pmtl-local", "pmtl-fixed", "pmtl-plain", "fedavg", "fedavg-adam", "fedprox", "local")
+CASES = ("pmtl-global", "pmtl-local", "pmtl-fixed", "pmtl-plain", "pmtl-mapped", "fedavg", "fedavg-adam", "fedprox", "local")
 POINTS = ("begun", "released", "stepped", "writing", "written", "renamed")
 
 
@@ -107,6 +107,7 @@ def trainer_of(request: dict[str, Any]) -> Any:
         "eval_every": 16,
         "checkpoint_every": EVERY,
         "progress": False,
+        "client_store": "mapped" if case == "pmtl-mapped" else "memory",
     }
     return Trainer(**settings | request["settings"])
 
@@ -165,10 +166,11 @@ def arm(point: str, step: int) -> Any:
     replace = os.replace
 
     def replace_and_die(source: Any, target: Any) -> None:
-        if point == "written" and current >= step:
+        here = current >= step and Path(target).name == "checkpoint.safetensors"
+        if point == "written" and here:
             die()
         replace(source, target)
-        if current >= step:
+        if here:
             die()
 
     if point == "begun":
