@@ -23,7 +23,17 @@ from typing import Any
 ROUNDS = 40
 EVERY = 3  # rounds between checkpoints
 CLIENTS, COHORT, NOISE, CLIP, DELTA = 12, 4, 1.5, 0.7, 1e-5
-CASES = ("pmtl-global", "pmtl-local", "pmtl-fixed", "pmtl-plain", "pmtl-mapped", "fedavg", "fedavg-adam", "fedprox", "local")
+CASES = (
+    "pmtl-global",
+    "pmtl-local",
+    "pmtl-fixed",
+    "pmtl-plain",
+    "pmtl-mapped",
+    "fedavg",
+    "fedavg-adam",
+    "fedprox",
+    "local",
+)
 POINTS = ("begun", "released", "stepped", "writing", "written", "renamed")
 
 
