@@ -155,6 +155,7 @@ def settings(config: Config) -> Config:
         if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
             raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
+        one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
         named_baselines(config["baselines"] or (), made["algorithm"])
         if config["device"] != "auto":
             try:
@@ -164,7 +165,7 @@ def settings(config: Config) -> Config:
                     f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
                 ) from error
     made["baselines"] = tuple(config["baselines"] or ())
-    names = ("rounds", "seed", "loss", "device", "dtype", "eval_every", "checkpoint_every", "progress")
+    names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     return made | {name: config[name] for name in names}
 
 

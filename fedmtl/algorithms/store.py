@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import ResumeError
@@ -118,10 +118,7 @@ class MappedClientStore(ClientStore):
                 journal[f"{name}.rows"] = torch.stack(list(written.values()))
         if journal:
             path = self.folder / f"journal-{step}.safetensors"
-            temporary = path.with_suffix(".tmp")
-            save_file(journal, temporary)
-            _sync(temporary)
-            os.replace(temporary, path)
+            _write(path, save(journal))
             _sync(self.folder)  # before the checkpoint: a journal that can be lost protects nothing
             self._pending = path, journal
         return {}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fedmtl.algorithms.store as store_module
 from fedmtl.algorithms import ClientStore, MappedClientStore
 from fedmtl.errors import ResumeError
 
@@ -133,22 +132,22 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return stopped
 
-    monkeypatch.setattr(store_module, "save_file", half_save(stopping("save", lambda: None)))
+    monkeypatch.setattr(Path, "write_bytes", half_write(stopping("save", lambda: None)))
     monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
     monkeypatch.setattr(os, "fsync", stopping("fsync", os.fsync))
     monkeypatch.setattr(Path, "unlink", stopping("unlink", Path.unlink))
     return made
 
 
-def half_save(stop):
-    """safetensors' writing, of which half has arrived when the process ends."""
-    from safetensors.torch import save
+def half_write(stop):
+    """A file of which half has arrived when the process ends."""
 
-    def write(tensors, path):
-        content = save(tensors)
-        Path(path).write_bytes(content[: len(content) // 2])
-        stop()
-        Path(path).write_bytes(content)
+    def write(path, content):
+        with open(path, "wb") as file:
+            file.write(content[: len(content) // 2])
+            file.flush()
+            stop()
+            file.write(content[len(content) // 2 :])
 
     return write
 
