@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-Batches = Mapping[int, Sequence[tuple[Tensor, Tensor]]]
-"""{client: its batches (x, y) of this round, in order}."""
+Batches = Mapping[int, tuple[Tensor, Tensor, Sequence[Tensor]]]
+"""{client: its examples x and y, and the rows of each of its batches of this round}."""
 
 
 class PlainLoop:
@@ -53,14 +53,14 @@ class PlainLoop:
         anchor = [p.detach().clone() for p in self.shared.parameters()]
         mean = parameters_to_vector(self.shared.parameters()).detach()
         total = torch.zeros_like(mean, dtype=torch.float64)
-        for client, steps in batches.items():
+        for client, (x, y, steps) in batches.items():
             if client not in self.models:
                 self.models[client] = copy.deepcopy(self.shared)
             model = self.models[client]
             optimizer = torch.optim.SGD(model.parameters(), lr=self.lr)
-            for x, y in steps:
+            for rows in steps:
                 optimizer.zero_grad()
-                F.cross_entropy(model(x), y).backward()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
                 with torch.no_grad():
                     for p, a in zip(model.parameters(), anchor, strict=True):
                         assert p.grad is not None

@@ -2,8 +2,8 @@
 
 Both sides train the same cohorts on the same batches from the same start, clip and add the same noise, so
 they must end with the same loss; when the losses differ by more than 2% no ratio is printed. fedmtl's round
-is the trainer's: cohort, ledger entry on disk, gathering, local training, client store, release. The loop's
-batches are cut before its clock starts. The contenders take turns within every round; the loop runs with one
+is the trainer's: cohort, ledger entry on disk, gathering, local training, client store, release. The loop
+holds every client's examples as float tensors and is handed the order of the examples; it only has to index them. The contenders take turns within every round; the loop runs with one
 and with all threads, and the faster counts.
 
     python benchmarks/speed/rounds.py --root ../shared/data/femnist/leaf_femnist_206.json.zip
@@ -81,7 +81,7 @@ class Workload:
         self.title, factory = WORKLOADS[key]
         self.total = WARM_UP + arguments.rounds
         began = time.perf_counter()
-        execution = Execution(strategy=arguments.strategy)
+        execution = Execution(strategy=arguments.strategy, chunk=arguments.chunk)
         self.problem: Problem = build_problem(
             data, factory, "cross_entropy", execution, self.total, 0, arguments.device, "float32"
         )
@@ -124,9 +124,9 @@ class Workload:
         )
 
     def prepare(self, step: int) -> None:
-        """Cut the loop's batches of this round: those that fedmtl addresses by (seed, client, round)."""
+        """The loop's examples and batches of this round: those that fedmtl addresses by (seed, client, round)."""
         data, cohort = self.problem.data, self.cohorts[step]
-        self.batches: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.batches: dict[int, tuple[Tensor, Tensor, list[Tensor]]] = {}
         for client in cohort:
             counts = data.train.counts[client][None]
             plan = BatchPlan(
@@ -138,8 +138,10 @@ class Workload:
                 seed=0,
                 round=step,
             )
-            indices = [plan.batch(i).index[0] for i in range(plan.max_steps)]
-            self.batches[int(client)] = [data.gather("train", i, device=self.device) for i in indices]
+            first, count = int(plan.first), int(counts)
+            x, y = data.gather("train", torch.arange(first, first + count), device=self.device)
+            order = [(plan.batch(i).index[0] - first).to(self.device) for i in range(plan.max_steps)]
+            self.batches[int(client)] = x, y, order
 
     def _step(self, step: int) -> None:
         event = next(self.events)
@@ -228,6 +230,7 @@ def main() -> None:
     parser.add_argument("--clip-norm", type=float, default=0.5)
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--strategy", choices=["auto", "stacked", "threads"], default="auto")
+    parser.add_argument("--chunk", type=int, help="clients computed together; default: fedmtl's own choice")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     if arguments.rounds < 5:
