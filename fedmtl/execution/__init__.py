@@ -1,5 +1,5 @@
 """How client work runs: stacked, or one client a thread."""
 
-from .executor import Execution, Executor
+from .executor import Execution, Executor, operation_threads
 
-__all__ = ["Execution", "Executor"]
+__all__ = ["Execution", "Executor", "operation_threads"]

@@ -21,6 +21,7 @@ from .._check import one_of, positive_int
 from ..optim.batches import max_clients
 from ..stacked import Layout, StackedModule
 
+_SMALL = 1 << 20
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -111,6 +112,23 @@ class Executor:
         """Stop the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+@contextmanager
+def operation_threads(elements: float) -> Iterator[None]:
+    """Inside the block, operations use one thread when they move few numbers.
+
+    Handing a small operation to other threads costs more than it saves, and very much more on a busy machine.
+
+    Args:
+        elements: numbers that a typical operation moves, such as cohort size times parameters.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if elements < _SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def by_decreasing(values: Tensor) -> Tensor:

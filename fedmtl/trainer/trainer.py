@@ -17,7 +17,7 @@ from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, Problem, State
 from ..data import FederatedDataset
 from ..errors import BudgetExhausted, ConfigError, ResumeError
-from ..execution import Execution
+from ..execution import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, Sampler, open_channel
 from ..schedules import rounds as round_events
@@ -129,7 +129,7 @@ class Trainer:
                 callbacks=(),
                 folder=None if place is None else place.root,
             )
-            comparison[name] = trainer.fit(resume=place is not None and place.started)
+            comparison[name] = trainer._run(place, place is not None and place.started)
         result = replace(result, baselines=comparison)
         if folder is not None:
             folder.write_result(result, self._settings(), self.data)
@@ -147,9 +147,9 @@ class Trainer:
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
-        with closing(problem.executor):
+        sampler = self.schedule.bind(len(self.data))
+        with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
-            sampler = self.schedule.bind(len(self.data))
             channel = open_channel(
                 self.privacy,
                 self.algorithm.plan(problem, sampler),
