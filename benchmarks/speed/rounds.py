@@ -2,9 +2,9 @@
 
 Both sides train the same cohorts on the same batches from the same start, clip and add the same noise, so
 they must end with the same loss; when the losses differ by more than 2% no ratio is printed. fedmtl's round
-is the trainer's: cohort, ledger entry on disk, gathering, local training, client store, release. The loop
-holds every client's examples as float tensors and is handed the order of the examples; it only has to index them. The contenders take turns within every round; the loop runs with one
-and with all threads, and the faster counts.
+is the trainer's: cohort, ledger entry on disk, gathering, local training, client store, release. The loop holds
+every client's examples as float tensors and is handed their order; in its clock it only indexes them. The
+contenders take turns within every round; the loop runs with one and with all threads, and the faster counts.
 
     python benchmarks/speed/rounds.py --root ../shared/data/femnist/leaf_femnist_206.json.zip
 """

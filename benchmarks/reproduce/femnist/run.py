@@ -151,9 +151,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_title(title, loc="left", color=INK, fontweight="bold", fontsize=11)
     styles = styles_of(["pmtl", "local", "fedavg", "fedprox"])
     local = {r["round"]: r["weighted_accuracy"] for r in rows if r["algorithm"] == "local"}
-    for rounds, value in local.items():
+    for (rounds, value), side in zip(local.items(), ("right", "left"), strict=True):
         axes.axvline(value, color=styles["local"][0], linewidth=1.2, linestyle=(0, (4, 2)))
-        axes.annotate(f"Local, {rounds} rounds", (value, -1.35), color=MUTED, fontsize=8, ha="center")
+        axes.annotate(f" Local, {rounds} rounds ", (value, -1.2), color=MUTED, fontsize=8, ha=side)
     y, ticks, last = 0.0, [], None
     for row in rows:
         if last is not None and row["target_epsilon"] != last:
