@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from .._files import write_bytes
 from ..errors import ResumeError
 
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -93,7 +94,7 @@ class MappedClientStore(ClientStore):
             mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"
             self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
         if not description.exists():
-            _write(description, layout.encode())
+            write_bytes(description, layout.encode())
         self._pending: tuple[Path, dict[str, Tensor]] | None = None
         self._written: dict[str, dict[int, Tensor]] = {name: {} for name in self.fields}
 
@@ -118,8 +119,7 @@ class MappedClientStore(ClientStore):
                 journal[f"{name}.rows"] = torch.stack(list(written.values()))
         if journal:
             path = self.folder / f"journal-{step}.safetensors"
-            _write(path, save(journal))
-            _sync(self.folder)  # before the checkpoint: a journal that can be lost protects nothing
+            write_bytes(path, save(journal))  # durable before the checkpoint is
             self._pending = path, journal
         return {}
 
@@ -152,18 +152,6 @@ class MappedClientStore(ClientStore):
         path.unlink()
 
 
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
 def _sync(path: Path) -> None:
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

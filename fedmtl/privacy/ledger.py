@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from .._files import sync_folder
 from ..errors import PrivacyError, ResumeError
 
 VERSION = 1
@@ -73,16 +74,21 @@ class Ledger:
             **header,
         }
         lines = self._acquire(path, resume) if path is not None else []
-        if lines:
-            self._check_header(lines[0], opening)
-        else:
-            self._append(opening)
-        for number, line in enumerate(lines[1:], start=2):
-            self._apply(line, number)
-        self._session += 1
-        if not replays_free:
-            self._paid.clear()  # fresh noise in a new session is a new charge
-        self._append({"kind": "open", "session": self._session})
+        try:
+            if lines:
+                self._check_header(lines[0], opening)
+            else:
+                self._append(opening)
+            for number, line in enumerate(lines[1:], start=2):
+                self._apply(line, number)
+            self._session += 1
+            if not replays_free:
+                self._paid.clear()  # fresh noise in a new session is a new charge
+            self._append({"kind": "open", "session": self._session})
+        except BaseException:
+            if self._file is not None:
+                self._file.close()  # a refused ledger is not kept locked
+            raise
 
     # reading
 
@@ -261,7 +267,7 @@ class Ledger:
                 file.truncate(good)
             os.fsync(file.fileno())
             if created:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         except BaseException:
             file.close()
             raise
@@ -308,14 +314,3 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ResumeError(f"{path} is in use by another process.") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from .._files import write_bytes
 
 INK = "#1f2430"
 MUTED = "#5c6370"
@@ -117,17 +119,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
     A reader sees the old picture or the new one, never half of one; the folder is made when it is missing.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            figure.savefig(stream, format="png", metadata={"Software": "fedmtl"})
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": "fedmtl"})
+    write_bytes(Path(path), content.getvalue())
+    return Path(path)

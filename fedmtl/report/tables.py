@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from .._files import write_bytes
 from ..errors import DataError
 from ._names import title_of
 
@@ -266,20 +266,8 @@ def epsilon_text(epsilon: float) -> str:
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write ``text`` to a temporary name beside ``path`` and rename it over ``path``."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+    write_bytes(Path(path), text.encode())
+    return Path(path)
 
 
 def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:

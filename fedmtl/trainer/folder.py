@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._files import write_bytes
 from ..algorithms.base import Problem
 from ..data import FederatedDataset
-from .checkpoint import write_bytes, write_json, write_tensors
+from .checkpoint import write_json, write_tensors
 from .result import Result
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import fedmtl.trainer.checkpoint as checkpoint_module
+import fedmtl._files as files_module
+from fedmtl._files import write_bytes
 from fedmtl.algorithms import ClientStore, State
 from fedmtl.errors import ResumeError
-from fedmtl.trainer.checkpoint import Checkpoint, write_bytes, write_json, write_tensors
+from fedmtl.trainer.checkpoint import Checkpoint, write_json, write_tensors
 
 
 class Stop(BaseException):
@@ -169,7 +170,7 @@ def test_killed_writer_leaves_the_old_file(tmp_path):
                 self.file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        checkpoint_module.open = lambda *args: Half(builtin(*args))
+        files_module.open = lambda *args: Half(builtin(*args))
         write_bytes(path, b"new" * 1000)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fedmtl._files as files_module
 from fedmtl.algorithms import ClientStore, MappedClientStore
 from fedmtl.errors import ResumeError
 
@@ -132,24 +133,39 @@ def crash_at(number: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return stopped
 
-    monkeypatch.setattr(Path, "write_bytes", half_write(stopping("save", lambda: None)))
+    monkeypatch.setattr(files_module, "open", half_open(stopping("save", lambda: None)), raising=False)
     monkeypatch.setattr(os, "replace", stopping("replace", os.replace))
     monkeypatch.setattr(os, "fsync", stopping("fsync", os.fsync))
     monkeypatch.setattr(Path, "unlink", stopping("unlink", Path.unlink))
     return made
 
 
-def half_write(stop):
-    """A file of which half has arrived when the process ends."""
+def half_open(stop):
+    """Files of which half has arrived when the process ends."""
 
-    def write(path, content):
-        with open(path, "wb") as file:
-            file.write(content[: len(content) // 2])
-            file.flush()
+    class Half:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            self.file.flush()
             stop()
-            file.write(content[len(content) // 2 :])
+            self.file.write(content[len(content) // 2 :])
 
-    return write
+        def flush(self):
+            self.file.flush()
+
+        def fileno(self):
+            return self.file.fileno()
+
+    return lambda path, mode: Half(open(path, mode))
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])

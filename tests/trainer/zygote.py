@@ -124,8 +124,9 @@ def trainer_of(request: dict[str, Any]) -> Any:
 
 def arm(point: str, step: int) -> Any:
     """Make this process die at a point of the first round from ``step`` on; returns a callback."""
+    from fedmtl import _files
     from fedmtl.privacy import Channel
-    from fedmtl.trainer import Callback, checkpoint
+    from fedmtl.trainer import Callback
 
     current = -1
 
@@ -171,7 +172,7 @@ def arm(point: str, step: int) -> Any:
 
     def open_half(path: Path, mode: str) -> Any:
         file = open(path, mode)  # noqa: SIM115 - closed by its user
-        return Half(file) if current >= step else file
+        return Half(file) if current >= step and path.name.startswith("checkpoint") else file
 
     replace = os.replace
 
@@ -188,7 +189,7 @@ def arm(point: str, step: int) -> Any:
     elif point == "released":
         Channel.release = release_and_die  # type: ignore[method-assign]
     elif point == "writing":
-        checkpoint.open = open_half  # type: ignore[attr-defined]
+        _files.open = open_half  # type: ignore[attr-defined]
     elif point in ("written", "renamed"):
         os.replace = replace_and_die
     return Count()
