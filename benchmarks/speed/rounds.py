@@ -29,7 +29,7 @@ import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, LocalSGD, PoissonSampling, load_data, models
 from fedmtl.algorithms.base import Problem
 from fedmtl.data import FederatedDataset
-from fedmtl.optim import BatchPlan
+from fedmtl.optim import plan_batches
 from fedmtl.privacy import Channel, open_channel
 from fedmtl.privacy.sources import SeededSource
 from fedmtl.schedules import rounds as round_events
@@ -128,19 +128,10 @@ class Workload:
         data, cohort = self.problem.data, self.cohorts[step]
         self.batches: dict[int, tuple[Tensor, Tensor, list[Tensor]]] = {}
         for client in cohort:
-            counts = data.train.counts[client][None]
-            plan = BatchPlan(
-                counts=counts,
-                first=data.train.offsets[client][None],
-                keys=data.keys[client][None],
-                steps=self.solver.step_counts(counts),
-                batch_size=self.solver.batch_size,
-                seed=0,
-                round=step,
-            )
-            first, count = int(plan.first), int(counts)
+            plan = plan_batches(data, self.solver, client[None], seed=0, round=step)
+            first, count = int(data.train.offsets[client]), int(data.train.counts[client])
             x, y = data.gather("train", torch.arange(first, first + count), device=self.device)
-            order = [(plan.batch(i).index[0] - first).to(self.device) for i in range(plan.max_steps)]
+            order = [(batch.index[0] - first).to(self.device) for batch in plan.batches()]
             self.batches[int(client)] = x, y, order
 
     def _step(self, step: int) -> None:

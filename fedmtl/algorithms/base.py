@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from ..data import FederatedDataset
 from ..execution import Executor
 from ..execution.executor import by_decreasing
-from ..optim import LocalSolver, train_locally
+from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
+from ..optim.batches import plannable
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Event
-from ..stacked import Layout
+from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from .store import ClientStore, Fields, MappedClientStore
 
@@ -105,24 +106,21 @@ class Problem:
             (k, D), on the device and in the dtype of ``initial``.
         """
         result = torch.empty(len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device)
-        order = by_decreasing(solver.step_counts(self.data.train.counts[clients]))
+        counts = self.data.train.counts[clients]
+        steps = solver.step_counts(counts)
+        order = by_decreasing(steps)
+        block = plannable(steps, counts, solver.batch_size) if len(clients) else 1
+        for members in order.split(block):
+            plan = plan_batches(self.data, solver, clients[members], seed=self.seed, round=round)
 
-        def work(stack: object, part: slice) -> None:
-            members = order[part]
-            result[members] = train_locally(
-                stack,  # type: ignore[arg-type]
-                self.data,
-                self.loss,
-                solver,
-                start if start.dim() == 1 else start[members],
-                clients[members],
-                round=round,
-                seed=self.seed,
-                lam=lam,
-                anchor=anchor,
-            )
+            def work(stack: StackedModule, part: slice, members: Tensor = members, plan: BatchPlan = plan) -> None:
+                own = members[part].to(start.device)
+                first = start if start.dim() == 1 else start[own]
+                result[own] = train_locally(
+                    stack, self.data, self.loss, solver, plan.part(part), first, lam=lam, anchor=anchor
+                )
 
-        self.executor.map(work, len(clients))
+            self.executor.map(work, len(members))
         return result
 
 

@@ -18,14 +18,21 @@ def personal_fields(problem: Problem) -> Fields:
 
 def starting_models(store: ClientStore, clients: Tensor, first: Tensor) -> Tensor:
     """Each client's own last model, or ``first`` (D,) for a client seen for the first time: (k, D)."""
-    seen = store.gather("seen", clients)[:, None]
-    return torch.where(seen, store.gather("model", clients), first)
+    rows = store.gather("model", clients)
+    new = ~store.gather("seen", clients)
+    if bool(new.any()):
+        rows[new] = first
+    return rows
 
 
 def keep_models(store: ClientStore, clients: Tensor, models: Tensor, start: Tensor) -> None:
     """Remember ``models`` (k, D); a client whose model is no longer finite keeps ``start``."""
-    finite = torch.isfinite(models).all(dim=1, keepdim=True)
-    store.scatter("model", clients, torch.where(finite, models, start))
+    if models.numel():
+        extremes = torch.stack(torch.aminmax(models, dim=1))  # NaN passes through both
+        finite = torch.isfinite(extremes).all(dim=0)
+        if not bool(finite.all()):
+            models = torch.where(finite[:, None], models, start)
+    store.scatter("model", clients, models)
     store.scatter("seen", clients, torch.ones(len(clients), dtype=torch.bool))
 
 

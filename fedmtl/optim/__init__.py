@@ -1,7 +1,7 @@
 """Local solvers: torch optimizers over stacked parameters, and the local training loop."""
 
 from .batches import BatchPlan
-from .local import LocalOptimizer, LocalSGD, LocalSolver, train_locally
+from .local import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally
 from .optimizers import Elementwise, MeanRegularizedSGD, StackedOptimizer, StackedSGD
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "MeanRegularizedSGD",
     "StackedOptimizer",
     "StackedSGD",
+    "plan_batches",
     "train_locally",
 ]

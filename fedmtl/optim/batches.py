@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..random import derive_key, keyed_bits
 
 _CLIENT_BITS = 20
+_PLANNED = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class BatchPlan:
         steps: int64 (k,), local steps per client, non-increasing.
         batch_size: examples per batch; ``None`` uses all of a client's examples in every step.
         seed, round: address the permutations.
+
+    Attributes:
+        keys: as given.
+        round: as given.
+        steps: as given.
     """
 
     def __init__(
@@ -54,49 +63,52 @@ class BatchPlan:
         seed: int,
         round: int,
     ) -> None:
-        self.counts, self.first, self.steps = counts, first, steps
-        self.size = int(counts.max()) if batch_size is None else batch_size
-        self.per_epoch = batches_per_epoch(counts, batch_size)
-        self.max_steps = int(steps[0]) if len(steps) else 0
-        self._start = torch.cumsum(counts, 0) - counts
-        self._batched = batch_size is not None
-        self._seed, self._round, self._keys = seed, round, keys
-        self._orders: dict[int, Tensor] = {}
-        # number of clients still active at each step: steps are non-increasing
-        self._active = [int(v) for v in (steps[:, None] > torch.arange(self.max_steps)).sum(0)]
-
-    def batch(self, step: int) -> Batch:
-        """The batch of local step ``step``, in ``[0, max_steps)``."""
-        active = self._active[step]
-        counts, per_epoch = self.counts[:active], self.per_epoch[:active]
+        self.keys, self.steps, self.round = keys, steps, round
+        per_epoch = batches_per_epoch(counts, batch_size)
+        widest = int(counts.max()) if len(counts) else 0
+        size = widest if batch_size is None else min(batch_size, widest)
+        step = torch.arange(int(steps[0]) if len(steps) else 0)[:, None]
         epoch = torch.div(step, per_epoch, rounding_mode="floor")
-        position = (step - epoch * per_epoch)[:, None] * self.size + torch.arange(self.size)
-        width = int((counts - position[:, 0]).clamp(max=self.size).max())
-        position = position[:, :width]
-        mask = position < counts[:, None]
-        place = self._start[:active, None] + torch.where(mask, position, torch.zeros_like(position))
-        low, high = int(epoch.min()), int(epoch.max())
-        for done in [e for e in self._orders if e < low]:
-            del self._orders[done]
-        if low == high:
-            index = self._order(low)[place]
-        else:
-            orders = torch.stack([self._order(e) for e in range(low, high + 1)])
-            index = orders[(epoch - low)[:, None], place]
-        return Batch(index, None if bool(mask.all()) else mask, active)
+        begin = (step - epoch * per_epoch) * (widest if batch_size is None else batch_size)
+        lengths = (counts - begin).clamp(max=size)
+        column = torch.arange(size)
+        within = begin[..., None] + torch.where(column < lengths[..., None], column, 0)
+        start = torch.cumsum(counts, 0) - counts
+        epochs = 1 if batch_size is None else int(epoch.max()) + 1 if epoch.numel() else 0
+        segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        place = torch.arange(len(segment)) - start[segment]
+        rows = first[segment] + place
+        orders = [rows] if batch_size is None else []
+        for number in range(len(orders), epochs):
+            bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys[segment], round, place)
+            order = torch.argsort((segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True)
+            orders.append(rows[order])
+        flat = torch.cat(orders) if orders else rows
+        used = torch.zeros_like(epoch) if batch_size is None else epoch
+        self._index = flat[(used * len(rows) + start)[..., None] + within]  # (S, k, size)
+        self._lengths: np.ndarray = lengths.numpy()  # (S, k)
 
-    def _order(self, epoch: int) -> Tensor:
-        """int64 (sum of counts,): each client's flat rows, permuted within the client."""
-        if epoch not in self._orders:
-            segment = torch.repeat_interleave(torch.arange(len(self.counts)), self.counts)
-            within = torch.arange(len(segment)) - self._start[segment]
-            order = torch.arange(len(segment))
-            if self._batched:
-                key = derive_key(self._seed, f"batches/{epoch}")
-                bits = keyed_bits(key, self._keys[segment], self._round, within)
-                order = torch.argsort((segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True)
-            self._orders[epoch] = (self.first[segment] + within)[order]
-        return self._orders[epoch]
+    @property
+    def max_steps(self) -> int:
+        """Local steps of the client that makes most."""
+        return int(self.steps[0]) if len(self.steps) else 0
+
+    def part(self, clients: slice) -> BatchPlan:
+        """The plan of some of the clients, sharing this one's memory."""
+        plan = copy.copy(self)
+        plan.keys, plan.steps = self.keys[clients], self.steps[clients]
+        plan._index, plan._lengths = self._index[:, clients], self._lengths[:, clients]
+        return plan
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of local steps 0 to ``max_steps - 1``."""
+        steps = self.steps.numpy()
+        for number in range(self.max_steps):
+            active = int(np.searchsorted(-steps, -number, side="left"))
+            lengths = self._lengths[number, :active]
+            width = int(lengths.max())
+            mask = None if int(lengths.min()) == width else torch.from_numpy(np.arange(width) < lengths[:, None])
+            yield Batch(self._index[number, :active, :width], mask, active)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
@@ -109,3 +121,9 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
 def max_clients(dimension: int) -> int:
     """How many clients of ``dimension`` parameters to stack at once: about 1 GiB of float32 rows, at most 2**19."""
     return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
+
+
+def plannable(steps: Tensor, counts: Tensor, batch_size: int | None) -> int:
+    """How many clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, at least one."""
+    size = int(counts.max()) if batch_size is None else min(batch_size, int(counts.max()))
+    return max(1, min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, int(steps.max()) * size)))

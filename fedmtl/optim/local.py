@@ -134,16 +134,28 @@ class LocalOptimizer(LocalSolver):
         return Elementwise(rows, factory=factory, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
+def plan_batches(data: FederatedDataset, solver: LocalSolver, clients: Tensor, *, seed: int, round: int) -> BatchPlan:
+    """The batches of a local run of ``clients``, int64 (k,), in non-increasing order of their number of steps."""
+    counts = data.train.counts[clients]
+    return BatchPlan(
+        counts=counts,
+        first=data.train.offsets[clients],
+        keys=data.keys[clients],
+        steps=solver.step_counts(counts),
+        batch_size=solver.batch_size,
+        seed=seed,
+        round=round,
+    )
+
+
 def train_locally(
     stack: StackedModule,
     data: FederatedDataset,
     loss: Loss,
     solver: LocalSolver,
+    plan: BatchPlan,
     start: Tensor,
-    clients: Tensor,
     *,
-    round: int,
-    seed: int,
     lam: float = 0.0,
     anchor: Tensor | None = None,
 ) -> Tensor:
@@ -153,36 +165,24 @@ def train_locally(
         stack: computes all clients together; its buffers are overwritten.
         data: the clients' data.
         loss: one value per example.
-        solver: number of steps, batches and optimizer.
+        solver: names the optimizer and its step size in the plan's round.
+        plan: batches of the k clients, from :func:`plan_batches`.
         start: (D,) or (k, D), where the clients start.
-        clients: int64 (k,), positions in ``data``, in non-increasing order of their number of local steps.
-        round: addresses batches and dropout masks, and sets the step size.
-        seed: of the run.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
 
     Returns:
         (k, D), a view of the stack's buffer: copy it before the stack is used again.
     """
-    k = len(clients)
+    k = len(plan.steps)
     rows = stack.load(start, k)
-    train = data.train
-    counts, keys = train.counts[clients], data.keys[clients]
-    plan = BatchPlan(
-        counts=counts,
-        first=train.offsets[clients],
-        keys=keys,
-        steps=solver.step_counts(counts),
-        batch_size=solver.batch_size,
-        seed=seed,
-        round=round,
-    )
     rows.grad = stack.grads[:k]  # backward writes the leading active rows
-    optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
-    for step in range(plan.max_steps):
-        batch = plan.batch(step)
+    optimizer = solver.optimizer(rows, round=plan.round, lam=lam, anchor=anchor)
+    for step, batch in enumerate(plan.batches()):
         x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
         mask = None if batch.mask is None else batch.mask.to(rows.device)
-        address = _address(keys[: batch.active], round, step).to(rows.device) if stack.has_dropout else None
+        address = None
+        if stack.has_dropout:
+            address = _address(plan.keys[: batch.active], plan.round, step).to(rows.device)
         losses = client_means(example_losses(loss, stack.forward(x, address=address), y), mask)
         stack.backward(losses)
         optimizer.step(active=slice(0, batch.active))

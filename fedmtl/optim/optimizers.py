@@ -62,12 +62,19 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         anchor = self.anchor if self.anchor is None or self.anchor.dim() == 1 else self.anchor[select]
         proximal = group["proximal"]
         if anchor is not None and lam > 0.0 and not proximal:
-            gradient = gradient + lam * (w - anchor)
+            if self._follows_gradient(group):  # w - lr (g + lam (w - anchor)), without temporaries
+                w.lerp_(anchor.expand_as(w), lr * lam)
+            else:
+                gradient = torch.add(gradient, w, alpha=lam).sub_(anchor, alpha=lam)
         self._update(rows, select, w, gradient, group)
         if anchor is not None and lam > 0.0 and proximal:
             w.add_(anchor, alpha=lr * lam).div_(1.0 + lr * lam)
         if not isinstance(select, slice):
             rows[select] = w
+
+    def _follows_gradient(self, group: dict[str, Any]) -> bool:
+        """Whether the rule is just w <- w - lr * gradient."""
+        return False
 
     @abstractmethod
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
@@ -94,6 +101,9 @@ class StackedSGD(StackedOptimizer):
         **regularizer: Any,
     ) -> None:
         super().__init__(rows, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **regularizer)
+
+    def _follows_gradient(self, group: dict[str, Any]) -> bool:
+        return not group["weight_decay"] and not group["momentum"]
 
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:

@@ -28,8 +28,9 @@ def plan(select=slice(None), *, batch_size=4, epochs=3, round=2, seed=0):
 def batches(p, client):
     """The list of (indices) of one client's steps, padding removed."""
     out = []
-    for step in range(int(p.steps[client])):
-        batch = p.batch(step)
+    for step, batch in enumerate(p.batches()):
+        if step == int(p.steps[client]):
+            break
         keep = slice(None) if batch.mask is None else batch.mask[client]
         out.append(batch.index[client][keep])
     return out
@@ -69,8 +70,19 @@ def test_rounds_and_seeds_permute_differently():
 
 def test_clients_stop_at_their_own_number_of_steps():
     p = plan()
-    for step in range(p.max_steps):
-        assert p.batch(step).active == int((p.steps > step).sum())
+    steps = list(p.batches())
+    assert len(steps) == p.max_steps == int(p.steps.max())
+    for step, batch in enumerate(steps):
+        assert batch.active == int((p.steps > step).sum())
+
+
+@pytest.mark.parametrize("part", [slice(0, 2), slice(1, 4), slice(4, 5)])
+def test_a_part_of_a_plan_is_the_plan_of_the_part(part):
+    for shared, own in zip(plan().part(part).batches(), plan(part).batches(), strict=True):
+        assert torch.equal(shared.index, own.index)
+        assert shared.active == own.active
+        assert (shared.mask is None) == (own.mask is None)
+        assert shared.mask is None or torch.equal(shared.mask, own.mask)
 
 
 def test_full_batch_uses_everything_in_every_step():
@@ -81,7 +93,7 @@ def test_full_batch_uses_everything_in_every_step():
 
 
 def test_padding_repeats_the_clients_own_examples():
-    batch = plan().batch(0)
+    batch = next(plan().batches())
     assert batch.mask is not None
     for client in range(batch.active):
         inside = (batch.index[client] >= FIRST[client]) & (batch.index[client] < FIRST[client] + COUNTS[client])

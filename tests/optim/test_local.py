@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedmtl import models
 from fedmtl.execution import Execution, Executor
-from fedmtl.optim import LocalOptimizer, LocalSGD, train_locally
+from fedmtl.optim import LocalOptimizer, LocalSGD, plan_batches, train_locally
 from fedmtl.optim.batches import BatchPlan
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
@@ -54,8 +54,7 @@ def plain_loop(data, module, layout, solver, start, anchor, lam, client):
         seed=0,
         round=ROUND,
     )
-    for step in range(plan.max_steps):
-        batch = plan.batch(step)
+    for batch in plan.batches():
         index = batch.index[0] if batch.mask is None else batch.index[0][batch.mask[0]]
         flat = torch.cat([p.reshape(-1) for p in model.parameters()])
         loss = F.cross_entropy(model(data.train.x[index]), data.train.y[index])
@@ -74,18 +73,8 @@ def test_stacked_training_equals_the_plain_loop(name, lam):
     solver = SOLVERS[name]
     clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
     stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
-    rows = train_locally(
-        stack,
-        data,
-        cross_entropy,
-        solver,
-        start[clients],
-        clients,
-        round=ROUND,
-        seed=0,
-        lam=lam,
-        anchor=anchor,
-    )
+    plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
+    rows = train_locally(stack, data, cross_entropy, solver, plan, start[clients], lam=lam, anchor=anchor)
     for place, client in enumerate(clients.tolist()):
         expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
         torch.testing.assert_close(rows[place], expected, rtol=1e-10, atol=1e-12)
@@ -107,19 +96,12 @@ def test_chunks_and_threads_give_the_same_numbers(execution):
         out = torch.empty(7, layout.dimension, dtype=torch.float64)
         clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
 
-        def work(stack, part, out=out, clients=clients):
+        plan = plan_batches(data, solver, clients, seed=0, round=1)
+
+        def work(stack, part, out=out, clients=clients, plan=plan):
             members = clients[part]
             out[members] = train_locally(
-                stack,
-                data,
-                cross_entropy,
-                solver,
-                start[members],
-                members,
-                round=1,
-                seed=0,
-                lam=0.3,
-                anchor=anchor,
+                stack, data, cross_entropy, solver, plan.part(part), start[members], lam=0.3, anchor=anchor
             )
 
         executor.map(work, 7)
