@@ -92,6 +92,7 @@ class Problem:
         round: int,
         lam: float = 0.0,
         anchor: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Every client's model after its local run.
 
@@ -101,11 +102,12 @@ class Problem:
             clients: int64 (k,).
             round: addresses batches and dropout masks.
             lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,).
+            out: (k, D), where the models go; may be ``start``.
 
         Returns:
             (k, D), on the device and in the dtype of ``initial``.
         """
-        result = torch.empty(len(clients), self.dimension, dtype=self.initial.dtype, device=self.initial.device)
+        result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
         counts = self.data.train.counts[clients]
         steps = solver.step_counts(counts)
         order = by_decreasing(steps)

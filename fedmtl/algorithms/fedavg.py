@@ -57,7 +57,7 @@ class FedAvg:
         models = problem.train_locally(
             self.local, model, clients, round=event.step, lam=self.proximal_strength, anchor=model
         )
-        released = channel.release("update", models - model, clients)
+        released = channel.release("update", models.sub_(model), clients)
         apply_update(state.public, "global", released, lr=self.server_lr, optimizer=self.server_optimizer)
         return state
 

@@ -34,8 +34,9 @@ class Local:
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
         clients, store = event.cohort, state.private
-        start = starting_models(store, clients, problem.initial)
-        keep_models(store, clients, problem.train_locally(self.local, start, clients, round=event.step), start)
+        models = starting_models(store, clients, problem.initial)
+        problem.train_locally(self.local, models, clients, round=event.step, out=models)
+        keep_models(store, clients, models, problem.initial)
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

@@ -25,13 +25,13 @@ def starting_models(store: ClientStore, clients: Tensor, first: Tensor) -> Tenso
     return rows
 
 
-def keep_models(store: ClientStore, clients: Tensor, models: Tensor, start: Tensor) -> None:
-    """Remember ``models`` (k, D); a client whose model is no longer finite keeps ``start``."""
+def keep_models(store: ClientStore, clients: Tensor, models: Tensor, first: Tensor) -> None:
+    """Remember ``models`` (k, D); a client whose model is no longer finite keeps its last one, a new one ``first``."""
     if models.numel():
         extremes = torch.stack(torch.aminmax(models, dim=1))  # NaN passes through both
         finite = torch.isfinite(extremes).all(dim=0)
         if not bool(finite.all()):
-            models = torch.where(finite[:, None], models, start)
+            models = torch.where(finite[:, None], models, starting_models(store, clients, first))
     store.scatter("model", clients, models)
     store.scatter("seen", clients, torch.ones(len(clients), dtype=torch.bool))
 

@@ -82,17 +82,17 @@ class PMTL:
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
         clients, mean, store = event.cohort, state.public["mean"], state.private
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
-        start = starting_models(store, clients, mean)
-        models = problem.train_locally(self.local, start, clients, round=event.step, lam=self.lam, anchor=mean)
+        models = starting_models(store, clients, mean)
+        problem.train_locally(self.local, models, clients, round=event.step, lam=self.lam, anchor=mean, out=models)
+        keep_models(store, clients, models, mean)
         # 3. the answer of every member: one release of the clipped, noised sum over the public denominator
         if self.delta == "local":
             sent = store.gather("sent", clients)  # relative to wtilde^0, so u_k = wtilde^0 + sent
             update = channel.clip("update", models - problem.initial - sent)
             store.scatter("sent", clients, sent + update)
         else:
-            update = models - mean
+            update = models.sub_(mean)  # the store has its copy
         released = channel.release("update", update, clients)
-        keep_models(store, clients, models, start)
         # 4. the server moves the mean
         lr = self._server_lr(channel.sampler.denominator, problem.clients)
         apply_update(state.public, "mean", released, lr=lr, optimizer=self.server_optimizer)

@@ -13,7 +13,7 @@ from .mechanisms import Norm
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
 
 
 @dataclass(frozen=True)
