@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-import torch
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""How client work runs: stacked, or one client a thread."""
+"""How client work runs: stacked, or in threads."""
 
 from .executor import Execution, Executor, operation_threads
 

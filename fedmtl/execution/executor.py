@@ -1,7 +1,7 @@
-"""Strategies for computing many clients: all stacked in one batched program, or one client a thread.
+"""Strategies for computing many clients: all stacked in one batched program, or a few in each of several threads.
 
 Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device:
-batched products win for linear models and MLPs, ordinary convolutions in threads win for CNNs on a CPU, because the
+batched products win for linear models and MLPs, several small stacks in threads win for CNNs on a CPU, because the
 batching rule of a convolution is a grouped convolution.
 """
 
@@ -22,6 +22,7 @@ from ..optim.batches import max_clients
 from ..stacked import Layout, StackedModule
 
 _SMALL = 1 << 20
+_A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -30,9 +31,10 @@ class Execution:
     """How client work runs.
 
     Args:
-        strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes one client a
-            thread; ``"auto"`` takes threads for convolutions on a CPU and stacked otherwise.
-        chunk: clients computed together; ``None`` bounds the parameters to about 1 GiB.
+        strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
+            in each of several threads; ``"auto"`` takes threads for convolutions on a CPU and stacked otherwise.
+        chunk: clients computed together, at most; ``None`` takes 8 in a thread, and otherwise as many as have about
+            1 GiB of parameters.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
     """
 
@@ -54,7 +56,7 @@ class Execution:
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
             strategy = "threads" if convolutional and device.type == "cpu" else "stacked"
         if strategy == "threads":
-            return Execution("threads", self.chunk or 1, self.threads or _cores())
+            return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or _cores())
         return Execution("stacked", self.chunk or max_clients(Layout.of(module).dimension), 1)
 
 
@@ -85,7 +87,10 @@ class Executor:
 
     def map(self, work: Callable[[StackedModule, slice], None], count: int) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long."""
-        slices = [slice(a, min(a + self.chunk, count)) for a in range(0, count, self.chunk)]
+        size = self.chunk
+        if self._pool is not None:  # at least two slices a thread, so that none waits long for the last
+            size = min(size, max(1, count // (2 * self.execution.threads)))  # type: ignore[operator]
+        slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
         if self._pool is None:
             for part in slices:
                 with self.stack() as stack:

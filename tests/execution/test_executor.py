@@ -18,7 +18,18 @@ def test_auto_takes_threads_for_convolutions_on_a_cpu_only():
     assert Execution().resolve(CNN, CPU).strategy == "threads"
     assert Execution().resolve(CNN, torch.device("cuda")).strategy == "stacked"
     assert Execution("stacked", chunk=5).resolve(CNN, CPU) == Execution("stacked", 5, 1)
-    assert Execution("threads", threads=3).resolve(LINEAR, CPU) == Execution("threads", 1, 3)
+    assert Execution("threads", threads=3).resolve(LINEAR, CPU) == Execution("threads", 8, 3)
+
+
+def test_small_cohorts_are_spread_over_the_threads():
+    executor = Executor(Execution("threads", 8, 2), LINEAR, device=CPU, dtype=torch.float32)
+    sizes: list[int] = []
+    for count in (3, 8, 100):
+        sizes.clear()
+        executor.map(lambda stack, part: sizes.append(part.stop - part.start), count)
+        assert sum(sizes) == count
+        assert max(sizes) == {3: 1, 8: 2, 100: 8}[count]
+    executor.close()
 
 
 def test_stacks_are_bounded_by_memory():
