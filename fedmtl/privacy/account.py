@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class Account:
         self.event, self.delta, self.budget = event, delta, budget
         self.per_participation = per_participation and ledger is not None
         self._sampler, self._steps, self._block = sampler, steps, block
+        self._capped = getattr(sampler, "max_uses", None) is not None
         self._ledger, self._replays_free = ledger, replays_free
         self._started = False
         self._begun: set[int] = set()
@@ -57,7 +59,7 @@ class Account:
 
     @property
     def client_uses(self) -> Tensor:
-        """(n,) int64 participations by rank; only kept where they are charged."""
+        """(n,) int64 participations by rank; only kept where they are charged or capped."""
         return torch.from_numpy(self._uses)
 
     @property
@@ -92,8 +94,12 @@ class Account:
             return math.inf
         return epsilon(self.event.event, uses, self.delta, accountant=self.event.accountant)
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, draw: Callable[[int], Tensor]) -> None:
         """Set the account to the first step of this session; seeded: later charged steps will be replays.
+
+        Args:
+            step: number of the step.
+            draw: the cohort of an earlier step, given the uses so far.
 
         Raises:
             ResumeError: steps before this one are missing from the ledger.
@@ -104,6 +110,8 @@ class Account:
             return
         if self._ledger is None:
             self._base = step
+            for earlier in range(step if self._capped else 0):  # no ledger remembers who took part: draw again
+                self._uses[draw(earlier).numpy()] += 1
         elif self._ledger.charged(before=step) < step:
             raise ResumeError(
                 f"The run continues at step {step}, but its ledger has charged only "
@@ -127,7 +135,6 @@ class Account:
             PrivacyError: the step has begun already in this session.
             ResumeError: a replayed step with another cohort.
         """
-        self.start(step)
         if step in self._begun:
             raise PrivacyError(f"Step {step} has begun already; its noise would be used twice.")
         if self._ledger is not None:
@@ -137,7 +144,7 @@ class Account:
                 self._reserve_block(self._ledger, step)
             self._ledger.begin(step)
         self._begun.add(step)
-        if self.per_participation:
+        if self.per_participation or self._capped:
             self._uses[ranks.cpu().numpy()] += 1
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Channel:
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self._account.start(step)
+        self._account.start(step, self._sample)
 
     def draw(self, step: int) -> Tensor:
         """The cohort of ``step``: sorted int64 ranks; the same cohort until the step begins.
@@ -84,11 +84,13 @@ class Channel:
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        self._account.start(step)
+        self.start(step)
         if step not in self._drawn:
-            coins = self._source.coins("cohort", step)
-            self._drawn[step] = self.sampler.draw(step, coins, self._account.client_uses)
+            self._drawn[step] = self._sample(step)
         return self._drawn[step].clone()
+
+    def _sample(self, step: int) -> Tensor:
+        return self.sampler.draw(step, self._source.coins("cohort", step), self._account.client_uses)
 
     def begin(self, step: int, ranks: Tensor) -> None:
         """Charge every release of ``step``; on return the charge is on the disk.

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
+    FixedCohort,
     FullParticipation,
     GaussianNoise,
     L2Clip,
@@ -352,3 +353,27 @@ def test_nothing_secret_reaches_the_ledger(tmp_path: Path) -> None:
     assert kinds["reserve"] == {"kind", "session", "first", "end"}
     assert kinds["close"] == {"kind", "session", "unused"}
     assert "seed" not in kinds["header"]
+
+
+@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)])
+def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
+    sampler = FixedCohort(cohort=3, max_uses=2).bind(6)
+    plans = (ReleasePlan(name="update", dimension=2, uses=10, stateful=True),)
+
+    def cohorts(first):
+        channel = open_channel(privacy, plans, sampler, seed=5, steps=10)
+        drawn = []
+        try:
+            for step in range(first, 10):
+                ranks = channel.draw(step)
+                channel.begin(step, ranks)
+                drawn.append(ranks.tolist())
+        except BudgetExhausted:
+            return drawn
+        pytest.fail("the cap was ignored")
+
+    whole = cohorts(0)
+    uses = torch.bincount(torch.tensor(whole).flatten(), minlength=6)
+    assert 1 < len(whole) <= 4
+    assert int(uses.max()) == 2
+    assert cohorts(1) == whole[1:]

@@ -81,6 +81,7 @@ SETTINGS = (
     Setting("pmtl", 8, 100, strength=0.01, clip_norm=0.1),
     Setting("fedavg", 2, 50, clip_norm=0.5, reference=((50, 0.094),)),
     Setting("fedavg", 2, 30, clip_norm=0.2, reference=((30, 0.232),)),
+    Setting("fedavg", 2, 100, clip_norm=0.1),
     Setting("fedprox", 2, 30, strength=0.1, clip_norm=0.2),
     Setting("pmtl", 2, 50, strength=0.01, clip_norm=0.1, reference=((50, 0.325),)),
     Setting("pmtl", 2, 100, strength=0.01, clip_norm=0.1, reference=((100, 0.405),)),
