@@ -57,6 +57,7 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         fields = {"headline": self.headline, **asdict(self)}
+        del fields["private"]  # the headline says it better
         fields["names"], fields["outside"] = list(self.names), list(self.outside)
         return {key: "inf" if value == math.inf else value for key, value in fields.items()}
 
