@@ -64,10 +64,10 @@ class PrivacyReport:
     @property
     def headline(self) -> str:
         """The first line of the printed block."""
-        if not self.private:
-            return "not private: epsilon = inf, no clip, no noise"
         if not self.names:
             return "nothing is released: epsilon = 0"
+        if not self.private:
+            return "not private: epsilon = inf, no clip, no noise"
         if self.noise_multiplier is None:
             return "not private: epsilon = inf, clip only, no noise"
         if self.source == "seeded":

@@ -30,6 +30,7 @@ from fedmtl.report._canvas import dress, footnote, label_ends, new_figure, save,
 IMAGES = (5, 10, 20)
 SWEEPS = {  # name: the words that choose the method; one curve each
     "PMTL λ 1": ("algorithm=pmtl", "algorithm.lam=1"),
+    "PMTL λ 0.1": ("algorithm=pmtl", "algorithm.lam=0.1"),
     "FedAvg": ("algorithm=fedavg",),
     "Local": ("algorithm=local",),
 }
