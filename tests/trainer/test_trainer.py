@@ -1,14 +1,12 @@
-"""The loop: history, epsilon, budgets, resuming, baselines, callbacks; what results must not depend on."""
+"""The loop: history, epsilon, budgets, resuming, baselines, callbacks."""
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from torch import nn
 
@@ -20,14 +18,11 @@ from fedmtl import (
     FedAvg,
     FedProx,
     FixedCohort,
-    FullParticipation,
     Local,
-    LocalSGD,
     PoissonSampling,
     models,
 )
 from fedmtl.errors import ConfigError, ModelError, ResumeError
-from fedmtl.stacked import Layout
 from tests.helpers import ragged_classification, regression
 
 from .ledgers import charges
@@ -319,121 +314,6 @@ def test_baselines_are_runs_of_their_own(tmp_path):
         assert charges(ledger / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
     assert result.baselines["fedavg"].epsilon == result.epsilon
     bitwise(result, trainer().fit())
-
-
-# What results must not depend on
-
-
-def run_of(**settings):
-    return trainer(**{"rounds": 5, "eval_every": 5} | settings).fit()
-
-
-def assert_close(found, expected, tolerance):
-    for client in DATA.ids:
-        a, b = (r.personal[list(r.personal_accuracy).index(client)] for r in (found, expected))
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-    if expected.shared is not None:
-        torch.testing.assert_close(found.shared, expected.shared, rtol=tolerance, atol=tolerance)
-    assert found.epsilon == expected.epsilon
-    assert found.final["loss"] == pytest.approx(expected.final["loss"], rel=10 * tolerance)
-
-
-ALGORITHMS = {
-    "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "pmtl-local": PMTL(lam=0.5, local=SOLVER, delta="local"),
-    "fedavg": FedAvg(local=SOLVER),
-    "local": Local(local=SOLVER),
-}
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-4)])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_order_chunks_and_threads_do_not_matter(name, dtype, tolerance):
-    common = {"algorithm": ALGORITHMS[name], "dtype": dtype, "model": models.mlp(hidden=4, dropout=0.3)}
-    expected = run_of(**common)
-    order = torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(0)).tolist()
-    others = [{"data": DATA.subset([DATA.ids[i] for i in order])}]
-    others += [{"execution": Execution("stacked", chunk=n)} for n in (1, 3)]
-    others += [{"execution": Execution("threads", threads=2)}]
-    for other in others:
-        assert_close(run_of(**common | other), expected, tolerance)
-    with pytest.raises(AssertionError):
-        assert_close(run_of(**common | {"seed": 1}), expected, tolerance)
-
-
-@pytest.mark.parametrize("schedule", [FixedCohort(cohort=4), FullParticipation()], ids=["fixed", "full"])
-def test_order_of_clients_does_not_matter_to_other_schedules(schedule):
-    expected = run_of(schedule=schedule)
-    assert_close(run_of(schedule=schedule, data=DATA.subset(DATA.ids[::-1])), expected, 1e-10)
-
-
-# Models
-
-
-def test_client_that_never_took_part_is_personalized():
-    """Full-batch descent on its own loss and the pull, from the shared mean: written out."""
-    lam, lr, steps = 0.5, 0.2, 6
-    seen = set()
-
-    class Cohorts(Callback):
-        def on_event(self, event, state):
-            seen.update(event.cohort.tolist())
-
-    result = trainer(
-        algorithm=PMTL(lam=lam, local=LocalSGD(lr=lr, steps=steps, batch_size=None)),
-        rounds=2,
-        schedule=FixedCohort(cohort=3),
-        callbacks=[Cohorts()],
-    ).fit()
-    unseen = sorted(set(range(CLIENTS)) - seen)
-    assert len(unseen) >= CLIENTS - 6
-    mean, layout = result.shared, Layout.of(result.module)
-    for client in unseen:
-        part = slice(int(DATA.train.offsets[client]), int(DATA.train.offsets[client + 1]))
-        x, y = DATA.train.x[part].double(), DATA.train.y[part]
-        row = mean.clone()
-        for _ in range(steps):
-            model = layout.load(copy.deepcopy(result.module), row)
-            loss = F.cross_entropy(model(x), y)
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-            row = row - lr * (gradient + lam * (row - mean))
-        torch.testing.assert_close(result.personal[client], row, rtol=1e-10, atol=1e-12)
-
-
-def test_models_reproduce_the_reported_accuracy():
-    result = trainer(model=models.mlp(hidden=4, dropout=0.4)).fit()
-    for place, client in enumerate(DATA.ids):
-        part = slice(int(DATA.test.offsets[place]), int(DATA.test.offsets[place + 1]))
-        x, y = DATA.test.x[part].double(), DATA.test.y[part]
-        for model, score in (
-            (result.model_for(client), result.personal_accuracy[client]),
-            (result.shared_model(), result.shared_accuracy[client]),
-        ):
-            assert not model.training
-            assert (model(x).argmax(1) == y).double().mean().item() == pytest.approx(score)
-    assert any(not torch.equal(result.personal[0], row) for row in result.personal[1:])
-
-
-def test_regression_end_to_end():
-    data = regression(8)
-    result = trainer(
-        data=data, model=models.linear_regression(), loss="mse", privacy=None, rounds=30, eval_every=30
-    ).fit()
-    for place, client in enumerate(data.ids):
-        part = slice(int(data.test.offsets[place]), int(data.test.offsets[place + 1]))
-        errors = result.model_for(client)(data.test.x[part].double())[:, 0] - data.test.y[part].double()
-        assert result.personal_accuracy[client] == pytest.approx(errors.square().mean().item())
-    assert result.metric == "mse"
-    assert result.final["worst_tenth"] == pytest.approx(max(result.personal_accuracy.values()))
-    assert result.final["mse"] < 0.2 * data.test.y.double().var().item()
-
-
-def test_errors_of_results():
-    result = trainer(algorithm=Local(local=SOLVER), rounds=1).fit()
-    with pytest.raises(ConfigError, match=r"no client 'nobody'; the clients are 'client-0' \.\. 'client-11'"):
-        result.model_for("nobody")
-    with pytest.raises(ConfigError, match="local has no shared model"):
-        result.shared_model()
 
 
 # Errors by name
