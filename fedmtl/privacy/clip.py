@@ -1,4 +1,4 @@
-"""Clipping: the only thing that bounds what one client can do to a sum."""
+"""Clipping: the only thing that bounds what one client, or one record, can do to a sum."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from ..errors import ConfigError
 from .mechanisms import Norm
 
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
 _BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
+_DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,34 @@ class L2Clip:
         return "l2"
 
 
-def clip_factors(norms: Tensor, clip: L2Clip | None) -> Tensor:
+@dataclass(frozen=True)
+class L1Clip:
+    """One L1 norm over the whole vector, scaled down to ``bound * (1 - 2**-20)``.
+
+    Args:
+        bound: C, above 0, in units of the vectors.
+    """
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        positive(self, bound=self.bound)
+
+    @property
+    def norm(self) -> Norm:
+        """The norm that is bounded."""
+        return "l1"
+
+
+Clip = L2Clip | L1Clip
+
+
+def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     """Factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
     clip.
 
     Args:
-        norms: (k,) float64 L2 norms.
+        norms: (k,) float64 norms, L1 or L2 as the clip needs.
         clip: the bound, or None.
     """
     finite = torch.isfinite(norms)
@@ -51,7 +75,7 @@ def clip_factors(norms: Tensor, clip: L2Clip | None) -> Tensor:
     return torch.where(finite, factors, torch.zeros_like(norms))
 
 
-def clip_rows(rows: Tensor, clip: L2Clip | None) -> Tensor:
+def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
     """Every row clipped, in its dtype: what a client that keeps an account of what it sent must add.
 
     Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut again.
@@ -64,16 +88,16 @@ def clip_rows(rows: Tensor, clip: L2Clip | None) -> Tensor:
         (k, D), the dtype and device of ``rows``.
     """
     out = torch.empty_like(rows)
-    block = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[1]))
+    block = _block_rows(rows)
     for target, chunk in zip(out.split(block), rows.detach().split(block), strict=True):
-        wide, norms = _with_norms(chunk)
+        wide, norms = _with_norms(chunk, clip)
         factors = clip_factors(norms, clip)
         factors = torch.where(factors < 1, factors * (1 - 2.0**-22), factors)
         target.copy_(wide * factors[:, None])
     return out
 
 
-def clipped_sum(rows: Tensor, clip: L2Clip | None) -> Tensor:
+def clipped_sum(rows: Tensor, clip: Clip | None) -> Tensor:
     """Sum of clipped rows, in float64, without a float64 copy of the whole matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
@@ -86,17 +110,55 @@ def clipped_sum(rows: Tensor, clip: L2Clip | None) -> Tensor:
         (D,) float64 on the CPU.
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    block = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[1]))
-    for chunk in rows.detach().split(block):
-        wide, norms = _with_norms(chunk)
+    for chunk in rows.detach().split(_block_rows(rows)):
+        wide, norms = _with_norms(chunk, clip)
         total += (clip_factors(norms, clip) @ wide).cpu()
     return total
 
 
-def _with_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in float64, those that are not finite as zeros, and their L2 norms before that, (k,) float64."""
+def clipped_segment_sums(rows: Tensor, owner: Tensor, count: int, clip: Clip | None) -> Tensor:
+    """Sums of clipped rows by owner: per-example clipping of many owners' examples at once.
+
+    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of an owner are
+    added in the order in which they come, whatever stands between them.
+
+    Args:
+        rows: (N, D), any float dtype and device; N may be 0.
+        owner: (N,) int64 on the same device, each in [0, count).
+        count: k, number of owners.
+        clip: the bound on one row, or None for no clipping.
+
+    Returns:
+        (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for owners
+        without rows.
+
+    Raises:
+        ConfigError: ``owner`` does not give one owner to each row.
+    """
+    if rows.ndim != 2 or owner.shape != rows.shape[:1] or owner.dtype != torch.int64:
+        raise ConfigError(
+            f"clipped_segment_sums takes rows (N, D) and owner (N,) int64, not {tuple(rows.shape)} and "
+            f"{tuple(owner.shape)} {owner.dtype}."
+        )
+    mps = rows.device.type == "mps"
+    owner = owner.cpu() if mps else owner
+    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device="cpu" if mps else rows.device)
+    block = _block_rows(rows)
+    for chunk, owners in zip(rows.detach().split(block), owner.split(block), strict=True):
+        wide, norms = _with_norms(chunk, clip)
+        totals.index_add_(0, owners, wide * clip_factors(norms, clip)[:, None])
+    return totals.to(rows.device, torch.float32) if mps else totals
+
+
+def _block_rows(rows: Tensor) -> int:
+    elements = _BLOCK_ELEMENTS if rows.device.type in ("cpu", "mps") else _DEVICE_BLOCK_ELEMENTS
+    return max(1, elements // max(1, rows.shape[1]))
+
+
+def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
+    """Rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
     wide = rows.cpu().double() if rows.device.type == "mps" else rows.double()
-    norms = torch.linalg.vector_norm(wide, dim=1)
+    norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         wide = torch.where(finite[:, None], wide, torch.zeros_like(wide))

@@ -1,0 +1,54 @@
+"""The public grid of secure mode: the least significant bits of a released value say nothing.
+
+A double made by adding noise to a private sum gives the sum away through its low bits (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012). Sum and noise are therefore
+rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
+the rounded sum plus the noise, and which values are reachable does not depend on the sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._check import positive, positive_int
+from .mechanisms import Norm
+
+
+def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> float:
+    """Width of the public grid: a power of two, at most ``scale * 2**-20``.
+
+    Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
+    apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
+    margin of ``2**-20`` times the bound that every clip leaves; the other half is for the rounding of the
+    sums themselves in float64.
+
+    Args:
+        clip_bound: C, the bound on one contribution, above 0.
+        norm: the norm of that bound.
+        dimension: D, at least 1.
+        scale: size of the noise on one coordinate of the sum (root mean square), above 0.
+    """
+    positive("grid_width", clip_bound=clip_bound, scale=scale)
+    positive_int("grid_width", dimension=dimension)
+    spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
+    finest = min(clip_bound * 2.0**-21 / spread, scale * 2.0**-20)
+    return 2.0 ** math.floor(math.log2(finest))
+
+
+def to_grid(total: Tensor, noise: Tensor, width: float) -> Tensor:
+    """``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
+
+    The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
+
+    Args:
+        total: float64 private sum, any shape.
+        noise: float64, the same shape.
+        width: from :func:`grid_width`.
+
+    Returns:
+        float64, the shape of ``total``.
+    """
+    return (torch.round(total / width) + torch.round(noise / width)) * width

@@ -1,0 +1,121 @@
+"""Adaptive clipping: the clip norm follows a quantile of the norms of updates, privately.
+
+Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021,
+Algorithm 1. In every step a second release counts the clients whose update is at most C; it shares the cohort with
+the update, so both are one Gaussian release of joint multiplier z (Theorem 1 there), and the update's own
+multiplier grows a little to make room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .._check import positive
+from ..errors import ConfigError, PrivacyError
+
+if TYPE_CHECKING:
+    from .samplers import Relation
+
+COUNT_BOUND = 0.5
+"""Largest absolute value of one client's ``b - 1/2``."""
+
+
+@dataclass(frozen=True)
+class QuantileClip:
+    """Settings of adaptive clipping.
+
+    Args:
+        initial: the clip norm of the first step, above 0, in units of the updates.
+        quantile: gamma, the fraction of clients not clipped that is aimed at, in (0, 1).
+        lr: eta_C, the rate of the geometric update, above 0.
+        count_noise: sigma_b, standard deviation of the noise on the count, in clients; None for a twentieth of the
+            expected cohort, as in the paper.
+    """
+
+    initial: float
+    quantile: float = 0.5
+    lr: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, initial=self.initial, quantile=self.quantile, lr=self.lr)
+        if self.quantile >= 1:
+            raise ConfigError(f"QuantileClip.quantile is {self.quantile!r}; it must be between 0 and 1.")
+        if self.count_noise is not None:
+            positive(self, count_noise=self.count_noise)
+
+    def count_std(self, denominator: float) -> float:
+        """sigma_b: standard deviation of the noise on the count, in clients.
+
+        Args:
+            denominator: m, the expected cohort.
+        """
+        return denominator / 20.0 if self.count_noise is None else self.count_noise
+
+    def count_multiplier(self, denominator: float, relation: Relation = "add_remove") -> float:
+        """Multiplier of the count's release: 2 sigma_b for add/remove (sensitivity 1/2), sigma_b for replace-one
+        (sensitivity 1)."""
+        return self.count_std(denominator) / count_sensitivity(relation)
+
+    def updated_norm(self, norm: float, noisy_fraction: float) -> float:
+        """C <- C exp(-eta_C (b - gamma)), Algorithm 1.
+
+        Args:
+            norm: C, above 0.
+            noisy_fraction: b, from :func:`noisy_fraction`; it may lie outside [0, 1].
+        """
+        return norm * math.exp(-self.lr * (noisy_fraction - self.quantile))
+
+
+def count_sensitivity(relation: Relation) -> float:
+    """Most that the sum of ``b - 1/2`` moves between neighbours: 1/2 for add/remove, 1 for replace-one."""
+    return COUNT_BOUND * (2.0 if relation == "replace" else 1.0)
+
+
+def count_rows(norms: Tensor, norm: float) -> Tensor:
+    """``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the count.
+
+    Args:
+        norms: (k,) float norms of updates before clipping; one that is not finite counts as above C.
+        norm: C.
+
+    Returns:
+        (k, 1), the dtype and device of ``norms``.
+    """
+    below = norms <= norm
+    return torch.where(below, COUNT_BOUND, -COUNT_BOUND).to(norms.dtype)[:, None]
+
+
+def noisy_fraction(released: float) -> float:
+    """The noisy fraction of clients not clipped, from the released mean of ``b - 1/2``.
+
+    Args:
+        released: (sum of ``b_k - 1/2``, plus noise) over the public denominator.
+    """
+    return released + COUNT_BOUND
+
+
+def split_multiplier(multiplier: float, count_multiplier: float) -> float:
+    """z_delta = (z^-2 - z_b^-2)^-1/2: the update's multiplier when the count shares its step (Theorem 1).
+
+    Args:
+        multiplier: z of both releases together, above 0.
+        count_multiplier: z_b of the count, above z; 2 sigma_b for add/remove.
+
+    Raises:
+        PrivacyError: the count alone would spend all of z.
+    """
+    positive("split_multiplier", multiplier=multiplier, count_multiplier=count_multiplier)
+    if count_multiplier <= multiplier:
+        raise PrivacyError(
+            f"Adaptive clipping: the count's noise multiplier {count_multiplier:.6g} must be above the total "
+            f"{multiplier:.6g}, or nothing is left for the update; use a larger count_noise or cohort, or less "
+            f"noise in total."
+        )
+    ratio = multiplier / count_multiplier
+    return multiplier / math.sqrt((1.0 - ratio) * (1.0 + ratio))

@@ -1,0 +1,52 @@
+"""Wishart noise on covariances: kept to reproduce a paper, and not private.
+
+Liang et al. add E ~ W_d(d + 1, (K^2 / (2 epsilon)) I) to a sum of ``w w^T``, ``||w||_2 <= K``, and claim pure
+epsilon. E is positive definite, so an output O rules out every sum A' with O - A' not positive definite. Take
+neighbours A and A' = A + v v^T with ||v||_2 = K: an output A + E is impossible under A' when ``v^T E^-1 v > 1``. By
+Muirhead, "Aspects of Multivariate Statistical Theory" (1982), Theorem 3.2.12, ``(2 epsilon / K^2) ||v||^2 / (v^T
+E^-1 v)`` is chi-square with 2 degrees of freedom, so this happens with probability ``1 - exp(-epsilon)`` in every
+dimension. No (epsilon', delta) with delta below that holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._check import positive
+
+if TYPE_CHECKING:
+    from .sources import NoiseSource
+
+
+@dataclass(frozen=True)
+class WishartNoise:
+    """W_d(d + 1, (K^2 / (2 epsilon)) I); its epsilon is that of the paper, not a guarantee.
+
+    Args:
+        epsilon: what the paper claims of one release, above 0.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
+
+    def event(self, dimension: int) -> Any:
+        """``NonPrivateDpEvent``: every accountant answers infinity."""
+        from dp_accounting import dp_event
+
+        return dp_event.NonPrivateDpEvent()
+
+    def refutation(self) -> float:
+        """Probability ``1 - exp(-epsilon)`` that an output proves which of two neighbours it came from."""
+        return -math.expm1(-self.epsilon)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, dimension: int) -> np.ndarray:
+        """(dimension, dimension) float64 noise for K = 1, symmetric and positive definite; times K^2
+        otherwise."""
+        normals = source.normal(purpose, step, dimension * (dimension + 1)).reshape(dimension, dimension + 1)
+        return normals @ normals.T / (2.0 * self.epsilon)
