@@ -3,5 +3,6 @@
 from .checks import prepare_module
 from .losses import client_means, resolve_loss
 from .module import Layout, StackedModule
+from .per_example import example_gradients
 
-__all__ = ["Layout", "StackedModule", "client_means", "prepare_module", "resolve_loss"]
+__all__ = ["Layout", "StackedModule", "client_means", "example_gradients", "prepare_module", "resolve_loss"]

@@ -15,7 +15,7 @@ class KeyedDropout(nn.Module):
     """Inverted dropout on a counter-based generator; the stacked twin of ``nn.Dropout``.
 
     The mask does not depend on which clients are computed together, nor on the padding of a batch: element ``j`` of
-    example ``i`` of one client has the counter ``i * numel(example) + j``.
+    example ``i`` of one client has the counter ``(first + i) * numel(example) + j``.
 
     Args:
         p: probability that an element is zeroed, in ``[0, 1]``.
@@ -23,21 +23,25 @@ class KeyedDropout(nn.Module):
         channelwise: zero whole channels, like ``nn.Dropout2d``.
 
     Shape:
-        Input (B, ...), output the same. ``address`` is an int64 buffer (3,): client key, round, local step.
+        Input (B, ...), output the same. ``address`` is an int64 buffer (3,): client key, round, local step; ``first``,
+        an int64 buffer (), numbers the first example of the batch.
     """
 
     address: Tensor
+    first: Tensor
 
     def __init__(self, p: float, *, key: int, channelwise: bool = False) -> None:
         super().__init__()
         self.p, self.key, self.channelwise = p, key, channelwise
         self.register_buffer("address", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.register_buffer("first", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channelwise else x.shape
-        index = torch.arange(shape.numel() if isinstance(shape, torch.Size) else _numel(shape), device=x.device)
+        size = _numel(tuple(shape[1:]))
+        index = torch.arange(shape[0] * size, device=x.device) + self.first * size
         client, step, local = self.address.unbind(-1)
         key = local * _GOLDEN + _signed(self.key)
         kept = keyed_uniform(key, client, step, index).reshape(shape) >= self.p

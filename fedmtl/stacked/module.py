@@ -136,10 +136,15 @@ class StackedModule:
         """
         return self._call(self.eval_module, self.layout.views(rows), x, None)
 
+    def dropout_buffers(self, address: Tensor | None, first: Tensor | None = None) -> dict[str, Tensor]:
+        """The buffers of the dropout layers, by name, for a functional call; see :class:`KeyedDropout`."""
+        given = {"address": address, "first": first}
+        return {
+            f"{name}.{buffer}": value for name in self._dropouts for buffer, value in given.items() if value is not None
+        }
+
     def _call(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None) -> Tensor:
-        stacked = dict(tensors)
-        if address is not None:
-            stacked |= {f"{name}.address": address for name in self._dropouts}
+        stacked = dict(tensors) | self.dropout_buffers(address)
         if x.shape[0] == 1:  # one copy needs no batching rule: ordinary kernels are faster
             single = {name: value.squeeze(0) for name, value in stacked.items()}
             return functional_call(module, single, (x.squeeze(0),)).unsqueeze(0)

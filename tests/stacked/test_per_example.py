@@ -1,0 +1,164 @@
+"""Per-example gradients against Opacus, against one backward pass an example, and within bounded memory."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from opacus import GradSampleModule
+from torch import nn
+
+from fedmtl.errors import ConfigError
+from fedmtl.stacked import Layout, StackedModule, client_means, example_gradients, prepare_module
+from fedmtl.stacked.losses import cross_entropy, example_losses, mse
+
+CPU = torch.device("cpu")
+
+
+class Words(nn.Module):
+    """An embedding under a linear layer; word numbers arrive as floats, as all features do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(x.long()).mean(1))
+
+
+def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    torch.manual_seed(0)
+    made = {
+        "linear": (nn.Linear(4, 3), (4,)),
+        "mlp": (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3)), (4,)),
+        "cnn": (
+            nn.Sequential(
+                nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+            ),
+            (2, 6, 6),
+        ),
+        "words": (Words(), (5,)),
+    }
+    module, shape = made[name]
+    return module.double(), shape
+
+
+def batch(name: str, copies: int, width: int = 6) -> tuple[StackedModule, nn.Module, *tuple[torch.Tensor, ...]]:
+    module, shape = network(name)
+    stack = StackedModule(module, capacity=copies, device=CPU, dtype=torch.float64)
+    rows = torch.randn(copies, stack.layout.dimension, dtype=torch.float64) * 0.3
+    stack.load(rows, copies)
+    x = torch.randn(copies, width, *shape, dtype=torch.float64)
+    if name == "words":
+        x = torch.randint(7, x.shape).double()
+    mask = torch.rand(copies, width) > 0.3
+    mask[0, -1] = True
+    return stack, module, rows, x, torch.randint(3, (copies, width)), mask
+
+
+def gathered(chunks) -> tuple[torch.Tensor, torch.Tensor]:
+    """All chunks as one, in the order of owners, stable within each."""
+    parts = list(chunks)
+    rows, owner = torch.cat([r for r, _ in parts]), torch.cat([o for _, o in parts])
+    order = torch.argsort(owner, stable=True)
+    return rows[order], owner[order]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "words"])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_gradients_equal_opacus(name, copies):
+    stack, module, rows, x, y, mask = batch(name, copies)
+    got, owner = gathered(example_gradients(stack, x, y, cross_entropy, mask=mask))
+    assert torch.equal(owner, mask.nonzero()[:, 0])
+    for i in range(copies):
+        single = GradSampleModule(stack.layout.load(copy.deepcopy(module), rows[i]), loss_reduction="sum")
+        F.cross_entropy(single(x[i][mask[i]]), y[i][mask[i]], reduction="sum").backward()
+        expected = torch.cat([p.grad_sample.flatten(1) for p in single.parameters()], 1)
+        torch.testing.assert_close(got[owner == i], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("per_chunk", [1, 2, 4, 6, 9, 12, 1000])
+def test_any_chunk_size_gives_one_backward_pass_an_example_within_its_bound(name, per_chunk):
+    stack, module, rows, x, y, mask = batch(name, 3)
+    mask[1] = False
+    limit = per_chunk * stack.layout.dimension * 8
+    chunks = list(example_gradients(stack, x, y, cross_entropy, mask=mask, chunk_bytes=limit))
+    assert max(len(r) for r, _ in chunks) <= per_chunk
+    got, owner = gathered(chunks)
+    expected = []
+    for i, j in mask.nonzero().tolist():
+        single = stack.layout.load(copy.deepcopy(module), rows[i])
+        F.cross_entropy(single(x[i, j : j + 1]), y[i, j : j + 1]).backward()
+        expected.append(torch.cat([p.grad.flatten() for p in single.parameters()]))
+    assert torch.equal(owner, mask.nonzero()[:, 0])
+    torch.testing.assert_close(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
+
+
+def test_frozen_and_unused_parameters():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).double()
+    module[0].requires_grad_(False)
+    module.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    stack = StackedModule(module, capacity=2, device=CPU, dtype=torch.float64)
+    stack.load(Layout.of(module).flatten(module), 2)
+    x, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    got, _ = gathered(example_gradients(stack, x, y, mse))
+    hidden = module[0](x)
+    error = 2 * (module[1](hidden)[..., 0] - y)[..., None]
+    values = {"unused": torch.zeros(2, 3, 2), "1.weight": error * hidden, "1.bias": error}
+    expected = torch.cat([values[name].double() for name in stack.layout.names], -1).flatten(0, 1)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_alone_gives_no_chunk():
+    stack, _, _, x, y, mask = batch("linear", 2)
+    assert list(example_gradients(stack, x, y, cross_entropy, mask=torch.zeros_like(mask))) == []
+    assert list(example_gradients(stack, x[:, :0], y[:, :0], cross_entropy)) == []
+
+
+def dropout_stack(copies: int) -> StackedModule:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.3), nn.Flatten(), nn.Linear(4, 8), nn.Dropout(0.4),
+                        nn.Linear(8, 3))  # fmt: skip
+    net = prepare_module(net.double(), torch.zeros(2, 4, dtype=torch.float64), seed=7)
+    stack = StackedModule(net, capacity=copies, device=CPU, dtype=torch.float64)
+    stack.load(torch.randn(copies, stack.layout.dimension, dtype=torch.float64), copies)
+    return stack
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_dropout_masks_are_those_of_the_whole_batch(copies):
+    stack = dropout_stack(copies)
+    x, y = torch.randn(copies, 5, 4, dtype=torch.float64), torch.randint(3, (copies, 5))
+    address = torch.stack([torch.tensor([c, 3, 2]) for c in (11, -5, 2**60)])[:copies]
+    expected = stack.backward(
+        client_means(example_losses(cross_entropy, stack.forward(x, address=address), y), None)
+    ).clone()
+    position = torch.arange(5).expand(copies, 5)
+    rows, owner = gathered(example_gradients(stack, x, y, cross_entropy, address=address, position=position))
+    means = torch.stack([rows[owner == i].mean(0) for i in range(copies)])
+    torch.testing.assert_close(means, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_examples_dropout_mask_stays_with_its_record():
+    """Whoever else is drawn: removing a record must move nothing but that record's own gradient."""
+    stack = dropout_stack(2)
+    x, y = torch.randn(2, 5, 4, dtype=torch.float64), torch.randint(3, (2, 5))
+    options = {"address": torch.tensor([[11, 3, 2], [4, 3, 2]])}
+    position = torch.arange(5).expand(2, 5)
+    whole, _ = gathered(example_gradients(stack, x, y, cross_entropy, position=position, **options))
+    kept = torch.tensor([0, 3, 4])
+    part, _ = gathered(
+        example_gradients(stack, x[:, kept], y[:, kept], cross_entropy, position=position[:, kept], **options)
+    )
+    torch.testing.assert_close(part, whole.view(2, 5, -1)[:, kept].flatten(0, 1), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ConfigError, match="address and a position"):
+        next(example_gradients(stack, x, y, cross_entropy, address=options["address"]))
+
+
+def test_a_loss_without_one_value_per_example_is_refused():
+    stack, _, _, x, y, _ = batch("linear", 2)
+    with pytest.raises(ConfigError, match="one value per example"):
+        next(example_gradients(stack, x, y, lambda outputs, targets: F.cross_entropy(outputs, targets)))
