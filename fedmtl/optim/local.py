@@ -182,13 +182,14 @@ def train_locally(
         mask = None if batch.mask is None else batch.mask.to(rows.device)
         address = None
         if stack.has_dropout:
-            address = _address(plan.keys[: batch.active], plan.round, step).to(rows.device)
+            address = address_of(plan.keys[: batch.active], plan.round, step).to(rows.device)
         losses = client_means(example_losses(loss, stack.forward(x, address=address), y), mask)
         stack.backward(losses)
         optimizer.step(active=slice(0, batch.active))
     return rows
 
 
-def _address(keys: Tensor, round: int, step: int) -> Tensor:
+def address_of(keys: Tensor, round: int, step: int) -> Tensor:
+    """What addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
     tail = torch.tensor([round, step]).expand(len(keys), 2)
     return torch.cat([keys[:, None], tail], dim=1)

@@ -43,8 +43,8 @@ def example_gradients(
         loss: one value per example; must work under :func:`torch.func.vmap`.
         mask: bool (A, B), which entries are examples and not padding; ``None`` for all.
         address: int64 (A, 3), client key, round and local step; needed by a module with dropout.
-        position: int64 (A, B), the number that addresses an example's dropout mask. A number that stays with the record,
-            such as its place among its client's records, keeps one record's presence from changing the masks of others.
+        position: int64 (A, B), the number that addresses an example's dropout mask. A number that stays with the
+            record, such as its place among its client's records, keeps one record from changing the masks of others.
         chunk_bytes: bound on the memory of one chunk's gradients.
 
     Yields:

@@ -44,7 +44,7 @@ def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     return module.double(), shape
 
 
-def batch(name: str, copies: int, width: int = 6) -> tuple[StackedModule, nn.Module, *tuple[torch.Tensor, ...]]:
+def batch(name: str, copies: int, width: int = 6) -> tuple:
     module, shape = network(name)
     stack = StackedModule(module, capacity=copies, device=CPU, dtype=torch.float64)
     rows = torch.randn(copies, stack.layout.dimension, dtype=torch.float64) * 0.3
