@@ -60,7 +60,7 @@ class FakeRecords:
         if total is None:
             return torch.zeros(1, dtype=torch.float64).expand(len(clients), self.dimension)
         self.dimension = total.shape[1]
-        return total / torch.tensor([[self.denominator(client)] for client in clients.tolist()])
+        return total / torch.tensor([[self.denominator(client)] for client in clients.tolist()], dtype=torch.float64)
 
 
 def setting(dropout: float = 0.0) -> tuple[FederatedDataset, nn.Module, torch.Tensor, torch.Tensor]:
