@@ -1,0 +1,280 @@
+"""Check 4: how well can an adversary tell whether a canary took part, against what the event allows?
+
+The worst-case game: canaries send far more than the clip norm along coordinates of their own, everybody else sends
+nothing, and a coin decides for each canary whether it is there (replace-one: whether it sends v or -v). The adversary
+sees the releases. The threshold on its score is chosen on one half of the canaries; on the other half Clopper-Pearson
+limits of the true and false positive rates give lower bounds that hold with probability 1 - alpha:
+
+    mu >= Phi^-1(TPR) - Phi^-1(FPR)                        Gaussian trade-off (Dong, Roth, Su 2022)
+    delta(epsilon) >= TPR - exp(epsilon) FPR               any law, and with the roles exchanged
+
+Coordinates carry independent noise under the Gaussian and the Laplace law, so one run plays many canaries; under the
+K-norm law they share a radius, and every run plays one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+
+from ..composition import epsilon
+from .findings import Finding, skipped, too_large
+from .setup import Claim, Setup, play
+from .statistics import clopper_pearson
+
+DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
+"""Where the curve of a claim is evaluated, besides the run's own delta."""
+
+_LOUD = 1e3
+_MOST_ELEMENTS = 1 << 22
+_COMPOSED = 10
+_TRIES = 400
+Limits = tuple[float, float, float, float]
+"""Lower and upper limits of the true positive rate, then of the false positive rate."""
+
+
+def canaries_per_release(
+    setup: Setup,
+    claims: dict[str, Claim],
+    seeds: Callable[[str, int], list[int]],
+    trials: int,
+    alpha: float,
+    coins: np.random.Generator,
+) -> list[Finding]:
+    """Of every release: a canary in a cohort that is known to the adversary, against the event of one release."""
+    findings = []
+    for name, claim in claims.items():
+        wanted = enough_trials(claim.multiplier, trials, 25 * trials)
+        scores, present = _one_release(setup, name, claim, seeds, wanted, coins)
+        check = f"canary: one release of {name}"
+        if len(scores) < 100:
+            findings.append(skipped(check, f"only {len(scores)} trials"))
+            continue
+        findings.append(
+            judge_gaussian(check, scores, present, 1 / claim.multiplier, alpha, coins)
+            if claim.kind == "gaussian"
+            else judge_curve(check, scores, present, _curve_of_law(claim, setup, name), alpha, coins)
+        )
+    return findings
+
+
+def canaries_composed(
+    setup: Setup,
+    claims: dict[str, Claim],
+    seeds: Callable[[str, int], list[int]],
+    trials: int,
+    alpha: float,
+    coins: np.random.Generator,
+) -> Finding:
+    """Several steps with the sampling: canaries that take part when they are drawn, against the composed event."""
+    name, claim = next(iter(claims.items()))
+    check = f"canary: composed steps of {name}"
+    steps = min(setup.steps, _COMPOSED)
+    if claim.per_participation:
+        steps = min(setup.steps, max(steps, math.ceil(3 * setup.sampler.n / claim.denominator)))
+    scores: list[np.ndarray] = []
+    present: list[np.ndarray] = []
+    uses = 0
+    for seed in seeds("canary/composed", _TRIES):
+        got, here, done = _composed_run(setup, name, claim, seed, steps, coins, uses)
+        if uses in (0, done):
+            uses = done
+            scores.append(got)
+            present.append(here)
+        if sum(map(len, scores)) >= trials:
+            break
+    if uses == 0:
+        return skipped(check, "no step fits the budget")
+    channel = setup.open(seeds("canary/composed", 1)[0])
+    curve = curve_of(claim.event, uses, claim.accountant)
+    if channel.delta is not None:
+        curve.append((channel.epsilon_at(uses), channel.delta))
+    finding = judge_curve(check, np.concatenate(scores), np.concatenate(present), curve, alpha, coins)
+    return Finding(**{**finding.__dict__, "detail": f"{finding.detail}; {uses} uses"})
+
+
+def enough_trials(multiplier: float, least: int, most: int) -> int:
+    """Trials that would refute half the noise: the limits of mu are about 19 / sqrt(trials) apart at level 1e-6."""
+    return min(max(least, math.ceil(600 * multiplier**2)), most)
+
+
+def curve_of(event: object, uses: int, accountant: object) -> list[tuple[float, float]]:
+    """(epsilon, delta) that ``uses`` of the event claim."""
+    return [(epsilon(event, uses, delta, accountant=accountant), delta) for delta in DELTAS]  # type: ignore[arg-type]
+
+
+def judge_gaussian(
+    check: str, scores: np.ndarray, present: np.ndarray, mu: float, alpha: float, coins: np.random.Generator
+) -> Finding:
+    """The lower bound on mu against the claimed one."""
+
+    def bound(limits: Limits) -> float:
+        return float(special.ndtri(limits[0]) - special.ndtri(limits[3]))
+
+    low = _split(scores, present, bound, alpha, coins)
+    return too_large(check, low, mu, f"lower bound on mu of {len(scores)} canaries against the claimed mu", alpha)
+
+
+def judge_curve(
+    check: str,
+    scores: np.ndarray,
+    present: np.ndarray,
+    curve: Sequence[tuple[float, float]],
+    alpha: float,
+    coins: np.random.Generator,
+) -> Finding:
+    """The lower bound on delta at each claimed epsilon; the finding shows the largest excess over its delta."""
+
+    def at(limits: Limits, eps: float) -> float:
+        true_low, _true_high, _false_low, false_high = limits
+        grow = math.exp(min(eps, 700.0))
+        return max(true_low - grow * false_high, (1 - false_high) - grow * (1 - true_low))
+
+    def bound(limits: Limits) -> float:
+        return max(at(limits, eps) - delta for eps, delta in curve)
+
+    excess = _split(scores, present, bound, alpha, coins)
+    shown = ", ".join(f"({eps:.3g}, {delta:.1g})" for eps, delta in curve)
+    detail = (
+        f"lower bound on delta minus the claimed one at the worst of (epsilon, delta) = {shown}; {len(scores)} canaries"
+    )
+    return too_large(check, excess, 0.0, detail, alpha)
+
+
+def _split(
+    scores: np.ndarray, present: np.ndarray, bound: Callable[[Limits], float], alpha: float, coins: np.random.Generator
+) -> float:
+    """The bound on the second half of the canaries at the threshold that is best on the first half."""
+    order = coins.permutation(len(scores))
+    half = len(order) // 2
+    first, second = order[:half], order[half:]
+    candidates = np.quantile(scores[first], np.linspace(0.01, 0.99, 50))
+    inside, outside = np.sort(scores[first][present[first]]), np.sort(scores[first][~present[first]])
+
+    def counts(sample: np.ndarray, threshold: float) -> tuple[int, int]:
+        return len(sample) - int(np.searchsorted(sample, threshold, side="right")), len(sample)
+
+    best = max(candidates, key=lambda t: bound(_limits(counts(inside, t), counts(outside, t), alpha)))
+    held_in, held_out = np.sort(scores[second][present[second]]), np.sort(scores[second][~present[second]])
+    return bound(_limits(counts(held_in, best), counts(held_out, best), alpha))
+
+
+def _limits(hits: tuple[int, int], false: tuple[int, int], alpha: float) -> Limits:
+    return (*clopper_pearson(*hits, alpha / 2), *clopper_pearson(*false, alpha / 2))
+
+
+def _curve_of_law(claim: Claim, setup: Setup, name: str) -> list[tuple[float, float]]:
+    """Of one release of a law that is not Gaussian: pure epsilon, and the curve where it is known."""
+    pure = 1 / claim.multiplier
+    inner = getattr(claim.event, "event", claim.event)
+    alone = (len(setup.plans) == 1 and claim.sampled is None) or type(inner).__name__ in (
+        "LaplaceDpEvent",
+        "KNormDpEvent",
+    )
+    return [(pure, 0.0), *(curve_of(inner, 1, "pld") if alone else [])]
+
+
+def _one_release(
+    setup: Setup,
+    name: str,
+    claim: Claim,
+    seeds: Callable[[str, int], list[int]],
+    trials: int,
+    coins: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and presence of canaries that are all in the cohort drawn, in units of the sensitivity."""
+    dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
+    scores: list[np.ndarray] = []
+    present: list[np.ndarray] = []
+    chosen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    collected = 0
+
+    def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        if plan != name:
+            return setup.zeros(next(p.dimension for p in setup.plans if p.name == plan), ranks[:0])
+        width = 1 if claim.kind == "knorm" else min(len(ranks), dimension, max(1, _MOST_ELEMENTS // dimension))
+        width = min(width, len(ranks))
+        places, inside = coins.permutation(dimension)[:width], coins.random(width) < 0.5
+        chosen[step] = places, inside
+        return _canary_rows(claim, dimension, places, inside, ranks)
+
+    for seed in seeds(f"canary/{name}", _TRIES):
+        before = collected
+        for step, _, values in play(setup.open(seed), rows, start=0, stop=setup.steps):
+            places, inside = chosen[step]
+            scores.append(values[name][places] * claim.denominator / claim.sensitivity)
+            present.append(inside)
+            collected += len(inside)
+            if collected >= trials:
+                return np.concatenate(scores), np.concatenate(present)
+        if collected == before:
+            break
+    return np.concatenate([np.zeros(0), *scores]), np.concatenate([np.zeros(0, bool), *present])
+
+
+def _canary_rows(
+    claim: Claim, dimension: int, places: np.ndarray, inside: np.ndarray, ranks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loud rows of the canaries that are there (replace-one: of all, with their signs), and whose they are."""
+    here = np.ones(len(places), bool) if claim.relation == "replace" else inside
+    rows = torch.zeros(int(here.sum()), dimension)
+    signs = np.where(inside, 1.0, -1.0)[here]
+    rows[torch.arange(len(rows)), torch.from_numpy(places[here])] = torch.from_numpy(
+        (_LOUD * claim.bound * signs).astype(np.float32)
+    )
+    return rows, ranks[: len(places)][torch.from_numpy(here)]
+
+
+def _composed_run(
+    setup: Setup, name: str, claim: Claim, seed: int, steps: int, coins: np.random.Generator, wanted: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Scores and presence of clients with a coordinate each, and the number of uses that the claim covers."""
+    dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
+    n = setup.sampler.n
+    width = 1 if claim.kind == "knorm" else min(n, dimension, max(1, _MOST_ELEMENTS // dimension))
+    clients, places = np.sort(coins.permutation(n)[:width]), coins.permutation(dimension)[:width]
+    inside = coins.random(width) < 0.5
+    index = np.full(n, -1)
+    index[clients] = np.arange(width)
+    score, uses = np.zeros(width), np.zeros(width, dtype=np.int64)
+
+    def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        if plan != name:
+            return setup.zeros(next(p.dimension for p in setup.plans if p.name == plan), ranks[:0])
+        drawn = ranks[torch.from_numpy(index[ranks.numpy()] >= 0)]
+        which = index[drawn.numpy()]
+        return _canary_rows(claim, dimension, places[which], inside[which], drawn)
+
+    done = 0
+    for _, ranks, values in play(setup.open(seed), rows, start=0, stop=steps):
+        units = values[name][places] * claim.denominator / claim.sensitivity
+        which = index[ranks.numpy()]
+        which = which[which >= 0]
+        if claim.per_participation:  # the other clients know who took part
+            score[which] += units[which]
+        else:
+            score += _evidence(units, claim)
+        uses[which] += 1
+        done += 1
+    if not claim.per_participation:
+        return score, inside, done
+    counts = np.bincount(uses, minlength=2)
+    most = wanted or int(counts[1:].argmax()) + 1
+    chosen = uses == most
+    return score[chosen], inside[chosen], most
+
+
+def _evidence(units: np.ndarray, claim: Claim) -> np.ndarray:
+    """Log-likelihood ratio of one step under the claim: the mixture of drawn and not drawn against absence."""
+    if claim.kind != "gaussian":
+        return units
+    if claim.relation == "replace":
+        return units
+    ratio = (2 * units - 1) / (2 * claim.multiplier**2)
+    q = 1.0 if claim.sampled is None else claim.sampled
+    return np.logaddexp(math.log1p(-q), math.log(q) + ratio) if q < 1 else ratio

@@ -1,0 +1,141 @@
+"""Check 5, the sampler's law: cohorts are what the charged event says they are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import special, stats
+
+from ..channel import Channel
+from ..samplers import BoundFixed, BoundFull, BoundSampler
+from .findings import Finding, exact, low_p
+from .setup import Claim, Setup
+from .statistics import from_binomial, from_hypergeometric, normal_p
+
+_CLIENTS = 512  # clients whose pairs are examined
+_LAGS = (1, 2, 3)
+
+
+def cohorts(
+    setup: Setup, claim: Claim | None, seeds: tuple[int, int], draws: int, level: float, coins: np.random.Generator
+) -> list[Finding]:
+    """Sizes, fairness and independence across clients, rounds and channels.
+
+    Poisson: sizes are binomial with the q of the event. Fixed: of the exact size. Full: everybody, always.
+
+    Args:
+        setup: of the run.
+        claim: on a release, or None where nothing is charged; then the sampler's own word is the claim.
+        seeds: of two channels; in secure mode the second channel gets the first seed, which must not matter.
+        draws: number of cohorts.
+        level: of each finding.
+        coins: the audit's own.
+    """
+    n, sampler = setup.sampler.n, setup.sampler
+    members = [_drawn(setup.open(seeds[0]), draws)]
+    members.append(_drawn(setup.open(seeds[0] if setup.secure else seeds[1]), draws))
+    wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
+    findings = [exact("sampler: distinct clients", wrong, f"{draws} cohorts of {n} clients")]
+    sizes = np.array([len(m) for m in members[0]])
+    q = _claimed_probability(sampler, claim)
+    if q is None:  # nothing random is claimed
+        missing = int((sizes != n).sum())
+        return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
+    fixed = isinstance(sampler, BoundFixed) and (claim is None or claim.sampled is None)
+    if fixed:
+        size = round(q * n)
+        findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
+    else:
+        p = normal_p(from_binomial(sizes, n, q, coins))
+        detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
+        findings.append(low_p("sampler: sizes", p, level, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"))
+    inclusion = np.bincount(np.concatenate(members[0]), minlength=n)
+    findings.append(_fairness(inclusion, draws, q, fixed, level, coins))
+    findings.append(_pairs(members[0], n, q, fixed, level, coins))
+    findings.append(_rounds(members[0], n, level, coins))
+    findings.append(_between(members, n, level, coins, setup.secure))
+    return findings
+
+
+def _claimed_probability(sampler: BoundSampler, claim: Claim | None) -> float | None:
+    if claim is not None and claim.sampled is not None:
+        return claim.sampled
+    if isinstance(sampler, BoundFull):
+        return None
+    cohort = getattr(sampler, "cohort", sampler.denominator)
+    return float(cohort) / sampler.n if cohort < sampler.n else None
+
+
+def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
+    return [channel.draw(step).numpy() for step in range(draws)]
+
+
+def _fairness(
+    inclusion: np.ndarray, draws: int, q: float, fixed: bool, level: float, coins: np.random.Generator
+) -> Finding:
+    """Every client takes part equally often: binomial counts (under a fixed size their sum is given as well)."""
+    normal, n = from_binomial(inclusion, draws, q, coins), len(inclusion)
+    if fixed:
+        spread = float(((inclusion - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (n - 1) / n)
+        tails = special.gammainc((n - 1) / 2, spread / 2), special.gammaincc((n - 1) / 2, spread / 2)
+        p = min(1.0, 2 * float(min(tails)))
+    else:
+        p = normal_p(normal)
+    return low_p("sampler: fairness", p, level, f"uses of a client from {inclusion.min()} to {inclusion.max()}")
+
+
+def _pairs(
+    members: list[np.ndarray], n: int, q: float, fixed: bool, level: float, coins: np.random.Generator
+) -> Finding:
+    """No two clients come together too often or too rarely: binomial counts, the most extreme of all pairs."""
+    chosen = np.sort(coins.permutation(n)[:_CLIENTS])
+    index = np.full(n, -1)
+    index[chosen] = np.arange(len(chosen))
+    included = np.zeros((len(members), len(chosen)), dtype=np.float32)
+    for step, ranks in enumerate(members):
+        which = index[ranks]
+        included[step, which[which >= 0]] = 1
+    together = np.rint(included.T @ included).astype(np.int64)
+    upper = together[np.triu_indices(len(chosen), 1)]
+    if not upper.size:
+        return low_p("sampler: pairs of clients", 1.0, level, "one client")
+    both = q * (q * n - 1) / (n - 1) if fixed else q * q
+    law = stats.binom(len(members), both)
+    extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
+    p = min(1.0, 2 * upper.size * extreme)
+    return low_p("sampler: pairs of clients", p, level, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
+
+
+def _overlaps(one: list[np.ndarray], two: list[np.ndarray], n: int, coins: np.random.Generator) -> np.ndarray:
+    """N(0, 1) numbers from the overlaps of the paired cohorts, hypergeometric given their sizes."""
+    kept = [(a, b) for a, b in zip(one, two, strict=True) if 0 < len(a) < n and 0 < len(b) < n]
+    if not kept:
+        return np.zeros(0)
+    overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in kept])
+    first, second = (np.array([len(pair[side]) for pair in kept]) for side in (0, 1))
+    return from_hypergeometric(overlap, n, first, second, coins)
+
+
+def _rounds(members: list[np.ndarray], n: int, level: float, coins: np.random.Generator) -> Finding:
+    """A cohort says nothing of those of the next rounds, and none returns."""
+    p = 1.0
+    for lag in _LAGS:
+        p = min(p, len(_LAGS) * normal_p(_overlaps(members[:-lag], members[lag:], n, coins)))
+    repeated = len(members) - len({m.tobytes() for m in members})
+    size = min(len(m) for m in members)
+    # log-probability that some pair of independent cohorts of at least this size is equal
+    chance = 2 * math.log(len(members)) - (
+        special.gammaln(n + 1) - special.gammaln(size + 1) - special.gammaln(n - size + 1)
+    )
+    if repeated and chance < math.log(level):
+        p = 0.0
+    return low_p("sampler: rounds", p, level, f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated")
+
+
+def _between(
+    members: list[list[np.ndarray]], n: int, level: float, coins: np.random.Generator, secure: bool
+) -> Finding:
+    p = normal_p(_overlaps(members[0], members[1], n, coins))
+    seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
+    return low_p("sampler: channels", p, level, f"overlap of the cohorts of two channels with {seeds}")

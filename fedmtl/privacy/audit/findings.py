@@ -1,0 +1,81 @@
+"""What an audit reports: one finding a check, and the table of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        check: name, such as ``"noise law: tensors of update"``; the part before the colon is the kind of check.
+        statistic: what was measured; NaN where nothing was.
+        threshold: the value of the statistic at which the claim is refuted.
+        refuted: whether the measurement contradicts the claim. False never means that the claim is proved.
+        detail: how many samples, which pair, which tensor.
+        level: probability of a false alarm of this check; 0 for deterministic checks.
+        skipped: nothing was measured; ``detail`` says why.
+    """
+
+    check: str
+    statistic: float
+    threshold: float
+    refuted: bool
+    detail: str = ""
+    level: float = 0.0
+    skipped: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """One phrase: refuted with the reason, or that (and at which level) it could not be refuted."""
+        if self.skipped:
+            return f"not checked: {self.detail}"
+        if self.refuted:
+            return f"REFUTED: {self.detail}"
+        if self.level:
+            return f"could not refute at level {self.level:.0e}"
+        return "could not refute"
+
+
+def low_p(check: str, p_value: float, level: float, detail: str) -> Finding:
+    """A finding that is refuted by a p-value below ``level`` (also by one that is not a number)."""
+    return Finding(check, p_value, level, not p_value >= level, detail, level)
+
+
+def too_large(check: str, statistic: float, threshold: float, detail: str, level: float = 0.0) -> Finding:
+    """A finding that is refuted by a statistic above ``threshold`` (also by one that is not a number)."""
+    return Finding(check, statistic, threshold, not statistic <= threshold, detail, level)
+
+
+def exact(check: str, violations: int, detail: str) -> Finding:
+    """A finding that is refuted by any violation."""
+    return Finding(check, float(violations), 0.0, violations > 0, detail)
+
+
+def skipped(check: str, reason: str) -> Finding:
+    """A check that does not apply."""
+    return Finding(check, math.nan, math.nan, False, reason, skipped=True)
+
+
+def any_refuted(findings: Sequence[Finding]) -> bool:
+    """Whether a check refuted its claim."""
+    return any(finding.refuted for finding in findings)
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """One line a finding under a header: check, statistic, threshold, verdict."""
+    cells = [("check", "statistic", "threshold", "verdict")]
+    cells += [(f.check, _number(f.statistic), _number(f.threshold), f.verdict) for f in findings]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    return "\n".join(
+        f"{check:<{widths[0]}}  {statistic:>{widths[1]}}  {threshold:>{widths[2]}}  {verdict}"
+        for check, statistic, threshold, verdict in cells
+    )
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

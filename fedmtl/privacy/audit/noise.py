@@ -1,0 +1,146 @@
+"""Check 1, the noise law, and check 2, freshness: on releases of clients that contribute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import special
+
+from .findings import Finding, low_p, skipped, too_large
+from .setup import Claim
+from .statistics import correlations, energy_p, kolmogorov_p
+
+FRESH = 6.0
+"""Correlations above this many times 1 / sqrt(d) are not chance: 2e-9 for one pair under the normal law."""
+
+_SHORTEST = 64  # rows for a correlation are at least this long
+_KS_SAMPLES = 1 << 20
+
+
+def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
+    """Releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
+
+    Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the radius, Gamma(D),
+    is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
+    """
+    units = values / claim.scale
+    if claim.kind == "gaussian":
+        return units
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if claim.kind == "laplace":
+            return np.sign(units) * -special.ndtri(0.5 * np.exp(-np.abs(units)))
+        radius, d = np.linalg.norm(units, axis=1, keepdims=True), units.shape[1]
+        upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
+        half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
+        return units / radius * np.sqrt(2 * half)
+
+
+def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], level: float) -> list[Finding]:
+    """Two-sided chi-square tests on the total, on every tensor and on every tensor of every step; Kolmogorov-Smirnov.
+
+    Args:
+        name: of the release.
+        noise: (T, D), standardized.
+        parts: (start, stop) of every tensor.
+        level: of each of the four findings.
+    """
+    if not noise.size:
+        return [skipped(f"noise law: {name}", "no step fits the budget")]
+    with np.errstate(over="ignore", invalid="ignore"):
+        energies = np.stack([(noise[:, a:b] ** 2).sum(1) for a, b in parts], 1)
+    sizes = np.array([b - a for a, b in parts], float)
+    steps = len(noise)
+    tensors, cells = energy_p(energies.sum(0), steps * sizes), energy_p(energies, sizes)
+    worst, cell = int(tensors.argmin()), int(cells.argmin())
+    total, count = energies.sum(), noise.size
+    return [
+        low_p(
+            f"noise law: total of {name}",
+            float(energy_p(total, count)),
+            level,
+            f"standard deviation {math.sqrt(max(total, 0) / count):.4g} of the claimed one, {count} numbers",
+        ),
+        low_p(
+            f"noise law: tensors of {name}",
+            min(1.0, float(tensors[worst]) * len(parts)),
+            level,
+            f"tensor {worst} has {math.sqrt(max(energies[:, worst].sum() / steps / sizes[worst], 0)):.4g} of the "
+            "claimed deviation",
+        ),
+        low_p(
+            f"noise law: steps of {name}",
+            min(1.0, float(cells.min()) * cells.size),
+            level,
+            f"tensor {cell % len(parts)} in step {cell // len(parts)}",
+        ),
+        low_p(
+            f"noise law: shape of {name}",
+            kolmogorov_p(noise.ravel()[:_KS_SAMPLES]),
+            level,
+            f"Kolmogorov-Smirnov, {min(count, _KS_SAMPLES)} numbers",
+        ),
+    ]
+
+
+def _long(noise: np.ndarray) -> np.ndarray:
+    """Rows of at least the shortest length: consecutive steps put together."""
+    group = -(-_SHORTEST // noise.shape[1])
+    usable = len(noise) // group * group
+    return noise[:usable].reshape(-1, group * noise.shape[1])
+
+
+def fresh_steps(name: str, noise: np.ndarray) -> Finding:
+    """No two steps of one channel share noise."""
+    rows, check = _long(noise), f"freshness: steps of {name}"
+    if len(rows) < 2:
+        return skipped(check, "fewer than two steps of noise")
+    cosines = correlations(rows, rows) - np.eye(len(rows)) * 2
+    return _correlated(check, float(cosines.max()), rows.shape[1], len(rows) * (len(rows) - 1) // 2)
+
+
+def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
+    """No step of one sample shares noise with a step of the other; both (T, D)."""
+    one, two = _long(first), _long(second)
+    if not len(one) or not len(two):
+        return skipped(check, "no noise to compare")
+    return _correlated(check, float(correlations(one, two).max()), one.shape[1], len(one) * len(two))
+
+
+def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> Finding:
+    """No tensor repeats another one or its own first half, nor the coordinate before."""
+    check, d = f"freshness: tensors of {name}", noise.shape[1]
+    pairs = [((a, a + (b - a) // 2), (a + (b - a) // 2, a + (b - a) // 2 * 2)) for a, b in [(0, d), *parts]]
+    pairs += [((0, d - 1), (1, d))]
+    for index, (a, b) in enumerate(parts[:16]):
+        for c, e in parts[index + 1 : 16]:
+            length = min(b - a, e - c)
+            pairs.append(((a, a + length), (c, c + length)))
+    worst, where, compared = 0.0, "", 0
+    for (a, b), (c, e) in pairs:
+        length = len(noise) * (b - a)
+        if length < _SHORTEST:
+            continue
+        value = float(correlations(noise[:, a:b].reshape(1, -1), noise[:, c:e].reshape(1, -1))[0, 0])
+        compared += 1
+        if value * math.sqrt(length) >= worst:
+            worst, where = value * math.sqrt(length), f"coordinates {a}:{b} and {c}:{e}"
+    if not compared:
+        return skipped(check, "too few numbers")
+    return too_large(check, worst, FRESH, f"correlation times sqrt(d) of {where}, {compared} pairs", compared * 2e-9)
+
+
+def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
+    """Releases of one step have noise of their own."""
+    names = list(noise)
+    findings = []
+    for index, one in enumerate(names):
+        for two in names[index + 1 :]:
+            d = min(noise[one].shape[1], noise[two].shape[1])
+            findings.append(fresh_between(f"freshness: {one} and {two}", noise[one][:, :d], noise[two][:, :d]))
+    return findings
+
+
+def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:
+    return too_large(check, largest * math.sqrt(d), FRESH, f"correlation times sqrt(d), {pairs} pairs", pairs * 2e-9)
