@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from ._audit_cli import audit as _audit
 from ._config import build, check, choices, config_folder, resolve
 from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 
@@ -30,6 +31,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl -m [KEY=A,B,C ...]         train every combination
        fedmtl report FOLDER...           one table and one privacy-utility plot of many runs
        fedmtl resume FOLDER              continue an interrupted run
+       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
 """
 _EXAMPLES = """\
 examples
@@ -82,7 +84,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
         print(f"fedmtl {__version__}")
         return 0
     if words and "=" not in words[0] and words[0][:1] not in ("-", "~", "+"):
-        commands: dict[str, Callable[[list[str], bool], int]] = {"report": _report, "resume": _resume}
+        commands: dict[str, Callable[[list[str], bool], int]] = {"report": _report, "resume": _resume, "audit": _audit}
         if words[0] not in commands:
             close = difflib.get_close_matches(words[0], commands, n=1)
             hint = f"did you mean {close[0]}? " if close else ""

@@ -1,0 +1,215 @@
+"""The audit of a whole configuration: every check of the release path, and the transcript of the algorithm.
+
+    findings = audit_trainer(Trainer(algorithm=PMTL(), data=data, ...))
+    print(table(findings))
+
+Nothing is trained to the end and nothing is written: channels are opened as the run would open them, with ledgers in
+memory or in temporary files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from contextlib import closing
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..algorithms.base import Problem
+from ..data import FederatedDataset
+from ..data.examples import Examples
+from ..data.rows import csr, offsets_of
+from ..errors import BudgetExhausted
+from ..execution import operation_threads
+from ..privacy import open_channel
+from ..privacy.audit import Effort, Finding, Setup, audit_channel
+from ..privacy.audit.findings import exact, skipped
+from ..privacy.channel import Recording
+from ..random import derive_key
+from ..schedules import rounds as round_events
+from .problem import build_problem
+from .trainer import Trainer
+
+_ROUNDS = 10
+
+
+def audit_trainer(
+    trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS, effort: Effort | None = None
+) -> list[Finding]:
+    """Every check on the configuration of ``trainer``, on the CPU.
+
+    Args:
+        trainer: what would be run; its folder, baselines and callbacks are not used.
+        seed: of the audit.
+        rounds: rounds of the transcript, at most those of the run.
+        effort: how much is drawn.
+
+    Returns:
+        The findings; none of them proves anything, and a refuted one contradicts what the run would state.
+    """
+    trainer = replace(
+        trainer, device="cpu", folder=None, client_store="memory", baselines=(), callbacks=(), progress=False
+    )
+    findings: list[Finding] = []
+    setup = setup_of(trainer)
+    if setup is None:
+        findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
+    else:
+        findings += audit_channel(setup, seed=seed, effort=effort)
+    findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+    return findings
+
+
+def setup_of(trainer: Trainer) -> Setup | None:
+    """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
+    if trainer.privacy is None:
+        return None
+    problem = _problem(trainer, trainer.data)
+    with closing(problem.executor):
+        sampler = trainer.schedule.bind(problem.clients)
+        offsets = problem.layout.offsets
+        return Setup(
+            privacy=trainer.privacy,
+            plans=trainer.algorithm.plan(problem, sampler),
+            sampler=sampler,
+            steps=trainer.rounds,
+            tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
+        )
+
+
+def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:
+    """The public state is a function of the releases alone.
+
+    A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced
+    and the releases forced to the recording. The public state and the shared model must be bit-identical from the
+    start to the last round.
+
+    Args:
+        trainer: the configuration.
+        seed: of the replacement.
+        rounds: rounds that are run.
+    """
+    check, recording = "transcript: public state", []  # type: tuple[str, list[tuple[int, str, Tensor]]]
+    first = public_states(trainer, trainer.data, rounds, record=recording)
+    if first[-1] == _digest({}, None):
+        return skipped(check, "the algorithm has no public state")
+    data = replaced_data(trainer.data, seed)
+    again = public_states(trainer, data, rounds, replay=recording)
+    differing = [index for index, (a, b) in enumerate(zip(first, again, strict=False)) if a != b]
+    if len(first) != len(again):
+        differing.append(min(len(first), len(again)))
+    detail = f"states that differ of {len(first)}, data replaced and releases forced"
+    if differing:
+        when = "at the start" if differing[0] == 0 else f"after round {differing[0]}"
+        detail = f"the public state depends on private data otherwise than through the releases, first {when}"
+    return exact(check, len(differing), detail)
+
+
+def public_states(
+    trainer: Trainer,
+    data: FederatedDataset,
+    rounds: int,
+    *,
+    record: list[tuple[int, str, Tensor]] | None = None,
+    replay: Recording | None = None,
+) -> list[str]:
+    """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``."""
+    problem, algorithm = _problem(trainer, data), trainer.algorithm
+    sampler = trainer.schedule.bind(problem.clients)
+    with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
+        channel = open_channel(
+            trainer.privacy,
+            algorithm.plan(problem, sampler),
+            sampler,
+            seed=trainer.seed,
+            steps=trainer.rounds,
+            fingerprint="audit",
+            replay=replay,
+        )
+        channel.record = record
+        state = algorithm.init(problem)
+        digests = [_digest(state.public, algorithm.shared(state))]
+        order = torch.argsort(problem.data.keys, stable=True)
+        rank = torch.argsort(order)
+        with closing(channel):
+            try:
+                for event in round_events(channel.draw, order, start=0, stop=rounds):
+                    channel.begin(event.step, rank[event.cohort])
+                    state = algorithm.step(problem, state, event, channel)
+                    digests.append(_digest(state.public, algorithm.shared(state)))
+            except BudgetExhausted:
+                pass
+    return digests
+
+
+def replaced_data(data: FederatedDataset, seed: int) -> FederatedDataset:
+    """The same clients with other examples, and other numbers of them: only public facts stay.
+
+    Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
+    uniform numbers; the total number of examples stays.
+    """
+    generator = torch.Generator().manual_seed(derive_key(seed, "audit/replaced") >> 1)
+    train, test = (_replaced_side(side, data.classes, generator) for side in (data.train, data.test))
+    return FederatedDataset(train, test, data.ids, data.transform, data.classes, data.name, verify=False)
+
+
+def _replaced_side(side: Examples, classes: int | None, generator: torch.Generator) -> Examples:
+    if side.x.layout == torch.sparse_csr:
+        values = _noise_like(side.x.values(), generator)
+        x = csr(side.x.crow_indices(), side.x.col_indices(), values, side.x.shape[1])
+    else:
+        x = _noise_like(side.x, generator)
+    if classes is None:
+        y = _noise_like(side.y, generator)
+    else:
+        y = (torch.rand(side.y.shape, generator=generator) ** 2 * classes).to(side.y.dtype)
+    return Examples(x, y, offsets_of(_replaced_counts(side.counts, generator)))
+
+
+def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
+    mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
+    half = len(mixed) // 2
+    giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
+    mixed[:half] -= giving.to(mixed)
+    mixed[half : 2 * half] += giving.to(mixed)
+    return mixed
+
+
+def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
+    if not values.numel():
+        return values.clone()
+    low, high = float(values.min()), float(values.max())
+    if values.dtype == torch.bool or not values.is_floating_point():
+        top = int(low) + max(1, (int(high) - int(low)) // 2 + 1)
+        return torch.randint(int(low), top, values.shape, generator=generator).to(values.dtype)
+    if high <= low:
+        high = low + 1.0
+    return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
+
+
+def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
+    return build_problem(
+        data,
+        trainer.model,
+        trainer.loss,
+        trainer.execution,
+        trainer.rounds,
+        trainer.seed,
+        "cpu",
+        trainer.dtype,
+        store_folder=None,
+    )
+
+
+def _digest(public: dict[str, Tensor], shared: Tensor | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    tensors = dict(public) if shared is None else {**public, "shared model": shared}
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
