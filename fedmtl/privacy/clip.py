@@ -146,8 +146,19 @@ def clipped_segment_sums(rows: Tensor, owner: Tensor, count: int, clip: Clip | N
     block = _block_rows(rows)
     for chunk, owners in zip(rows.detach().split(block), owner.split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)
-        totals.index_add_(0, owners, wide * clip_factors(norms, clip)[:, None])
+        clipped = wide * clip_factors(norms, clip)[:, None]
+        if totals.device.type == "cpu":
+            totals.index_add_(0, owners, clipped)
+        else:
+            totals += _sums_in_order(clipped, owners, count)
     return totals.to(rows.device, torch.float32) if mps else totals
+
+
+def _sums_in_order(rows: Tensor, owner: Tensor, count: int) -> Tensor:
+    """Sums by owner without atomic additions, so that the same rows give the same bits."""
+    order = torch.argsort(owner, stable=True)
+    lengths = torch.bincount(owner, minlength=count)
+    return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)
 
 
 def _block_rows(rows: Tensor) -> int:

@@ -1,0 +1,151 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import clip as module
+from fedmtl.privacy.clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
+
+CLIPS = [L1Clip(2.5), L2Clip(0.3), None]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+LIMIT = 1 - 2.0**-20
+BAD = (math.nan, math.inf, -math.inf)
+
+
+def norm_of(row: list[float], clip) -> float:
+    if clip is not None and clip.norm == "l1":
+        return math.fsum(abs(value) for value in row)
+    return math.hypot(*row)
+
+
+def slow_clip(row: torch.Tensor, clip) -> np.ndarray:
+    """One row clipped, number by number."""
+    values = row.double().tolist()
+    if not all(math.isfinite(value) for value in values):
+        return np.zeros(len(values))
+    norm = norm_of(values, clip)
+    factor = 1.0 if clip is None or norm <= clip.bound * LIMIT else clip.bound * LIMIT / norm
+    return np.array(values) * factor
+
+
+def slow_sums(rows, owner, count, clip) -> np.ndarray:
+    sums = np.zeros((count, rows.shape[1]))
+    for row, k in zip(rows, owner.tolist(), strict=True):
+        sums[k] += slow_clip(row, clip)
+    return sums
+
+
+def hard_rows(count: int, dimension: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of all sizes, some of them zero, huge, or not finite."""
+    generator = torch.Generator().manual_seed(dimension)
+    rows = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+    rows = (rows * torch.logspace(-4, 3, count, dtype=torch.float64)[:, None]).to(dtype)
+    rows[1] = 0
+    rows[2, 0], rows[3, -1], rows[4] = BAD
+    rows[5], rows[6, 0] = 3e38, -3e38
+    return rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK_ELEMENTS", 64)
+    rows = hard_rows(60, 23, dtype)
+    if clip is None:  # or the huge ones leave nothing of the others
+        rows[5], rows[6, 0] = 0, 0
+    owner = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0))
+    owner[owner == 4] = 5
+    sums = clipped_segment_sums(rows, owner, 10, clip)
+    assert sums.dtype == torch.float64
+    assert sums.shape == (10, 23)
+    assert sums.device == rows.device
+    np.testing.assert_allclose(sums, slow_sums(rows, owner, 10, clip), rtol=1e-10, atol=1e-12)
+    assert not sums[4].any()
+    assert not sums[9].any()
+    whole = clipped_sum(rows, clip)
+    np.testing.assert_allclose(whole, sum(slow_clip(row, clip) for row in rows), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_sums_of_accelerators_are_those_of_the_cpu(clip):
+    rows = hard_rows(60, 23, torch.float64)
+    rows = torch.where(torch.isfinite(rows), rows, 0.0).clamp(-10, 10)
+    owner = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) % 7
+    sums = module._sums_in_order(rows, owner, 10)
+    assert sums.shape == (10, 23)
+    assert torch.equal(sums, clipped_segment_sums(rows, owner, 10, None))
+
+
+def test_the_order_of_owners_does_not_matter_and_rows_stay_as_they_were():
+    rows = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    owner = torch.arange(40) % 7
+    kept = rows.clone()
+    mixed = clipped_segment_sums(rows, owner, 7, L2Clip(1.0))
+    order = torch.argsort(owner, stable=True)
+    assert torch.equal(mixed, clipped_segment_sums(rows[order], owner[order], 7, L2Clip(1.0)))
+    assert torch.equal(rows, kept)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_nothing_to_sum(clip):
+    empty = torch.zeros(0, 3)
+    sums = clipped_segment_sums(empty, torch.zeros(0, dtype=torch.int64), 2, clip)
+    assert torch.equal(sums, torch.zeros(2, 3, dtype=torch.float64))
+    assert torch.equal(clipped_sum(empty, clip), torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [torch.zeros(3, dtype=torch.int64), torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)],
+)
+def test_one_owner_a_row(owner):
+    with pytest.raises(ConfigError, match="owner"):
+        clipped_segment_sums(torch.zeros(4, 2), owner, 2, L2Clip(1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", CLIPS[:2])
+def test_clipped_rows_are_what_the_sum_counts(clip, dtype, monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK_ELEMENTS", 64)
+    rows = hard_rows(60, 23, dtype)
+    once = clip_rows(rows, clip)
+    assert once.dtype == dtype
+    expected = np.stack([slow_clip(row, clip) for row in rows])
+    np.testing.assert_allclose(once, expected, rtol=5e-7, atol=1e-30)
+    norms = [norm_of(row.double().tolist(), clip) for row in once]
+    assert max(norms) <= clip.bound * LIMIT
+    assert max(norms) > clip.bound * (1 - 2.0**-18)
+    small = torch.tensor([norm_of(row.double().tolist(), clip) < 0.99 * clip.bound for row in rows])
+    assert 10 < int(small.sum()) < 50
+    assert torch.equal(once[small], rows[small])
+    assert torch.equal(clip_rows(once, clip), once)
+    assert torch.equal(clipped_sum(once, clip), clipped_sum(once, None))
+
+
+@pytest.mark.parametrize("clip", CLIPS[:2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_row_moves_a_sum_by_more_than_the_bound(clip, dtype):
+    others = torch.randn(5, 23, generator=torch.Generator().manual_seed(1)).to(dtype)
+    reached = []
+    for row in hard_rows(60, 23, dtype):
+        with_it = clipped_segment_sums(torch.cat([others, row[None]]), torch.zeros(6, dtype=torch.int64), 1, clip)
+        without = clipped_segment_sums(others, torch.zeros(5, dtype=torch.int64), 1, clip)
+        assert bool(torch.isfinite(with_it).all())
+        reached.append(norm_of((with_it - without)[0].tolist(), clip))
+    assert clip.bound * (1 - 2.0**-19) < max(reached) <= clip.bound
+
+
+def test_factors():
+    norms = torch.tensor([0.0, 1.0, 2.0, 8.0, math.inf, math.nan], dtype=torch.float64)
+    for clip in (L1Clip(2.0), L2Clip(2.0)):
+        assert clip_factors(norms, clip).tolist() == [1.0, 1.0, LIMIT, LIMIT / 4, 0.0, 0.0]
+    assert clip_factors(norms, None).tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [L1Clip, L2Clip])
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, "1"])
+def test_bounds_are_positive(kind, bound):
+    with pytest.raises(ConfigError, match=f"{kind.__name__}.bound"):
+        kind(bound)

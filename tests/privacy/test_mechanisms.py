@@ -1,0 +1,297 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import stats
+
+from fedmtl.errors import ConfigError
+from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.sources import SecureSource, SeededSource
+from fedmtl.random import id_key
+
+ALPHA = 1e-6
+SOURCES = [SeededSource(3), SecureSource()]
+LAWS = [GaussianNoise(1.3), LaplaceNoise(0.7), L2LaplaceNoise(0.4)]
+KEYS = torch.tensor([id_key(str(name)) for name in range(20)])
+COUNT = 60_000
+
+
+class Given:
+    """A source whose signs and tails are given."""
+
+    name = "given"
+
+    def __init__(self, sign, tail) -> None:
+        self.values = np.array(sign, dtype=float), np.array(tail, dtype=float)
+
+    def tails(self, purpose, step, size, keys=None):
+        assert self.values[0].shape == ((size,) if keys is None else (len(keys), size))
+        return self.values
+
+
+def energy_refuted(noise: np.ndarray, std: float) -> bool:
+    """Two-sided chi-square of Gaussian noise."""
+    law = stats.chi2(noise.size)
+    return not law.ppf(ALPHA / 2) < float((noise**2).sum()) / std**2 < law.isf(ALPHA / 2)
+
+
+def refuted(sample: np.ndarray, law) -> bool:
+    return stats.kstest(sample, law.cdf).pvalue < ALPHA
+
+
+def coordinates(law, source, owners: bool) -> np.ndarray:
+    if owners:
+        noise = law.draw_rows(source, "noise", 0, KEYS, COUNT // len(KEYS))
+        assert noise.shape == (len(KEYS), COUNT // len(KEYS))
+    else:
+        noise = law.draw(source, "noise", 0, COUNT)
+        assert noise.shape == (COUNT,)
+    assert noise.dtype == np.float64
+    return noise.ravel()
+
+
+@pytest.mark.parametrize("owners", [False, True])
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_the_law_of_independent_coordinates(source, owners):
+    gaussian = coordinates(GaussianNoise(1.3), source, owners)
+    assert not refuted(gaussian, stats.norm(scale=1.3))
+    assert not energy_refuted(gaussian, 1.3)
+    laplace = coordinates(LaplaceNoise(0.7), source, owners)
+    assert not refuted(laplace, stats.laplace(scale=0.7))
+    total = stats.gamma(COUNT)  # the sum of |x| / b
+    assert total.ppf(ALPHA / 2) < np.abs(laplace).sum() / 0.7 < total.isf(ALPHA / 2)
+    for noise in (gaussian, laplace):
+        half = COUNT // 2
+        for power in (1, 2):
+            left, right = (np.abs(part) ** power * np.sign(part) ** power for part in (noise[:half], noise[half:]))
+            assert abs(np.corrcoef(left, right)[0, 1]) < 6 / math.sqrt(half)
+            assert abs(np.corrcoef(left[1:], left[:-1])[0, 1]) < 6 / math.sqrt(half)
+
+
+@pytest.mark.parametrize("scale", [0.95, 1.05])
+def test_the_checks_refute_a_wrong_scale(scale):
+    gaussian = coordinates(GaussianNoise(1.3 * scale), SeededSource(3), True)
+    assert energy_refuted(gaussian, 1.3)
+    laplace = coordinates(LaplaceNoise(0.7 * scale), SeededSource(3), True)
+    total = stats.gamma(COUNT)
+    assert not total.ppf(ALPHA / 2) < np.abs(laplace).sum() / 0.7 < total.isf(ALPHA / 2)
+    assert refuted(gaussian, stats.laplace(scale=1.3 / math.sqrt(2)))
+
+
+def many_vectors(source, dimension: int, owners: int = 20_000) -> np.ndarray:
+    return L2LaplaceNoise(0.4).draw_rows(source, "noise", 0, torch.arange(owners), dimension)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+@pytest.mark.parametrize("dimension", [2, 3, 10])
+def test_the_law_of_l2_laplace(source, dimension):
+    noise = many_vectors(source, dimension)
+    radius = np.linalg.norm(noise, axis=1)
+    assert not refuted(radius, stats.gamma(dimension, scale=0.4))
+    assert refuted(radius, stats.gamma(dimension, scale=0.4 * 1.06))
+    unit = noise / radius[:, None]
+    axis = np.random.default_rng(0).standard_normal(dimension)
+    half = (dimension - 1) / 2
+    for projection in (unit[:, 0], unit[:, -1], unit @ axis / np.linalg.norm(axis)):
+        assert not refuted((projection + 1) / 2, stats.beta(half, half))
+        assert abs(np.corrcoef(projection, radius)[0, 1]) < 6 / math.sqrt(len(radius))
+    moments = unit.T @ unit / len(unit) * dimension - np.eye(dimension)
+    assert np.abs(moments).max() < 8 / math.sqrt(len(unit))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_l2_laplace_in_one_dimension_is_laplace(source):
+    noise = many_vectors(source, 1)[:, 0]
+    assert not refuted(noise, stats.laplace(scale=0.4))
+    assert L2LaplaceNoise(0.4).std(2.0) == pytest.approx(LaplaceNoise(0.4).std(2.0))
+
+
+def test_one_long_l2_laplace_vector():
+    dimension = 50_000
+    for source in SOURCES:
+        noise = L2LaplaceNoise(0.4).draw(source, "noise", 0, dimension)
+        assert noise.shape == (dimension,)
+        radius = float(np.linalg.norm(noise))
+        assert abs(radius / 0.4 - dimension) < 6 * math.sqrt(dimension)
+        # a uniform direction in so many dimensions is nearly normal
+        assert not refuted(noise / radius * math.sqrt(dimension), stats.norm())
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_std_is_the_root_mean_square_of_a_coordinate(law):
+    dimension, owners = 12, 20_000
+    noise = law.draw_rows(SeededSource(0), "noise", 0, torch.arange(owners), dimension)
+    energy = (noise**2).mean(1)
+    claim = law.std(1.0, dimension) ** 2
+    assert abs(energy.mean() - claim) < 6 * energy.std() / math.sqrt(owners)
+    assert abs(energy.mean() / claim - 1) < 0.05
+    assert law.std(3.0, dimension) == pytest.approx(3.0 * law.std(1.0, dimension))
+
+
+def test_the_multiplier_is_the_scale():
+    for law in LAWS:
+        once, twice = (
+            replace(law, multiplier=multiplier).draw(SeededSource(0), "noise", 0, 50) for multiplier in (1.0, 2.0)
+        )
+        np.testing.assert_allclose(twice, 2 * once, rtol=1e-15)
+    assert GaussianNoise(1.3).std(2.0) == 2.6
+    assert L2LaplaceNoise(0.5).std(2.0, 8) == pytest.approx(3.0)
+
+
+# The tails of the laws, by formulas that do not invert anything
+
+
+TAILS = [2.0**-129, 1e-38, 1e-20, 1e-9, 1e-3, 0.1, 0.4, 0.5 - 2.0**-54]
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("tail", TAILS)
+def test_deep_tails_of_coordinates(sign, tail):
+    source = Given([sign], [tail])
+    laplace = float(LaplaceNoise(0.7).draw(source, "noise", 0, 1)[0])
+    assert 0.5 * math.exp(-abs(laplace) / 0.7) == pytest.approx(tail, rel=1e-13)
+    gaussian = float(GaussianNoise(1.3).draw_rows(Given([[sign]], [[tail]]), "noise", 0, KEYS[:1], 1)[0, 0])
+    assert 0.5 * math.erfc(abs(gaussian) / 1.3 / math.sqrt(2)) == pytest.approx(tail, rel=1e-11)
+    if tail < 0.4:
+        assert math.copysign(1, laplace) == math.copysign(1, gaussian) == -sign
+
+
+def gamma_tail(shape: int, x: float, *, upper: bool) -> float:
+    """P(Gamma(shape) > x) = P(Poisson(x) < shape), or its complement: the Poisson sum itself."""
+    width = int(60 * math.sqrt(max(shape, x)) + 200)
+    first, end = (max(0, shape - width), shape) if upper else (shape, shape + width)
+    return math.fsum(math.exp(j * math.log(x) - x - math.lgamma(j + 1)) for j in range(first, end))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 10, 465, 10_000])
+@pytest.mark.parametrize("tail", TAILS)
+def test_deep_tails_of_the_radius(dimension, tail):
+    for sign in (-1, 1):
+        source = Given([1.0] * dimension + [sign], [0.2] * dimension + [tail])
+        radius = float(np.linalg.norm(L2LaplaceNoise(0.4).draw(source, "noise", 0, dimension))) / 0.4
+        assert gamma_tail(dimension, radius, upper=sign > 0) == pytest.approx(tail, rel=1e-8)
+
+
+def test_radii_in_a_million_dimensions():
+    from fedmtl.privacy.mechanisms import _gamma
+
+    tails = np.array([1e-30, 1e-12, 1e-3, 0.3])
+    for sign in (-1.0, 1.0):
+        radii = _gamma(1_000_000, np.full(4, sign), tails)
+        # Wilson and Hilferty: the cube root is normal up to O(1 / d)
+        d = 1e6
+        normal = (np.cbrt(radii / d) - (1 - 1 / (9 * d))) * math.sqrt(9 * d)
+        np.testing.assert_allclose(stats.norm.logsf(sign * normal), np.log(tails), rtol=1e-3)
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_a_seeded_row_belongs_to_its_owner(law):
+    source = SeededSource(3)
+    whole = law.draw_rows(source, "noise", 2, KEYS, 30)
+    order = torch.tensor([7, 3, 11])
+    assert np.array_equal(law.draw_rows(source, "noise", 2, KEYS[order], 30), whole[order])
+    assert np.array_equal(law.draw_rows(source, "noise", 2, KEYS[:1], 30)[0], whole[0])
+    assert np.array_equal(law.draw(source, "noise", 2, 30), law.draw(source, "noise", 2, 30))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_noise_is_fresh(law, source):
+    size, draws = 4000, []
+    for purpose in ("noise/a", "noise/b"):
+        for step in (0, 1):
+            draws.append(law.draw(source, purpose, step, size))
+            draws.extend(law.draw_rows(source, purpose, step, KEYS[:4], size))
+    unit = np.stack(draws) / np.linalg.norm(draws, axis=1, keepdims=True)
+    assert np.abs(unit @ unit.T - np.eye(len(unit))).max() < 6.5 / math.sqrt(size)
+
+
+def test_the_same_owner_twice_is_fresh_in_secure_mode_only():
+    twice = torch.zeros(2, dtype=torch.int64)
+    for law in LAWS:
+        seeded = law.draw_rows(SeededSource(0), "noise", 0, twice, 10)
+        assert np.array_equal(seeded[0], seeded[1])
+        secure = law.draw_rows(SecureSource(), "noise", 0, twice, 10)
+        assert not np.any(secure[0] == secure[1])
+
+
+# Accounting
+
+
+def test_events_are_relative_to_the_sensitivity():
+    assert GaussianNoise(1.3).event() == GaussianNoise(1.3).event(5) == dp_event.GaussianDpEvent(1.3)
+    assert LaplaceNoise(0.7).event(5) == dp_event.LaplaceDpEvent(0.7)
+    assert [law.norm for law in LAWS] == ["l2", "l1", "l2"]
+    for kind in (LaplaceNoise, L2LaplaceNoise):
+        assert kind.of_epsilon(4.0) == kind(0.25)
+        assert kind(0.25).epsilon == 4.0
+
+
+def test_the_event_of_l2_laplace():
+    knorm = pytest.importorskip("fedmtl.privacy.knorm")
+    assert L2LaplaceNoise(0.5).event(7) == knorm.KNormDpEvent(epsilon=2.0, dimension=7)
+
+
+def losses(law, dimension: int, shift: np.ndarray) -> np.ndarray:
+    noise = law.draw_rows(SeededSource(1), "noise", 0, torch.arange(20_000), dimension)
+    if law.norm == "l1":
+        return (np.abs(noise - shift) - np.abs(noise)).sum(1) / law.multiplier
+    return (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1)) / law.multiplier
+
+
+@pytest.mark.parametrize("law", [LaplaceNoise(0.7), L2LaplaceNoise(0.7)], ids=lambda law: type(law).__name__)
+def test_pure_epsilon(law):
+    """Densities are as claimed: the mean of exp(-loss) is 1, and no loss is above epsilon."""
+    dimension = 4
+    axis = np.zeros(dimension)
+    axis[1] = 1.0
+    even = np.ones(dimension) / np.linalg.norm(np.ones(dimension), 1 if law.norm == "l1" else 2)
+    for shift in (axis, even):
+        loss = losses(law, dimension, shift)
+        assert loss.max() <= law.epsilon * (1 + 1e-12)
+        assert loss.max() > 0.8 * law.epsilon
+        ratio = np.exp(-loss)
+        assert abs(ratio.mean() - 1) < 6 * ratio.std() / math.sqrt(ratio.size)
+
+
+@pytest.mark.parametrize("parts", [(0.5, 0.5), (0.9, 0.1), (0.25,) * 4, (0.05,) * 20])
+def test_one_coordinate_is_the_worst_case_of_laplace(parts):
+    """A shift of L1 norm 1 spread over coordinates is never easier to see than on one coordinate."""
+    multiplier, interval = 0.7, 1e-4
+
+    def curve(*shifts: float):
+        laws = [
+            pld.from_laplace_mechanism(multiplier / shift, value_discretization_interval=interval) for shift in shifts
+        ]
+        total = laws[0]
+        for law in laws[1:]:
+            total = total.compose(law)
+        return total
+
+    epsilons = [0.1, 0.5, 1.0, 1.4]
+    spread, one = curve(*parts).get_delta_for_epsilon(epsilons), curve(1.0).get_delta_for_epsilon(epsilons)
+    assert np.all(np.array(spread) <= np.array(one) + interval * len(parts))
+    assert spread[2] < 0.95 * one[2]
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise, LaplaceNoise, L2LaplaceNoise])
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.inf, math.nan])
+def test_multipliers_are_positive(kind, multiplier):
+    with pytest.raises(ConfigError, match=f"{kind.__name__}.multiplier"):
+        kind(multiplier)
+
+
+@pytest.mark.parametrize("kind", [LaplaceNoise, L2LaplaceNoise])
+def test_epsilons_are_positive(kind):
+    with pytest.raises(ConfigError, match=f"{kind.__name__}.epsilon"):
+        kind.of_epsilon(0.0)

@@ -1,0 +1,165 @@
+import math
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedmtl.privacy import sources
+from fedmtl.privacy.sources import SecureSource, SeededSource
+from fedmtl.random import id_key
+
+ALPHA = 1e-6
+SOURCES = [SeededSource(3), SecureSource()]
+KEYS = torch.tensor([id_key(name) for name in ("a", "b", "c")] + [0, 1, -1, 2**62, -(2**63)])
+COUNT = 100_000
+
+
+def uniforms(source, size: int, keys=None, step: int = 0) -> np.ndarray:
+    """Signs and tails as one number, uniform on (0, 1)."""
+    sign, tail = source.tails("noise", step, size, keys)
+    return np.where(sign < 0, tail, 1 - tail)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "owners"])
+def test_the_law_of_tails(source, keys):
+    rows = 1 if keys is None else len(keys)
+    sign, tail = source.tails("noise", 0, COUNT // rows, keys)
+    assert sign.shape == tail.shape == ((COUNT,) if keys is None else (rows, COUNT // rows))
+    assert sign.dtype == tail.dtype == np.float64
+    assert set(np.unique(sign)) == {-1.0, 1.0}
+    assert tail.min() > 0
+    assert tail.max() <= 0.5
+    assert stats.kstest(2 * tail.ravel(), "uniform").pvalue > ALPHA
+    assert stats.binomtest(int((sign > 0).sum()), sign.size).pvalue > ALPHA
+    assert abs(np.corrcoef(sign.ravel(), tail.ravel())[0, 1]) < 6 / math.sqrt(COUNT)
+    deep = tail[tail < 2.0**-7]
+    assert stats.binomtest(deep.size, tail.size, 2.0**-6).pvalue > ALPHA
+    assert stats.kstest(deep * 2.0**7, "uniform").pvalue > ALPHA
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "owners"])
+def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
+    _, tail = source.tails("noise", 0, COUNT // (1 if keys is None else len(keys)), keys)
+    tail = tail.ravel()
+    for part in (tail[tail > 0.25], tail[tail < 2.0**-5]):
+        bits = part.view(np.uint64)
+        ones = [int(((bits >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(52)]
+        worst = max(ones, key=lambda count: abs(count - part.size / 2))
+        assert stats.binomtest(worst, part.size).pvalue > ALPHA / 52
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (0, 2**64 - 1),
+        (2, 0),
+        (6, 2**63),
+        (2**64 - 1, 2**64 - 1),
+        (2**60 + 1, 12345),
+        (1 << 12, 99),
+    ],
+)
+def test_a_tail_is_its_words(first, second):
+    sign, tail = sources._signs_and_tails(np.array([first], np.uint64), np.array([second], np.uint64))
+    exact = (Fraction(first >> 1) + (Fraction(second) + Fraction(1, 2)) / 2**64) / 2**64
+    assert sign[0] == (-1 if first & 1 else 1)
+    assert 0 < tail[0] < 0.5
+    assert abs(Fraction(float(tail[0])) - exact) <= exact * Fraction(1, 2**51)
+
+
+def test_owners_are_drawn_alone_or_together():
+    source = SeededSource(3)
+    sign, tail = source.tails("noise", 5, 50, KEYS)
+    order = torch.tensor([4, 0, 7])
+    for got, whole in zip(source.tails("noise", 5, 50, KEYS[order]), (sign, tail), strict=True):
+        assert np.array_equal(got, whole[order])
+    for row, key in enumerate(KEYS):
+        alone = source.tails("noise", 5, 50, key[None])
+        assert np.array_equal(alone[0][0], sign[row])
+        assert np.array_equal(alone[1][0], tail[row])
+
+
+def test_blocks_change_nothing(monkeypatch):
+    source = SeededSource(3)
+    whole = source.tails("noise", 5, 50, KEYS)
+    monkeypatch.setattr(sources, "_BLOCK_ELEMENTS", 120)
+    for got, expected in zip(source.tails("noise", 5, 50, KEYS), whole, strict=True):
+        assert np.array_equal(got, expected)
+
+
+def test_seeded_draws_are_functions_of_their_address():
+    for keys in (None, KEYS):
+        first, again = (SeededSource(3).tails("noise", 5, 50, keys) for _ in range(2))
+        assert np.array_equal(first[0], again[0])
+        assert np.array_equal(first[1], again[1])
+
+
+def test_other_addresses_are_other_numbers():
+    size = 4000
+    addresses = [
+        (seed, replicate, purpose, step)
+        for seed in (3, 4)
+        for replicate in (0, 1)
+        for purpose in ("noise", "noise/a")
+        for step in (0, 1)
+    ]
+    draws = []
+    for seed, replicate, purpose, step in addresses:
+        source = SeededSource(seed, replicate)
+        sign, tail = source.tails(purpose, step, size)
+        draws.append(np.where(sign < 0, tail, 1 - tail))
+        sign, tail = source.tails(purpose, step, size, KEYS)
+        draws.extend(np.where(sign < 0, tail, 1 - tail))
+        draws.append(stats.norm.cdf(source.normal(purpose, step, size)))
+        draws.append(source.coins(purpose, step).uniform(size))
+    assert fresh(np.stack(draws))
+
+
+def test_secure_draws_never_repeat():
+    draws = [uniforms(SecureSource(), 4000) for _ in range(6)]
+    for _ in range(2):
+        draws.extend(uniforms(SecureSource(), 4000, torch.zeros(3, dtype=torch.int64)))
+    assert fresh(np.stack(draws))
+    assert not vars(SecureSource())
+
+
+def fresh(draws: np.ndarray) -> bool:
+    centred = draws - draws.mean(1, keepdims=True)
+    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return bool(np.abs(unit @ unit.T - np.eye(len(unit))).max() < 6.5 / math.sqrt(draws.shape[1]))
+
+
+def test_the_secure_source_reads_the_operating_system_alone(monkeypatch):
+    asked = []
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return np.random.default_rng(count).bytes(count)
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    torch.manual_seed(0)
+    first = SecureSource().tails("noise", 0, 10, KEYS)
+    torch.manual_seed(1)
+    second = SecureSource().tails("other", 1, 10, KEYS + 1)
+    assert asked == [16 * 10 * len(KEYS)] * 2
+    assert np.array_equal(first[1], second[1])
+    assert np.array_equal(first[0], second[0])
+    SecureSource().normal("noise", 0, 7)
+    assert asked[2:] == [16 * 7]
+
+
+def test_secure_normals_are_the_inverse_of_their_tails(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda count: np.random.default_rng(0).bytes(count))
+    sign, tail = SecureSource().tails("noise", 0, 1000)
+    normal = SecureSource().normal("noise", 0, 1000)
+    assert np.array_equal(np.sign(normal), -sign)
+    lower = [0.5 * math.erfc(abs(value) / math.sqrt(2)) for value in normal]
+    np.testing.assert_allclose(lower, tail, rtol=1e-12)
