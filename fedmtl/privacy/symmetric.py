@@ -62,7 +62,9 @@ def smat(vector: Tensor) -> Tensor:
 
 
 def _weights(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(dtype)
+    weights = torch.full(rows.shape, math.sqrt(2.0), dtype=dtype, device=rows.device)
+    weights[rows == columns] = 1.0
+    return weights
 
 
 @dataclass(frozen=True)

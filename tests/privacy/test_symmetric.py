@@ -1,0 +1,165 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from scipy import stats
+
+from fedmtl.errors import ConfigError
+from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.sources import SecureSource, SeededSource
+from fedmtl.privacy.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
+
+ALPHA = 1e-6
+SOURCES = [SeededSource(3), SecureSource()]
+LAWS = [SymmetricGaussian(1.3), SymmetricKNorm(0.4)]
+
+
+def symmetric(*shape: int, seed: int = 0) -> torch.Tensor:
+    half = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return half + half.mT
+
+
+def matrices(law, source, d: int, count: int) -> np.ndarray:
+    return np.stack([law.draw(source, "noise", step, d) for step in range(count)])
+
+
+# The isometry
+
+
+def test_svec_entry_by_entry():
+    matrix = symmetric(4, 4)
+    expected = [matrix[i, j] * (1 if i == j else math.sqrt(2)) for i in range(4) for j in range(i, 4)]
+    assert torch.allclose(svec(matrix), torch.stack(expected), rtol=1e-15)
+
+
+@pytest.mark.parametrize("d", [1, 2, 7])
+def test_svec_keeps_inner_products_and_smat_undoes_it(d):
+    a, b = symmetric(3, d, d), symmetric(3, d, d, seed=1)
+    assert svec(a).shape == (3, d * (d + 1) // 2)
+    expected = torch.stack([torch.trace(x @ y) for x, y in zip(a, b, strict=True)])
+    assert torch.allclose((svec(a) * svec(b)).sum(-1), expected, rtol=1e-12)
+    assert torch.allclose(smat(svec(a)), a, rtol=1e-15)
+    assert torch.equal(smat(svec(a)), smat(svec(a)).mT)
+    vector = torch.randn(2, d * (d + 1) // 2)
+    assert torch.allclose(svec(smat(vector)), vector)
+    assert smat(vector).dtype == vector.dtype
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ConfigError, match="svec"):
+        svec(torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match="smat"):
+        smat(torch.zeros(5))
+
+
+# The laws
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_size_of_symmetric_noise(law, source):
+    d, count = 5, 4000
+    noise = matrices(law, source, d, count)
+    assert noise.shape == (count, d, d)
+    assert noise.dtype == np.float64
+    assert np.array_equal(noise, noise.transpose(0, 2, 1))
+    std = law.std(1.0, d)
+    energy = (noise**2).sum((1, 2))
+    assert abs(energy.mean() - 15 * std**2) < 6 * energy.std() / math.sqrt(count)
+    rms = np.sqrt((noise**2).mean(0))
+    off = ~np.eye(d, dtype=bool)
+    np.testing.assert_allclose(rms[~off], std, rtol=0.12)
+    np.testing.assert_allclose(rms[off], std / math.sqrt(2), rtol=0.12)
+    assert np.sqrt((rms[off] ** 2).mean()) == pytest.approx(std / math.sqrt(2), rel=0.03)
+    assert np.sqrt((rms[~off] ** 2).mean()) == pytest.approx(std, rel=0.04)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_laws_of_symmetric_noise(source):
+    d, count = 4, 5000
+    noise = matrices(SymmetricGaussian(1.3), source, d, count)
+    assert stats.kstest(noise[:, 0, 0], stats.norm(scale=1.3).cdf).pvalue > ALPHA
+    assert stats.kstest(noise[:, 0, 3], stats.norm(scale=1.3 / math.sqrt(2)).cdf).pvalue > ALPHA
+    assert stats.kstest((noise**2).sum((1, 2)) / 1.3**2, stats.chi2(10).cdf).pvalue > ALPHA
+    noise = matrices(SymmetricKNorm(0.4), source, d, count)
+    radius = np.sqrt((noise**2).sum((1, 2)))
+    assert stats.kstest(radius, stats.gamma(10, scale=0.4).cdf).pvalue > ALPHA
+    # invariance: the law does not change under Q E Q^T
+    q = stats.ortho_group.rvs(d, random_state=0)
+    for entry in ((0, 0), (0, 1)):
+        turned = (q @ noise @ q.T)[:, entry[0], entry[1]] / radius * (math.sqrt(2) if entry[0] != entry[1] else 1)
+        assert stats.kstest((turned + 1) / 2, stats.beta(4.5, 4.5).cdf).pvalue > ALPHA
+    diagonal = np.stack([DiagonalLaplace(0.4).draw(source, "noise", step, d) for step in range(count)])
+    assert diagonal.shape == (count, d)
+    assert stats.kstest(diagonal.ravel(), stats.laplace(scale=0.4).cdf).pvalue > ALPHA
+    assert diagonal.std() == pytest.approx(DiagonalLaplace(0.4).std(1.0, d), rel=0.04)
+
+
+def test_events_are_those_of_the_vectors():
+    assert SymmetricGaussian(1.3).event(30) == dp_event.GaussianDpEvent(1.3)
+    assert SymmetricGaussian(1.3).vector == GaussianNoise(1.3)
+    assert SymmetricKNorm(0.4).vector == L2LaplaceNoise(0.4)
+    assert DiagonalLaplace(0.4).event(30) == dp_event.LaplaceDpEvent(0.4)
+    assert DiagonalLaplace(0.4).vector == LaplaceNoise(0.4)
+
+
+def test_the_event_of_symmetric_knorm_counts_the_coordinates():
+    knorm = pytest.importorskip("fedmtl.privacy.knorm")
+    assert SymmetricKNorm(0.5).event(30) == knorm.KNormDpEvent(epsilon=2.0, dimension=465)
+
+
+@pytest.mark.parametrize("kind", [SymmetricGaussian, SymmetricKNorm, DiagonalLaplace])
+def test_multipliers_are_positive(kind):
+    with pytest.raises(ConfigError, match=f"{kind.__name__}.multiplier"):
+        kind(0.0)
+
+
+# Sensitivity, by search
+
+
+def largest_move(clip_norm: float, relation: str, size) -> float:
+    """Largest ``size(w w^T - u u^T)`` found over ||w||, ||u|| <= K (u = 0 for add/remove), by gradient ascent."""
+    w, u = (
+        torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        for seed in (0, 1)
+    )
+    optimizer = torch.optim.Adam([w, u], lr=0.05)
+
+    def moves():
+        a, b = (v * clip_norm / v.norm(dim=1, keepdim=True).clamp(min=1.0) for v in (w, u))
+        b = b if relation == "replace" else 0 * b
+        return size(a[:, :, None] * a[:, None] - b[:, :, None] * b[:, None])
+
+    for _ in range(400):
+        optimizer.zero_grad()
+        (-moves().sum()).backward()
+        optimizer.step()
+    return float(moves().detach().max())
+
+
+def frobenius(matrix: torch.Tensor) -> torch.Tensor:
+    return (matrix**2).sum((1, 2)).sqrt()
+
+
+def diagonal_l1(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.diagonal(dim1=1, dim2=2).abs().sum(1)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+@pytest.mark.parametrize(
+    ("law", "size"), [(LAWS[0], frobenius), (LAWS[1], frobenius), (DiagonalLaplace(1.0), diagonal_l1)]
+)
+def test_sensitivities_are_attained_and_not_exceeded(law, size, relation):
+    claim = law.sensitivity(0.7, relation)
+    found = largest_move(0.7, relation, size)
+    assert claim * (1 - 1e-3) < found <= claim * (1 + 1e-12)
+
+
+def test_two_orthogonal_clients_attain_the_sensitivities():
+    w, u = torch.tensor([[0.7, 0.0]]), torch.tensor([[0.0, 0.7]])
+    move = (w[:, :, None] * w[:, None] - u[:, :, None] * u[:, None]).double()
+    assert float(frobenius(move)) == pytest.approx(math.sqrt(2) * 0.49)
+    assert float(svec(move).norm()) == pytest.approx(SymmetricGaussian.sensitivity(0.7, "replace"))
+    assert float(diagonal_l1(move)) == pytest.approx(DiagonalLaplace.sensitivity(0.7, "replace"))
