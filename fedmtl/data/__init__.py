@@ -12,6 +12,7 @@ from .digits import load_digits_clients
 from .examples import DataSpec, Examples
 from .leaf import read_femnist, read_leaf
 from .partition import by_column, dirichlet, from_partition, shards
+from .school import read_school
 from .table import read_table
 from .transforms import Affine, Cast, Transform
 
@@ -29,6 +30,7 @@ __all__ = [
     "load_digits_clients",
     "read_femnist",
     "read_leaf",
+    "read_school",
     "read_table",
     "shards",
 ]
@@ -37,6 +39,7 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {
     "digits": load_digits_clients,
     "femnist": read_femnist,
     "leaf": read_leaf,
+    "school": read_school,
     "table": read_table,
 }
 
@@ -46,7 +49,7 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
 
     Args:
         name: ``"digits"`` (:func:`load_digits_clients`), ``"femnist"`` (:func:`read_femnist`), ``"leaf"``
-            (:func:`read_leaf`) or ``"table"`` (:func:`read_table`).
+            (:func:`read_leaf`), ``"school"`` (:func:`read_school`) or ``"table"`` (:func:`read_table`).
         options: arguments of that function.
 
     Raises:

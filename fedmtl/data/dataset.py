@@ -35,6 +35,8 @@ class FederatedDataset:
         transform: applied by :meth:`gather`, from storage to float.
         classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets).
         name: for messages and reports.
+        notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
+            privacy report must list it as outside its epsilon.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
     Raises:
@@ -47,10 +49,12 @@ class FederatedDataset:
     transform: Transform = Cast()  # noqa: RUF009
     classes: int | None = None
     name: str = "data"
+    notes: tuple[str, ...] = ()
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
+        object.__setattr__(self, "notes", tuple(self.notes))
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
@@ -286,6 +290,7 @@ class FederatedDataset:
             "classes": self.classes,
             "transform": describe(self.transform),
             "ids": list(self.ids),
+            "notes": list(self.notes),
         }
         storage.write_folder(Path(folder), meta, self._tensors())
 
@@ -314,6 +319,7 @@ class FederatedDataset:
             chosen,
             meta["classes"],
             meta["name"],
+            tuple(meta.get("notes", ())),  # folders of version 0.1 have none
             verify=not memory_map,
         )
 
@@ -342,4 +348,4 @@ class FederatedDataset:
         }
 
     def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
-        return FederatedDataset(train, test, ids, self.transform, self.classes, self.name, verify=False)
+        return FederatedDataset(train, test, ids, self.transform, self.classes, self.name, self.notes, verify=False)

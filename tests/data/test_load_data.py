@@ -13,7 +13,7 @@ def test_data_by_name_are_the_loaders_data():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, "data.name is 'digit'; accepted: 'digits', 'femnist', 'leaf', 'table'"),
+        ("digit", {}, "data.name is 'digit'; accepted: 'digits', 'femnist', 'leaf', 'school', 'table'"),
         (
             "digits",
             {"client": 5},
