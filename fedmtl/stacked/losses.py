@@ -25,6 +25,11 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().reshape(len(targets), -1).mean(1)
 
 
+def half_mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half of :func:`mse`, whose gradient is error times derivative: (N, ...), (N, ...) -> (N,)."""
+    return 0.5 * mse(outputs, targets)
+
+
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) -> (N,)."""
     outputs = outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
@@ -35,6 +40,7 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     "mse": mse,
+    "half_mse": half_mse,
     "binary_cross_entropy": binary_cross_entropy,
 }
 
