@@ -1,0 +1,201 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedmtl.errors import ConfigError
+from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
+from fedmtl.privacy.grid import grid_width, to_grid
+from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.sources import SecureSource
+
+ALPHA = 1e-6
+COUNT = 200_000
+
+
+# The width
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("dimension", [1, 10, 1000, 10**6])
+@pytest.mark.parametrize("clip_bound", [1e-3, 0.7, 1.0, 50.0])
+def test_a_width_is_the_largest_power_of_two_that_the_margin_allows(norm, dimension, clip_bound):
+    width = grid_width(clip_bound, norm, dimension, 1e9)
+    assert math.frexp(width)[0] == 0.5
+    spread = dimension if norm == "l1" else math.sqrt(dimension)
+    assert width * spread <= clip_bound * 2.0**-21 * (1 + 1e-12)
+    assert 2 * width * spread > clip_bound * 2.0**-21
+    scale = width / 5
+    fine = grid_width(clip_bound, norm, dimension, scale)
+    assert math.frexp(fine)[0] == 0.5
+    assert fine <= scale * 2.0**-20 < 2 * fine
+
+
+def worst_move(clip, dimension: int, width: float) -> float:
+    """Distance between the rounded sums of neighbours, made as large as rounding can make it.
+
+    The client's row is at the limit of the clip and, but for one coordinate, a hair above a whole number of cells; the
+    others' sum is half a hair below the middle of a cell. So it rounds down, and with the client added it rounds up.
+    """
+    hair, limit = 2.0**-10, clip.bound * (1 - 2.0**-20)
+    power = 1 if clip.norm == "l1" else 2
+    share = math.floor(limit / dimension ** (1 / power) / width)
+    cells = np.full(dimension, share + hair)
+    cells[0] = 0.0
+    cells[0] = ((limit / width) ** power - math.fsum(cells**power)) ** (1 / power) * (1 - 1e-14)
+    row = torch.from_numpy(cells * width)[None]
+    moved = clipped_sum(row, clip)
+    assert torch.allclose(moved, row[0], rtol=1e-13)
+    others = (1000.5 - torch.remainder(moved / width, 1.0) / 2) * width
+    zero = torch.zeros_like(others)
+    move = to_grid(others + moved, zero, width) - to_grid(others, zero, width)
+    return math.fsum((move.abs() ** power).tolist()) ** (1 / power)
+
+
+@pytest.mark.parametrize("clip", [L1Clip(1.3), L2Clip(1.3)])
+@pytest.mark.parametrize("dimension", [2, 64, 4000])
+def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
+    width = grid_width(clip.bound, clip.norm, dimension, 1.0)
+    assert clip.bound * (1 - 2.0**-20) < worst_move(clip, dimension, width) <= clip.bound
+    assert worst_move(clip, dimension, 8 * width) > clip.bound
+
+
+@pytest.mark.parametrize("law", [GaussianNoise(1.0), LaplaceNoise(1.0), L2LaplaceNoise(1.0)])
+def test_a_release_is_the_rounded_sum_plus_noise_that_does_not_know_it(law):
+    dimension = 500
+    width = grid_width(1.0, law.norm, dimension, law.std(1.0, dimension))
+    noise = torch.from_numpy(law.draw(SecureSource(), "noise", 0, dimension))
+    base = to_grid(torch.zeros(dimension, dtype=torch.float64), noise, width)
+    cells = base / width
+    assert torch.equal(cells, cells.round())
+    assert float((base - noise).abs().max()) <= width / 2
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1e-9, 1e-3, 1.0, 100.0):
+        total = torch.randn(dimension, dtype=torch.float64, generator=generator) * scale
+        value = to_grid(total, noise, width)
+        for j in range(0, dimension, 50):
+            exact = round(Fraction(float(total[j])) / Fraction(width)) + int(cells[j])
+            assert Fraction(float(value[j])) == exact * Fraction(width)
+
+
+@pytest.mark.parametrize("bad", [{"clip_bound": 0.0}, {"dimension": 0}, {"scale": math.inf}])
+def test_arguments(bad):
+    with pytest.raises(ConfigError, match=f"grid_width.{next(iter(bad))}"):
+        grid_width(**{"clip_bound": 1.0, "norm": "l2", "dimension": 3, "scale": 1.0, **bad})
+
+
+# The attack on the least significant bits (Mironov 2012): a release of 0 or 1 with Laplace noise of epsilon 1
+
+
+def uniform_cells(dtype: type, cells: np.ndarray) -> np.ndarray:
+    """Laplace noise as it is often written: ``log`` of a uniform number with as many bits as the type gives."""
+    bits = 23 if dtype is np.float32 else 52
+    return np.log(cells.astype(dtype) * dtype(2.0**-bits))
+
+
+def naive_release(value: int, dtype: type, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    cells = generator.integers(1, 2 ** (23 if dtype is np.float32 else 52), COUNT, endpoint=True)
+    sign = generator.choice([-1, 1], COUNT).astype(dtype)
+    return dtype(value) + sign * uniform_cells(dtype, cells)
+
+
+def reachable(released: np.ndarray, value: int) -> np.ndarray:
+    """Whether some uniform number leads from ``value`` to what was released."""
+    dtype = released.dtype.type
+    top = 2 ** (23 if dtype is np.float32 else 52)
+    noise = released.astype(np.float64) - value
+    nearest = np.rint(np.exp(-np.abs(noise)) * top).astype(np.int64)
+    found = np.zeros(released.shape, dtype=bool)
+    for offset in range(-8, 9):
+        cells = np.clip(nearest + offset, 1, top)
+        for sign in (dtype(-1), dtype(1)):
+            found |= dtype(value) + sign * uniform_cells(dtype, cells) == released
+    return found
+
+
+def grid_release(value: int) -> np.ndarray:
+    """Release of the sum of one clipped contribution or none, through the clip, the secure source and the grid."""
+    total = clipped_sum(torch.full((1, 1), float(value)), L1Clip(1.0)).repeat(COUNT)
+    noise = torch.from_numpy(LaplaceNoise(1.0).draw(SecureSource(), "noise", 0, COUNT))
+    return to_grid(total, noise, grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))).numpy()
+
+
+def lower_bound(hits: int, others: int, count: int) -> float:
+    """Lower bound on epsilon from one event under two inputs, Clopper-Pearson at ALPHA on either side."""
+    low = stats.beta.ppf(ALPHA, hits, count - hits + 1) if hits else 0.0
+    high = stats.beta.isf(ALPHA, others + 1, count - others) if others < count else 1.0
+    return math.log(low / high) if low > 0 else -math.inf
+
+
+def lowest_bit(released: np.ndarray) -> np.ndarray:
+    """Exponent of the least significant bit that is set."""
+    fraction, exponent = np.frexp(released.astype(np.float64))
+    whole = np.abs(fraction * 2.0**53).astype(np.int64)
+    return exponent - 53 + np.log2(np.maximum(whole & -whole, 1)).astype(np.int64)
+
+
+def learned_attack(zeros: np.ndarray, ones: np.ndarray) -> float:
+    """Best bound from events in (lowest bit, size): chosen on one half of the releases, measured on the other."""
+    edges = np.quantile(np.concatenate([zeros, ones]), np.linspace(0, 1, 13)[1:-1])
+    kinds = [(lowest_bit(y) + 200).clip(0, 399) * 13 + np.searchsorted(edges, y) for y in (zeros, ones)]
+    half, best = COUNT // 2, -math.inf
+    for a, b in (kinds, kinds[::-1]):
+        seen, other = (np.bincount(kind[:half], minlength=400 * 13) for kind in (a, b))
+        order = np.argsort(-(seen + 0.5) / (other + 1.5))
+        gained, lost = np.cumsum(seen[order]), np.cumsum(other[order])
+        sizes = np.unique(np.geomspace(1, len(order), 60).astype(int)) - 1
+        size = max(sizes, key=lambda i: lower_bound(int(gained[i]), int(lost[i]), half))
+        event = np.isin(np.arange(400 * 13), order[: size + 1])
+        best = max(best, lower_bound(int(event[a[half:]].sum()), int(event[b[half:]].sum()), half))
+    return best
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_naive_release_gives_itself_away(dtype):
+    zeros, ones = naive_release(0, dtype, 0), naive_release(1, dtype, 1)
+    assert reachable(zeros, 0).all()
+    assert reachable(ones, 1).all()
+    hits, others = (int((reachable(y, 0) & ~reachable(y, 1)).sum()) for y in (zeros, ones))
+    assert others == 0
+    assert lower_bound(hits, others, COUNT) > 1.6
+    assert learned_attack(zeros, ones) > 1.6
+
+
+def test_the_secure_release_on_the_grid_does_not():
+    zeros, ones = grid_release(0), grid_release(1)
+    width = grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))
+    for released in (zeros, ones):
+        assert np.array_equal(released / width, np.rint(released / width))
+    bound = learned_attack(zeros, ones)
+    assert 0.8 < bound <= 1.0
+
+
+def test_it_is_the_grid_that_helps():
+    """Full significands and secret bits alone do not: the same noise without the grid gives the input away."""
+    noise = [LaplaceNoise(1.0).draw(SecureSource(), "noise", 0, COUNT) for _ in range(2)]
+    assert learned_attack(noise[0], 1.0 + noise[1]) > 1.6
+
+
+def test_either_input_reaches_every_cell():
+    width = grid_width(1.0, "l1", 1, LaplaceNoise(1.0).std(1.0))
+    one = clipped_sum(torch.ones(1, 1), L1Clip(1.0))
+    targets = np.random.default_rng(0).integers(-int(30 / width), int(30 / width), 2000)
+    for total in (torch.zeros(2000, dtype=torch.float64), one.repeat(2000)):
+        noise = targets * width - torch.round(total / width).numpy() * width
+        source = GivenTails(-np.sign(noise), 0.5 * np.exp(-np.abs(noise)))
+        drawn = torch.from_numpy(LaplaceNoise(1.0).draw(source, "noise", 0, 2000))
+        assert np.array_equal(to_grid(total, drawn, width).numpy(), targets * width)
+
+
+class GivenTails:
+    name = "given"
+
+    def __init__(self, sign: np.ndarray, tail: np.ndarray) -> None:
+        self.sign, self.tail = sign, tail
+
+    def tails(self, purpose, step, size, keys=None):
+        return self.sign, self.tail
