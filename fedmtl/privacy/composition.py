@@ -1,11 +1,10 @@
-"""Composition of identical steps by ``dp_accounting``: privacy loss distributions (default) or Renyi DP.
+"""Composition of steps: privacy loss distributions (default) or Renyi DP.
 
-Every figure is an upper bound. The discretization of a privacy loss distribution is pessimistic ("connect the
-dots"), so a coarser grid is looser and never wrong; its relative error on epsilon is about T (h / eps)^2 for
-T steps and grid
+Every figure is an upper bound. The discretization of a privacy loss distribution is pessimistic (see :mod:`.pld`), so
+a coarser grid is looser and never wrong; its relative error on epsilon is about T (h / eps)^2 for T steps and grid
 width h, so the grid follows the standard deviation of the loss of one step: about 1e-4 relative, at a cost of
 milliseconds. ``dp_accounting``'s RDP accountant ignores REPLACE_ONE for the plain Gaussian, hence multipliers
-given to this module are always relative to the full sensitivity.
+given to this module are always relative to the full sensitivity, and the relation enters nowhere.
 """
 
 from __future__ import annotations
@@ -15,23 +14,28 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PrivacyError
 from .settings import Accountant
 
-_GRID = 0.03
-_POINTS = 1e5
-_COARSEST = 0.1
+if TYPE_CHECKING:
+    import numpy as np
+
+Parts = tuple[tuple[Any, int], ...]
+
+_TAIL = 1e-15
 
 
-@lru_cache(maxsize=4096)
 def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0) -> float:
-    """An upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``.
+    """An upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``; cached.
 
     Args:
-        event: a ``dp_accounting`` event: Gaussian, Poisson-sampled Gaussian, or Gaussian sampled without
-            replacement (replace-one, RDP only). Its noise multiplier is relative to the full sensitivity.
+        event: a ``dp_accounting`` event. Both accountants: Gaussian, Laplace, K-norm
+            (:class:`~fedmtl.privacy.knorm.KNormDpEvent`), each of these or several together under Poisson sampling,
+            NoOp (0), NonPrivate (infinite), and ComposedDpEvent and SelfComposedDpEvent of all of them.
+            ``"pld"`` only: truncated Poisson-sampled Gaussian. ``"rdp"`` only: Gaussian sampled without replacement
+            (replace-one) and what else the library supports. Noise multipliers are relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
         delta: in (0, 1).
         accountant: ``"pld"`` or ``"rdp"``.
@@ -42,27 +46,43 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
     """
     if uses == 0:
         return 0.0
-    if accountant == "rdp":
-        return _rdp_epsilon(event, uses, delta)
-    multiplier, probability = gaussian_parameters(event)
-    if probability < 1:
-        loss = _step_distribution(multiplier, probability, _grid(multiplier, probability, coarsen)).self_compose(uses)
-        return max(0.0, float(loss.get_epsilon_for_delta(delta)))
-    from dp_accounting import gaussian_mechanism
-
-    # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
-    return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier / math.sqrt(uses), delta)))
+    return _epsilon(elementary(event), uses, delta, accountant, coarsen)
 
 
-def gaussian_parameters(event: Any) -> tuple[float, float]:
-    """(noise multiplier, sampling probability) of a Gaussian or Poisson-sampled Gaussian event."""
+def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
+    """(m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all above 1.
+
+    Raises:
+        PrivacyError: an event without a known Renyi divergence.
+    """
+    import numpy as np
+
+    _check_relation(parts := elementary(event))
+    return sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
+
+
+def elementary(event: Any) -> Parts:
+    """The distinct elementary events in ``event`` with their numbers of uses, Gaussian ones joined into one.
+
+    Gaussian releases, also under a shared sampling coin, are one release with ``sum(z ** -2) ** -0.5``.
+
+    Raises:
+        PrivacyError: negative noise, a sampling probability outside [0, 1], or something that is not an event.
+    """
     from dp_accounting import dp_event
 
-    if isinstance(event, dp_event.GaussianDpEvent):
-        return float(event.noise_multiplier), 1.0
-    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(event.event, dp_event.GaussianDpEvent):
-        return float(event.event.noise_multiplier), float(event.sampling_probability)
-    raise PrivacyError(f"The pld accountant does not support {event}; sampling without replacement needs 'rdp'.")
+    counts: dict[Any, int] = {}
+    precision = 0.0
+    for part, count in _flat(event, 1):
+        if isinstance(part, dp_event.GaussianDpEvent):
+            precision += count * part.noise_multiplier**-2.0
+        elif count:
+            counts[part] = counts.get(part, 0) + count
+    if dp_event.NonPrivateDpEvent() in counts:
+        return ((dp_event.NonPrivateDpEvent(), 1),)
+    if precision > 0:
+        counts[dp_event.GaussianDpEvent(precision**-0.5)] = 1
+    return tuple(counts.items())
 
 
 def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant, at_least: int = 0) -> int:
@@ -88,52 +108,134 @@ def largest_uses(event: Any, budget: float, delta: float, *, accountant: Account
     return low
 
 
-def _grid(multiplier: float, probability: float, coarsen: float) -> float:
-    """Grid width from the standard deviation of the loss of one step, q sqrt(exp(1 / z^2) - 1) or at most 1 /
-    z.
+@lru_cache(maxsize=4096)
+def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coarsen: float) -> float:
+    from dp_accounting import dp_event
 
-    Where the loss has a long thin tail (small q and z), the number of points is bounded instead: the largest
-    loss is about log(1 + q (exp(r) - 1)), r = 10 / z + 1 / (2 z^2).
-    """
-    exponent = multiplier**-2.0
-    spread, reach = math.sqrt(exponent), 10 / multiplier + exponent / 2
-    if exponent < 50:
-        spread = min(spread, probability * math.sqrt(math.expm1(exponent)))
-    reach = math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(probability)
-    return min(max(_GRID * spread, reach / _POINTS) * coarsen, _COARSEST)
+    if not parts:
+        return 0.0
+    if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+        return math.inf
+    if accountant == "rdp":
+        return _rdp_epsilon(parts, uses, delta)
+    if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
+        from dp_accounting import gaussian_mechanism
+
+        # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
+        multiplier = gaussian.noise_multiplier / math.sqrt(parts[0][1] * uses)
+        return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta)))
+    return _pld_epsilon(parts, uses, delta, coarsen)
 
 
-@lru_cache(maxsize=64)
-def _step_distribution(multiplier: float, probability: float, width: float) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution as pld
+def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
+    from dp_accounting import dp_event
 
-    return pld.from_gaussian_mechanism(
-        multiplier, sampling_prob=probability, value_discretization_interval=width, use_connect_dots=True
+    from . import laws, pld
+
+    # many Gaussian uses are few of the joint one, so that its width is not taken for that of one step
+    scaled = tuple(
+        (dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count * uses)), 1)
+        if isinstance(part, dp_event.GaussianDpEvent)
+        else (part, count * uses)
+        for part, count in parts
     )
+    width = laws.grid_width(scaled, coarsen)
+    pairs = []
+    for part, count in scaled:
+        pair = laws.step_pair(part, width)
+        if pair is None:
+            hint = " sampling without replacement needs 'rdp'." if "WithoutReplacement" in type(part).__name__ else ""
+            raise PrivacyError(f"The pld accountant does not support {part}.{hint}")
+        pairs.append((pair, count))
+    tail = min(_TAIL, delta * 1e-3)
+    value = pld.epsilon_at(pld.compose([(pair.remove, count) for pair, count in pairs], tail), delta)
+    if any(pair.add is not pair.remove for pair, _ in pairs):
+        value = max(value, pld.epsilon_at(pld.compose([(pair.add, count) for pair, count in pairs], tail), delta))
+    return min(value, sum(count * laws.pure_epsilon(part) for part, count in scaled))
 
 
-def _rdp_epsilon(event: Any, uses: int, delta: float) -> float:
+def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
+    import numpy as np
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    _check_relation(parts)
+    orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
+    divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
     with _quiet():
-        orders, divergences = _rdp_curve(event)
-        from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-        return max(0.0, float(rdp.compute_epsilon(orders, uses * divergences, delta)[0]))
+        return max(0.0, float(rdp.compute_epsilon(orders, divergences, delta)[0]))
 
 
 @lru_cache(maxsize=256)
-def _rdp_curve(event: Any) -> tuple[Any, Any]:
-    """Orders and Renyi divergences of one step."""
+def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
+    """Renyi divergences of one use of an elementary event."""
     import dp_accounting
+    import numpy as np
     from dp_accounting.rdp import RdpAccountant
+
+    from . import laws, pld
 
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    accountant = RdpAccountant(neighboring_relation=relation)
-    if not accountant.supports(event):
+    accountant = RdpAccountant(orders=orders, neighboring_relation=relation)
+    if accountant.supports(event):
+        with _quiet():
+            accountant.compose(event)
+        return np.asarray(accountant.rdp)
+    largest = laws.pure_epsilon(event)
+    pair = laws.step_pair(event, laws.grid_width(((event, 1),), 0.3)) if math.isfinite(largest) else None
+    if pair is None:
         raise PrivacyError(f"The rdp accountant does not support {event}.")
-    accountant.compose(event)
-    return accountant.orders, accountant.rdp
+    bounds = [pld.renyi(law, np.asarray(orders), largest) for law in pair]
+    return np.minimum(np.maximum(*bounds), largest)
+
+
+def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+    """Elementary events: sampled ones in a form that can be hashed, none without noise, none without an effect."""
+    from dp_accounting import dp_event
+
+    if isinstance(event, dp_event.ComposedDpEvent):
+        for part in event.events:
+            yield from _flat(part, times)
+    elif isinstance(event, dp_event.SelfComposedDpEvent):
+        if event.count > 0:
+            yield from _flat(event.event, times * event.count)
+    elif isinstance(event, dp_event.PoissonSampledDpEvent):
+        q = event.sampling_probability
+        if not 0 <= q <= 1:
+            raise PrivacyError(f"{event}: the sampling probability is {q}; it must be in [0, 1].")
+        parts = elementary(event.event)
+        if q == 1:
+            yield from ((part, times * count) for part, count in parts)
+        elif parts and q > 0:
+            if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+                yield parts[0]
+            elif len(parts) == 1 and parts[0][1] == 1:
+                yield dp_event.PoissonSampledDpEvent(q, parts[0][0]), times
+            else:
+                joint = tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts)
+                yield dp_event.PoissonSampledDpEvent(q, dp_event.ComposedDpEvent(joint)), times
+    elif isinstance(event, dp_event.NoOpDpEvent):
+        return
+    elif isinstance(event, dp_event.DpEvent):
+        noise = getattr(event, "noise_multiplier", 1.0)
+        if not noise >= 0:
+            raise PrivacyError(f"{event}: the noise multiplier is {noise}; it must be at least 0.")
+        yield (dp_event.NonPrivateDpEvent(), 1) if noise == 0 else (event, times)
+    else:
+        raise PrivacyError(f"{event!r} is not a dp_accounting event.")
+
+
+def _check_relation(parts: Parts) -> None:
+    """Sampling without replacement is replace-one, Poisson sampling add/remove: no epsilon covers both."""
+    from dp_accounting import dp_event
+
+    kinds = {type(part) for part, _ in parts}
+    if kinds >= {dp_event.SampledWithoutReplacementDpEvent, dp_event.PoissonSampledDpEvent}:
+        raise PrivacyError(
+            "Poisson sampling (add/remove) and sampling without replacement (replace-one) cannot be composed: "
+            "no accountant covers both relations. Use one sampler."
+        )
 
 
 @contextmanager

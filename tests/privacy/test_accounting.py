@@ -20,7 +20,7 @@ from fedmtl.privacy import (
     epsilon,
     step_event,
 )
-from fedmtl.privacy.composition import largest_uses
+from fedmtl.privacy.composition import largest_uses, renyi_curve
 
 Add, Replace = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -87,6 +87,18 @@ def test_opacus_prv_agrees_within_one_percent() -> None:
         prv.history = [(z, 100 / 3400, 500)]
         other = prv.get_epsilon(delta=delta, eps_error=0.005)
         assert epsilon(Poisson(100 / 3400, Gaussian(z)), 500, delta) == pytest.approx(other, rel=0.01)
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.02, 1.1), (0.3, 4.0), (1.0, 2.0)])
+def test_opacus_renyi_divergences_are_ours_at_equal_orders(q: float, z: float) -> None:
+    """Equal at whole orders; between them the library interpolates, from above."""
+    from opacus.accountants.analysis import rdp
+
+    whole, broken = (2.0, 5.0, 8.0, 32.0, 64.0), (1.5, 5.5)
+    event = Poisson(q, Gaussian(z))
+    theirs = [rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders) for orders in (whole, broken)]
+    np.testing.assert_allclose(renyi_curve(event, whole), theirs[0], rtol=1e-9)
+    assert np.all(renyi_curve(event, broken) >= theirs[1] * (1 - 1e-9))
 
 
 def gaussian_delta(mu: float, eps: float) -> float:

@@ -1,0 +1,234 @@
+"""Privacy loss distributions on a grid: composition, delta and epsilon, always as upper bounds.
+
+A law is that of the loss ``log P(o) / Q(o)`` for ``o`` drawn from P, kept on multiples of a grid width h with a
+mass at infinity. Mass at a loss between two grid points is split between them so that its probabilities under P
+*and* under Q stay what they are; the pair so obtained dominates the true one (Doroshenko et al., "Connect the dots",
+PoPETs 2022), and its loss differs from the true one by about h^2 a step rather than h.
+
+Composition multiplies discrete Fourier transforms. Mass that could fall outside the window kept, by a Chernoff bound,
+is added at infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import fft, signal
+
+_CHERNOFF = np.array([1.0, 2.0, 4.0, 5.5, 7.0, 8.5, 10.5, 14.0, 20.0])
+
+
+@dataclass(frozen=True, eq=False)
+class LossLaw:
+    """Masses (n,) under P at the losses ``width * (first + arange(n))``, and ``infinity`` at an infinite loss."""
+
+    width: float
+    first: int
+    masses: np.ndarray
+    infinity: float = 0.0
+
+    @property
+    def losses(self) -> np.ndarray:
+        """(n,) the losses."""
+        return self.width * (self.first + np.arange(self.masses.size))
+
+
+class LossPair(NamedTuple):
+    """The laws for a unit removed (P has it) and added (Q has it); the same object where they are equal."""
+
+    remove: LossLaw
+    add: LossLaw
+
+
+def from_cells(
+    width: float,
+    first: int,
+    p: np.ndarray,
+    q: np.ndarray,
+    *,
+    below: float = 0.0,
+    above: tuple[float, float] = (0.0, 0.0),
+) -> LossLaw:
+    """The law of a pair (P, Q) from the probabilities of cells of losses.
+
+    Args:
+        width: grid width h.
+        first: losses of cell i lie in [h (first + i), h (first + i + 1)].
+        p, q: (n,) probabilities of the cells under P and Q.
+        below: probability under P of the losses below the first cell.
+        above: probabilities under P and Q of the losses above the last cell.
+    """
+    left = width * (first + np.arange(p.size))
+    with np.errstate(over="ignore", invalid="ignore"):
+        upper = (p - np.exp(left) * q) / -math.expm1(-width)
+    law = from_shares(width, first, p, np.nan_to_num(upper, nan=0.0, neginf=0.0))
+    law.masses[0] += below
+    finite = 0.0
+    if above[1] > 0:
+        finite = min(above[0], math.exp(width * (first + p.size) + math.log(above[1])))
+    law.masses[-1] += finite
+    return LossLaw(width, first, law.masses, above[0] - finite)
+
+
+def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> LossLaw:
+    """As :func:`from_cells`, given the part (n,) of each cell's mass that belongs at its right end."""
+    upper = np.clip(upper, 0.0, p)
+    masses = np.append(p - upper, 0.0)
+    masses[1:] += upper
+    return LossLaw(width, first, masses)
+
+
+def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: float = 0.0) -> LossLaw:
+    """The law of masses (n,) at arbitrary finite losses (n,), on a grid of the given width."""
+    cell = np.floor(losses / width).astype(np.int64)
+    share = np.clip(np.expm1(cell * width - losses) / math.expm1(-width), 0.0, 1.0)
+    first = int(cell.min())
+    size = int(cell.max()) - first + 2
+    placed = np.bincount(cell - first, masses * (1 - share), size) + np.bincount(cell - first + 1, masses * share, size)
+    return LossLaw(width, first, placed, infinity)
+
+
+def spread(losses: np.ndarray, masses: np.ndarray) -> float:
+    """Standard deviation of masses (n,) at losses (n,)."""
+    total = masses.sum()
+    centred = losses - (masses @ losses) / total
+    return math.sqrt(max(float(masses @ centred**2 / total), 0.0))
+
+
+def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
+    """Losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove, add).
+
+    With P the law with the unit drawn and Q the law without it, sampling with probability q turns the pair (P, Q) into
+    ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition (Zhu, Dong, Wang 2022, Theorem 11).
+    """
+    removal, addition = pair
+    losses = removal.losses
+    without = np.zeros_like(losses)
+    kept = removal.masses > 0
+    without[kept] = np.exp(np.log(removal.masses[kept]) - losses[kept])
+    only_without = max(0.0, 1.0 - float(without.sum()))
+    losses = np.append(_sampled_loss(losses, probability), math.log1p(-probability))
+    masses = np.append((1 - probability) * without + probability * removal.masses, (1 - probability) * only_without)
+    down = losses, masses, probability * removal.infinity
+    losses = np.append(-_sampled_loss(-addition.losses, probability), -math.log1p(-probability))
+    return down, (losses, np.append(addition.masses, addition.infinity), 0.0)
+
+
+def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15) -> LossLaw:
+    """The law of the sum of independent losses.
+
+    Args:
+        parts: laws on one grid, each with its number of repetitions of at least 1.
+        tail: mass given up, and added at infinity, to keep the window short.
+    """
+    width = parts[0][0].width
+    infinity = -math.expm1(sum(times * math.log1p(-law.infinity) for law, times in parts))
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0]
+    low, high = _window(parts, tail)
+    size = fft.next_fast_len(high - low + 1, real=True)
+    product = np.ones(size // 2 + 1, dtype=np.complex128)
+    for law, times in parts:
+        wrapped = law.masses
+        if wrapped.size > size:
+            wrapped = np.bincount(np.arange(wrapped.size) % size, wrapped, size)
+        product *= np.asarray(fft.rfft(wrapped, size)) ** times
+    first = sum(times * law.first for law, times in parts)
+    masses = np.roll(np.asarray(fft.irfft(product, size)), -low)[: high - low + 1]
+    return LossLaw(width, first + low, np.maximum(masses, 0.0), infinity + tail)
+
+
+def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
+    """As :func:`compose` by direct sums, which keep tiny masses exact; for few repetitions."""
+    width, first, masses, infinity = parts[0][0].width, 0, np.ones(1), 0.0
+    for law, times in parts:
+        power, remaining = law.masses, times
+        while remaining:
+            if remaining % 2:
+                masses = np.convolve(masses, power)
+            remaining //= 2
+            power = np.convolve(power, power) if remaining else power
+        first += times * law.first
+        infinity = 1 - (1 - infinity) * math.exp(times * math.log1p(-law.infinity))
+    return LossLaw(width, first, masses, infinity)
+
+
+def delta_at(law: LossLaw, epsilon: float) -> float:
+    """The hockey-stick divergence at ``epsilon``."""
+    losses = law.losses
+    above = losses > epsilon
+    return law.infinity + float(law.masses[above] @ -np.expm1(epsilon - losses[above]))
+
+
+def epsilon_at(law: LossLaw, delta: float) -> float:
+    """The smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``; it may be infinite."""
+    if law.infinity > delta:
+        return math.inf
+    masses = law.masses[max(0, -law.first) :]
+    start = max(0, law.first)
+    if masses.size == 0:
+        return 0.0
+    # above[k] = mass beyond (start + k) h, excess[k] = delta there:
+    # excess[k] = exp(-h) excess[k + 1] + (1 - exp(-h)) above[k]
+    above = law.infinity + np.append(np.cumsum(masses[:0:-1])[::-1], 0.0)
+    excess = signal.lfilter([-math.expm1(-law.width)], [1.0, -math.exp(-law.width)], (above - law.infinity)[::-1])
+    excess = law.infinity + np.asarray(excess)[::-1]
+    if excess[0] <= delta:  # only below the first loss, where all the mass is above
+        total = above[0] + masses[0]
+        if start == 0 or total <= delta:
+            return 0.0
+        return max(0.0, law.width * start + math.log((total - delta) / (total - excess[0])))
+    k = int(np.nonzero(excess > delta)[0][-1])
+    gap = above[k] - excess[k]
+    return law.width * (start + k) + min(law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width)
+
+
+def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
+    """(m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,) above 1.
+
+    ``largest`` is a bound on the true loss; the mass at infinity is counted there.
+    """
+    losses, masses = np.append(law.losses, largest), np.append(law.masses, law.infinity)
+    exponents = np.outer(orders - 1, losses[masses > 0])
+    top = exponents.max(axis=1)
+    return (top + np.log(np.exp(exponents - top[:, None]) @ masses[masses > 0])) / (orders - 1)
+
+
+def _sampled_loss(losses: np.ndarray, probability: float) -> np.ndarray:
+    """log(1 - q + q exp(loss))."""
+    return np.where(
+        losses < 500,
+        np.log1p(probability * np.expm1(np.minimum(losses, 500.0))),
+        losses + math.log(probability),
+    )
+
+
+def _window(parts: Sequence[tuple[LossLaw, int]], tail: float) -> tuple[int, int]:
+    """Indices, relative to the sum of the first ones, outside which the sum has at most ``tail`` of its mass."""
+    means = [float(law.masses @ np.arange(law.masses.size) / law.masses.sum()) for law, _ in parts]
+    mean = sum(times * m for (_, times), m in zip(parts, means, strict=True))
+    deviation = math.sqrt(sum(times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts))
+    high = sum(times * (law.masses.size - 1) for law, times in parts)
+    low = 0
+    if deviation == 0 or high < 4096:
+        return 0, high
+    scale = _CHERNOFF / deviation
+    longest = max(law.masses.size for law, _ in parts)
+    logs = [np.log(np.maximum(law.masses, 1e-320)) for law, _ in parts]
+    for sign in (1.0, -1.0):
+        for order in sign * np.concatenate([scale, np.array([2.0, 10.0, 20.0, 50.0]) / longest]):
+            moment = 0.0
+            for (law, times), log_masses, m in zip(parts, logs, means, strict=True):
+                exponents = log_masses + order * (np.arange(law.masses.size) - m)
+                top = float(exponents.max())
+                moment += times * (top + math.log(float(np.exp(exponents - top).sum())))
+            bound = mean + (moment + math.log(2 / tail)) / order
+            if sign > 0:
+                high = min(high, math.ceil(bound))
+            else:
+                low = max(low, math.floor(bound))
+    return low, max(high, low)

@@ -1,0 +1,121 @@
+"""Loss laws on a grid against direct sums, and against the library at the same grid."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_pmf
+from scipy import optimize
+
+from fedmtl.privacy import pld
+from fedmtl.privacy.pld import LossLaw, LossPair
+
+H = 0.05
+RNG = np.random.default_rng(3)
+
+
+def law(size: int, first: int, infinity: float = 0.0) -> LossLaw:
+    masses = RNG.random(size) ** 4
+    return LossLaw(H, first, masses / masses.sum() * (1 - infinity), infinity)
+
+
+def slow_delta(value: LossLaw, eps: float) -> float:
+    finite = sum(
+        m * (1 - math.exp(eps - loss)) for m, loss in zip(value.masses, value.losses, strict=True) if loss > eps
+    )
+    return value.infinity + finite
+
+
+def test_composition_is_the_direct_sum_of_losses() -> None:
+    a, b = law(40, -17, 1e-9), law(25, 3, 1e-8)
+    direct = np.ones(1)
+    for masses in (a.masses, a.masses, a.masses, b.masses, b.masses):
+        direct = np.convolve(direct, masses)
+    infinity = 1 - (1 - 1e-9) ** 3 * (1 - 1e-8) ** 2
+    for composed in (pld.compose([(a, 3), (b, 2)]), pld.compose_exactly([(a, 3), (b, 2)])):
+        assert composed.first == 3 * -17 + 2 * 3
+        np.testing.assert_allclose(composed.masses, direct, atol=1e-15)
+        assert composed.infinity == pytest.approx(infinity, rel=1e-6)
+
+
+@pytest.mark.parametrize(("size", "times"), [(600, 300), (40, 20_000)])
+def test_a_long_composition_agrees_with_the_library(size: int, times: int) -> None:
+    """Both give up a tail of 1e-15; here the window is far shorter than the full range of losses."""
+    value = law(size, -size // 2)
+    centred = LossLaw(H / 100, value.first, value.masses)
+    library = pld_pmf.DensePLDPmf(H / 100, value.first, value.masses, 0.0, True).self_compose(times)
+    composed = pld.compose([(centred, times)])
+    assert composed.masses.size < size * times / 3
+    centre = float(composed.losses @ composed.masses)
+    for eps in (centre - 1, centre, centre + 1, centre + 3):
+        assert pld.delta_at(composed, eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12)
+
+
+def test_the_window_loses_no_more_than_its_tail() -> None:
+    """The mass outside, known exactly for a binomial, is at most what is added at infinity."""
+    from scipy import stats
+
+    times, probability = 20_000, 0.3
+    for tail in (1e-15, 1e-6):
+        low, high = pld._window([(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail)
+        outside = stats.binom.cdf(low - 1, times, probability) + stats.binom.sf(high, times, probability)
+        assert 0 < outside <= tail
+        assert high - low < times / 10
+
+
+def test_delta_and_epsilon_invert_each_other() -> None:
+    value = law(80, -30, 1e-7)
+    for eps in (0.0, 0.02, H, 0.33, 1.7, 2.4):
+        delta = pld.delta_at(value, eps)
+        assert delta == pytest.approx(slow_delta(value, eps), rel=1e-12)
+        assert pld.epsilon_at(value, delta) == pytest.approx(eps, abs=1e-9)
+    for delta in (0.1, 1e-3, 2e-7):
+        root = optimize.brentq(lambda e, d=delta: slow_delta(value, e) - d, 0, 5)
+        assert pld.epsilon_at(value, delta) == pytest.approx(root, abs=1e-9)
+    assert pld.epsilon_at(value, 0.99) == 0.0
+    assert pld.epsilon_at(value, 5e-8) == math.inf
+    assert pld.epsilon_at(law(5, -30), 1e-9) == 0.0
+    assert pld.epsilon_at(LossLaw(H, 4, np.ones(1)), 1 - math.exp(-0.1)) == pytest.approx(0.1)
+    high = law(12, 10**6, 1e-7)
+    for eps in (1e6 * H - 0.3, 1e6 * H + 0.23):
+        assert pld.epsilon_at(high, pld.delta_at(high, eps)) == pytest.approx(eps, abs=1e-9)
+    assert pld.epsilon_at(high, 1.0) == 0.0
+
+
+def test_placing_atoms_keeps_the_probabilities_of_both_hypotheses_and_dominates() -> None:
+    losses, masses = RNG.normal(size=200), RNG.random(200)
+    masses /= masses.sum()
+    placed = pld.on_grid(losses, masses, H, 1e-6)
+    assert placed.masses.sum() == pytest.approx(masses.sum(), rel=1e-13)
+    assert placed.masses @ np.exp(-placed.losses) == pytest.approx(masses @ np.exp(-losses), rel=1e-12)
+    exact = [float(masses @ np.maximum(0, -np.expm1(eps - losses))) + 1e-6 for eps in np.linspace(-2, 2, 81)]
+    bounds = [pld.delta_at(placed, eps) for eps in np.linspace(-2, 2, 81)]
+    assert all(b >= e * (1 - 1e-12) for b, e in zip(bounds, exact, strict=True))
+    assert max(b - e for b, e in zip(bounds, exact, strict=True)) < H / 4
+
+
+def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
+    """P and Q on four outcomes; one outcome only Q has, one only P has."""
+    p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.5, 0.0, 0.3])
+    remove = pld.on_grid(np.log(p[:2] / q[:2]), p[:2], 1e-4, 0.2)
+    add = pld.on_grid(np.log(q[:2] / p[:2]), q[:2], 1e-4, 0.3)
+    rate = 0.4
+    mixed = (1 - rate) * q + rate * p
+    down, up = (pld.on_grid(*atoms[:2], 1e-4, atoms[2]) for atoms in pld.sampled_atoms(LossPair(remove, add), rate))
+    for eps in (-0.4, 0.0, 0.1, 0.4):
+        exact = np.maximum(mixed - math.exp(eps) * q, 0).sum()
+        assert pld.delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
+        exact = np.maximum(q - math.exp(eps) * mixed, 0).sum()
+        assert pld.delta_at(up, eps) == pytest.approx(exact, abs=1e-4)
+
+
+def test_renyi_divergence_of_a_discrete_law() -> None:
+    value = law(30, -10, 0.01)
+    for order in (1.5, 4.0, 60.0):
+        direct = math.log(
+            sum(m * math.exp((order - 1) * x) for m, x in zip(value.masses, value.losses, strict=True))
+            + 0.01 * math.exp((order - 1) * 3.0)
+        ) / (order - 1)
+        assert pld.renyi(value, np.array([order]), 3.0)[0] == pytest.approx(direct, rel=1e-12)
