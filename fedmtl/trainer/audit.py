@@ -58,7 +58,8 @@ def audit_trainer(
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     else:
         findings += audit_channel(setup, seed=seed, effort=effort)
-    findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+    if effort is None or "transcript" in effort.checks:
+        findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
     return findings
 
 
@@ -91,7 +92,8 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
         seed: of the replacement.
         rounds: rounds that are run.
     """
-    check, recording = "transcript: public state", []  # type: tuple[str, list[tuple[int, str, Tensor]]]
+    check = "transcript: public state"
+    recording: list[tuple[int, str, Tensor]] = []
     first = public_states(trainer, trainer.data, rounds, record=recording)
     if first[-1] == _digest({}, None):
         return skipped(check, "the algorithm has no public state")

@@ -9,6 +9,6 @@ runs them on a configuration, with the transcript check, and ``fedmtl audit`` pr
 
 from .findings import Finding, any_refuted, table
 from .setup import Claim, Setup, claims_of
-from .suite import Effort, audit_channel
+from .suite import CHECKS, Effort, audit_channel
 
-__all__ = ["Claim", "Effort", "Finding", "Setup", "any_refuted", "audit_channel", "claims_of", "table"]
+__all__ = ["CHECKS", "Claim", "Effort", "Finding", "Setup", "any_refuted", "audit_channel", "claims_of", "table"]

@@ -34,6 +34,9 @@ _LOUD = 1e3
 _MOST_ELEMENTS = 1 << 22
 _COMPOSED = 10
 _TRIES = 400
+Seeds = Callable[[str, int], list[int]]
+"""(purpose, count) -> seeds of that many channels."""
+
 Limits = tuple[float, float, float, float]
 """Lower and upper limits of the true positive rate, then of the false positive rate."""
 
@@ -41,7 +44,7 @@ Limits = tuple[float, float, float, float]
 def canaries_per_release(
     setup: Setup,
     claims: dict[str, Claim],
-    seeds: Callable[[str, int], list[int]],
+    seeds: Seeds,
     trials: int,
     alpha: float,
     coins: np.random.Generator,
@@ -66,7 +69,7 @@ def canaries_per_release(
 def canaries_composed(
     setup: Setup,
     claims: dict[str, Claim],
-    seeds: Callable[[str, int], list[int]],
+    seeds: Seeds,
     trials: int,
     alpha: float,
     coins: np.random.Generator,
@@ -183,7 +186,7 @@ def _one_release(
     setup: Setup,
     name: str,
     claim: Claim,
-    seeds: Callable[[str, int], list[int]],
+    seeds: Seeds,
     trials: int,
     coins: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ FRESH = 6.0
 
 _SHORTEST = 64  # rows for a correlation are at least this long
 _KS_SAMPLES = 1 << 20
+_MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
@@ -108,27 +109,44 @@ def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
     return _correlated(check, float(correlations(one, two).max()), one.shape[1], len(one) * len(two))
 
 
-def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> Finding:
-    """No tensor repeats another one or its own first half, nor the coordinate before."""
-    check, d = f"freshness: tensors of {name}", noise.shape[1]
-    pairs = [((a, a + (b - a) // 2), (a + (b - a) // 2, a + (b - a) // 2 * 2)) for a, b in [(0, d), *parts]]
-    pairs += [((0, d - 1), (1, d))]
+def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
+    """No vector repeats itself at any lag (the first 4,096 of a long one), and no tensor repeats another one."""
+    findings = [_lags(f"freshness: coordinates of {name}", noise[: max(1, _LAG_ELEMENTS // noise.shape[1])])]
+    pairs = []
     for index, (a, b) in enumerate(parts[:16]):
         for c, e in parts[index + 1 : 16]:
             length = min(b - a, e - c)
-            pairs.append(((a, a + length), (c, c + length)))
-    worst, where, compared = 0.0, "", 0
+            if length * len(noise) >= _SHORTEST:
+                pairs.append(((a, a + length), (c, c + length)))
+    if not pairs:
+        return findings
+    scores = []
     for (a, b), (c, e) in pairs:
-        length = len(noise) * (b - a)
-        if length < _SHORTEST:
-            continue
-        value = float(correlations(noise[:, a:b].reshape(1, -1), noise[:, c:e].reshape(1, -1))[0, 0])
-        compared += 1
-        if value * math.sqrt(length) >= worst:
-            worst, where = value * math.sqrt(length), f"coordinates {a}:{b} and {c}:{e}"
-    if not compared:
-        return skipped(check, "too few numbers")
-    return too_large(check, worst, FRESH, f"correlation times sqrt(d) of {where}, {compared} pairs", compared * 2e-9)
+        one, two = noise[:, a:b].reshape(1, -1), noise[:, c:e].reshape(1, -1)
+        scores.append(float(correlations(one, two)[0, 0]) * math.sqrt(one.size))
+    worst = int(np.argmax(scores))
+    where = "coordinates {}:{} and {}:{}".format(*pairs[worst][0], *pairs[worst][1])
+    detail = f"correlation times sqrt(d) of {where}, {len(pairs)} pairs"
+    return [*findings, too_large(f"freshness: tensors of {name}", scores[worst], FRESH, detail, len(pairs) * 2e-9)]
+
+
+def _lags(check: str, noise: np.ndarray) -> Finding:
+    """Correlation of every vector with itself, shifted: by the Fourier transform, over all steps together."""
+    steps, d = noise.shape
+    lags = np.arange(1, min(d, _MOST_LAGS + 1))
+    lags = lags[(d - lags) * steps >= _SHORTEST]
+    if not lags.size or not np.isfinite(noise).all():
+        return skipped(check, "too few numbers") if not lags.size else too_large(check, math.inf, FRESH, "not finite")
+    spectrum = np.fft.rfft(noise, 2 * d, axis=1)
+    products = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), 2 * d)[lags]
+    squares = np.concatenate([[0.0], np.cumsum((noise**2).sum(0))])
+    lengths = np.sqrt(squares[d - lags] * (squares[d] - squares[lags]))
+    score = np.where(lengths > 0, np.abs(products) / np.where(lengths > 0, lengths, 1.0), 1.0) * np.sqrt(
+        (d - lags) * steps
+    )
+    worst = int(score.argmax())
+    detail = f"correlation times sqrt(d) at lag {lags[worst]}, the worst of {lags.size}"
+    return too_large(check, float(score[worst]), FRESH, detail, lags.size * 2e-9)
 
 
 def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:

@@ -169,6 +169,26 @@ def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
     }
 
 
+def clip_claims(setup: Setup) -> dict[str, Claim]:
+    """Of releases that are clipped and not noised: the bound on a client, and no event."""
+    relation: Literal["add_remove", "replace"] = "replace" if isinstance(setup.sampler, BoundFixed) else "add_remove"
+    return {
+        plan.name: Claim(
+            kind="gaussian",
+            multiplier=0.0,
+            bound=setup.privacy.clip_norm,
+            relation=relation,
+            norm="l2",
+            denominator=_expected_cohort(setup.sampler),
+            sampled=None,
+            event=None,
+            accountant=None,
+            per_participation=False,
+        )
+        for plan in setup.plans
+    }
+
+
 def _parts(event: Any, releases: int) -> list[Any]:
     """The events of the releases of one step; equal shares of a joint Gaussian event."""
     from dp_accounting import dp_event

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from ..._check import positive, positive_int
+from ..._check import one_of, positive, positive_int
 from .canary import canaries_composed, canaries_per_release
 from .charges import charges
 from .cohorts import cohorts
@@ -12,34 +13,40 @@ from .findings import Finding, skipped
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
 from .processes import fresh_forks, fresh_objects, fresh_restores
 from .sensitivity import sensitivity
-from .setup import Claim, Setup, claims_of, released
+from .setup import Claim, Setup, claims_of, clip_claims, released
 from .statistics import auditor, seeds
+
+CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "transcript")
+"""Kinds of checks; the last one needs the algorithm: :func:`fedmtl.trainer.audit.transcript`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is drawn.
+    """How much is drawn, and which checks run.
 
     Args:
-        noise: numbers of noise of every release, at least; more where one step has more.
-        canaries: trials of each canary game.
+        noise: numbers of noise of every release, at least; more where four steps have more.
+        canaries: trials of each canary game, at least; up to 25 times more where the noise is large.
         cohorts: cohorts drawn.
-        forks: also compare with the noise of a forked process and of a restored run.
-        accounting: also run the checks of the accountant, which are deterministic.
-        alpha: level of every statistical finding. An audit has about 25 of them, so at 1e-6 the level of the whole
-            is below 3e-5: a false alarm in 1,000 audits has probability at most 3 %.
+        processes: also compare with the noise of a forked process and of a restored run.
+        checks: kinds of checks.
+        alpha: level of every statistical finding. An audit has about 15 of them, and correlations above 6 / sqrt(d)
+            have probability 2e-9 for each of some thousand pairs, so at 1e-6 the level of the whole is below 5e-5: a
+            false alarm in 1,000 audits has probability at most 5 %.
     """
 
-    noise: int = 200_000
-    canaries: int = 4000
-    cohorts: int = 600
-    forks: bool = True
-    accounting: bool = True
+    noise: int = 400_000
+    canaries: int = 10_000
+    cohorts: int = 1000
+    processes: bool = True
+    checks: tuple[str, ...] = CHECKS
     alpha: float = 1e-6
 
     def __post_init__(self) -> None:
         positive_int(self, noise=self.noise, canaries=self.canaries, cohorts=self.cohorts)
         positive(self, alpha=self.alpha)
+        for check in self.checks:
+            one_of(self, CHECKS, checks=check)
 
 
 def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) -> list[Finding]:
@@ -54,26 +61,27 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         The findings, in the order of the checks.
     """
     effort = effort or Effort()
-    channel = setup.open(seed)
-    claims = claims_of(setup, channel)
+    claims = claims_of(setup, setup.open(seed))
     findings: list[Finding] = []
-    if claims:
-        findings += _noise(setup, claims, seed, effort)
-        findings += sensitivity(setup, claims, seed, auditor(seed, "sensitivity"))
-        coins = auditor(seed, "canary")
-
-        def seeds_for(purpose: str, count: int) -> list[int]:
-            return seeds(seed, purpose, count)
-
-        findings += canaries_per_release(setup, claims, seeds_for, effort.canaries, effort.alpha, coins)
-        findings.append(canaries_composed(setup, claims, seeds_for, effort.canaries, effort.alpha, coins))
-    else:
+    if not claims:
         why = "nothing is released" if not setup.plans else "no noise is claimed: epsilon is infinite"
-        findings += [skipped(check, why) for check in ("noise law", "freshness", "sensitivity", "canary", "charges")]
-    one, two = seeds(seed, "cohorts", 2)
-    claim = next(iter(claims.values()), None)
-    findings += cohorts(setup, claim, (one, two), effort.cohorts, effort.alpha, auditor(seed, "cohorts"))
-    if claims and effort.accounting:
+        findings += [
+            skipped(kind, why) for kind in ("noise law", "freshness", "canary", "charges") if kind in effort.checks
+        ]
+    if claims and {"noise law", "freshness"} & set(effort.checks):
+        findings += _noise(setup, claims, seed, effort)
+    if "sensitivity" in effort.checks:
+        findings += sensitivity(setup, claims or clip_claims(setup), seed, auditor(seed, "sensitivity"))
+    if claims and "canary" in effort.checks:
+        coins = auditor(seed, "canary")
+        named = partial(seeds, seed)
+        findings += canaries_per_release(setup, claims, named, effort.canaries, effort.alpha, coins)
+        findings.append(canaries_composed(setup, claims, named, effort.canaries, effort.alpha, coins))
+    if "sampler" in effort.checks:
+        one, two = seeds(seed, "cohorts", 2)
+        claim = next(iter(claims.values()), None)
+        findings += cohorts(setup, claim, (one, two), effort.cohorts, effort.alpha, auditor(seed, "cohorts"))
+    if claims and "charges" in effort.checks:
         findings += charges(setup, claims, seed)
     return findings
 
@@ -86,16 +94,18 @@ def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) ->
     raw = released(setup.open(first), setup, start=0, stop=steps)
     noise = {name: standardized(raw[name], claim) for name, claim in claims.items()}
     findings: list[Finding] = []
-    for name in claims:
-        parts = setup.parts(noise[name].shape[1])
-        findings += noise_law(name, noise[name], parts, effort.alpha)
+    if "noise law" in effort.checks:
+        for name in claims:
+            findings += noise_law(name, noise[name], setup.parts(noise[name].shape[1]), effort.alpha)
+    if "freshness" not in effort.checks:
+        return findings
     for name in claims:
         some = noise[name][:64]
-        findings += [fresh_steps(name, some), fresh_within(name, some, setup.parts(some.shape[1]))]
+        findings += [fresh_steps(name, some), *fresh_within(name, some, setup.parts(some.shape[1]))]
     findings += fresh_names(noise)
     few = max(2, min(steps, 32))
     findings += fresh_objects(setup, claims, first, second, few)
-    if effort.forks:
+    if effort.processes:
         findings += fresh_forks(setup, claims, first, few)
         findings += fresh_restores(setup, claims, first, few)
     return findings

@@ -1,0 +1,400 @@
+"""Broken versions of the production release path, each of which the audit must catch.
+
+Every patch point is in this file. A mutant is applied to a configuration that it applies to; ``caught_by`` names the
+checks of which at least one must refute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import Trainer, models
+from fedmtl.algorithms import PMTL, FedAvg, FedProx
+from fedmtl.optim import LocalSGD
+from fedmtl.privacy import (
+    Channel,
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    SecureSource,
+    SeededSource,
+    account,
+    channel,
+    clip,
+    opening,
+    release,
+    samplers,
+)
+from fedmtl.privacy.audit import CHECKS, Effort, Finding
+from fedmtl.random import keyed_generator
+from fedmtl.trainer.audit import audit_trainer
+from tests.helpers import ragged_classification
+
+CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5
+EFFORT = Effort(noise=6000, canaries=1500, cohorts=120)
+_SOLVER = LocalSGD(lr=0.2, epochs=1, batch_size=8)
+
+ALGORITHMS = {
+    "pmtl": PMTL(lam=0.5, local=_SOLVER),
+    "pmtl-local": PMTL(lam=0.5, local=_SOLVER, delta="local"),
+    "fedavg": FedAvg(local=_SOLVER),
+    "fedprox": FedProx(local=_SOLVER),
+}
+_CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
+CONFIGURATIONS = {
+    "poisson": (PoissonSampling(cohort=COHORT), _CALIBRATED),
+    "fixed": (FixedCohort(cohort=COHORT), _CALIBRATED),
+    "full": (FullParticipation(), _CALIBRATED),
+    "secure": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, source="secure")),
+}
+
+
+def trainer_of(algorithm: str, configuration: str) -> Trainer:
+    """A small run of an algorithm: 40 clients of 3 to 12 examples, 147 parameters in four tensors."""
+    schedule, privacy = CONFIGURATIONS[configuration]
+    return Trainer(
+        algorithm=ALGORITHMS[algorithm],
+        data=ragged_classification(CLIENTS, largest=12),
+        model=models.mlp(hidden=16),
+        schedule=schedule,
+        privacy=privacy,
+        rounds=STEPS,
+        device="cpu",
+        progress=False,
+    )
+
+
+def audit(trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS) -> list[Finding]:
+    """A small audit."""
+    return audit_trainer(trainer, seed=seed, rounds=3, effort=replace(EFFORT, checks=checks))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken version.
+
+    Attributes:
+        name: what is broken.
+        apply: patches it in.
+        caught_by: kinds of checks, one of which must refute it.
+        configuration: where it applies.
+    """
+
+    name: str
+    apply: Callable[[pytest.MonkeyPatch, Trainer], None]
+    caught_by: tuple[str, ...]
+    configuration: str = "poisson"
+
+
+def caught(algorithm: str, mutant: Mutant, checks: tuple[str, ...] = CHECKS) -> list[str]:
+    """The checks that refute the mutant in its configuration of the algorithm."""
+    trainer = trainer_of(algorithm, mutant.configuration)
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.apply(patch, trainer)
+        return [finding.check for finding in audit(trainer, checks=checks) if finding.refuted]
+
+
+# Noise: the one place where a Gaussian release gets it
+
+_normal, _secure_normal = SeededSource.normal, SecureSource.normal
+_Noise = Callable[[SeededSource, str, int, int], np.ndarray]
+
+
+def _noise(make: _Noise) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return lambda patch, trainer: patch.setattr(SeededSource, "normal", make)
+
+
+def _scaled(factor: float) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return _noise(lambda self, purpose, step, size: factor * _normal(self, purpose, step, size))
+
+
+def _reused(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return _normal(self, purpose, 0, size)
+
+
+def _any_seed(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return _normal(SeededSource(0), purpose, step, size)
+
+
+def _repeated_within(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return np.resize(_normal(self, purpose, step, (size + 1) // 2), size)
+
+
+def _first_tensor_only(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    noise = _normal(self, purpose, step, size)
+    noise[80:] = 0
+    return noise
+
+
+def _laplace(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return keyed_generator(self.seed, purpose, step).laplace(scale=2**-0.5, size=size)
+
+
+def _every_rank(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return _normal(self, purpose, step, size) + _normal(self, f"{purpose}/rank 1", step, size)
+
+
+_running = np.random.default_rng(0)  # state that a forked process copies
+
+
+def _stateful(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    return _running.standard_normal(size)
+
+
+def _session(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    """Addressed by the number of the draw in this process's session, which a resumed run begins anew."""
+    _drawn[self.seed] = _drawn.get(self.seed, -1) + 1
+    return _normal(self, purpose, _drawn[self.seed], size)
+
+
+_drawn: dict[int, int] = {}
+_open_channel = opening.open_channel
+
+
+def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    from fedmtl.privacy.audit import setup
+
+    def opened(*args, seed, **options):
+        _drawn.pop(seed, None)
+        return _open_channel(*args, seed=seed, **options)
+
+    patch.setattr(SeededSource, "normal", _session)
+    patch.setattr(setup, "open_channel", opened)
+
+
+# Clipping, weights and the denominator
+
+_clipped_sum, _release = clip.clipped_sum, Channel.release
+
+
+def _sum(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return lambda patch, trainer: patch.setattr(channel, "clipped_sum", make)
+
+
+def _no_clip(rows, bound):
+    return _clipped_sum(rows, None)
+
+
+def _per_layer(rows, bound):
+    half = rows.shape[1] // 2
+    return torch.cat([_clipped_sum(rows[:, :half], bound), _clipped_sum(rows[:, half:], bound)])
+
+
+def _nan_through(rows, bound):
+    wide = rows.double()
+    norms = wide.norm(dim=1, keepdim=True)
+    return (wide * torch.where(norms > bound.bound, bound.bound / norms, torch.ones_like(norms))).sum(0)
+
+
+def _float32_norm(rows, bound):
+    norms = rows.norm(dim=1, keepdim=True)  # overflows for 3e38, and the row is kept
+    factor = torch.where(torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0))
+    return (rows * factor).double().nansum(0)
+
+
+def _finite_denominator(rows, bound):
+    return _clipped_sum(rows, bound) * COHORT / max(1, int(torch.isfinite(rows).all(1).sum()))
+
+
+def _realized_denominator(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(Channel, "denominator", property(lambda self: float(max(1, self._cohort))))
+
+
+def _realized_mean(rows, bound):
+    return _clipped_sum(rows, bound) * COHORT / max(1, len(rows))
+
+
+def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    counts = trainer.data.train.counts.double()
+    weights = counts / counts.mean()
+
+    def weighted(self, name, rows, clients):
+        value = _release(self, name, rows, clients)
+        if self._replay is not None:
+            return value
+        extra = (weights[clients] - 1) @ self.clip(name, rows).double()
+        return value + extra / self.denominator
+
+    patch.setattr(Channel, "release", weighted)
+
+
+def _silent_when_empty(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def quiet(self, name, rows, clients):
+        value = _release(self, name, rows, clients)
+        return value if len(rows) else torch.zeros_like(value)
+
+    patch.setattr(Channel, "release", quiet)
+
+
+# Cohorts
+
+_draw = samplers.BoundPoisson.draw
+
+
+def _fixed_size(self, step, coins, uses=None):
+    return torch.from_numpy(samplers.distinct_ranks(self.n, int(self.cohort), coins))
+
+
+def _same_for_two_steps(self, step, coins, uses=None):
+    return _draw(self, 0, SeededSource(0).coins("cohort", step // 2), uses)
+
+
+def _favourites(self, step, coins, uses=None):
+    ranks = _draw(self, step, coins, uses)
+    return torch.unique(torch.where(ranks >= self.n - 2, ranks % 4, ranks))
+
+
+def _cohort(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return lambda patch, trainer: patch.setattr(samplers.BoundPoisson, "draw", make)
+
+
+def _fixed_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """A fixed cohort whose law and event are those of Poisson sampling."""
+    patch.setattr(samplers.BoundFixed, "law", samplers.BoundPoisson.law)
+    patch.setattr(samplers.BoundFixed, "event", samplers.BoundPoisson.event)
+
+
+def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(SecureSource, "coins", lambda self, purpose, step: SeededSource(7).coins(purpose, step))
+
+
+def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(
+        SecureSource, "normal", lambda self, purpose, step, size: _normal(SeededSource(7), purpose, step, size)
+    )
+
+
+# Charges
+
+
+def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(release.Release, "sensitivity", property(lambda self: self.weight_bound * self.clip.bound))
+
+
+def _past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    largest = account.largest_uses
+    patch.setattr(account, "largest_uses", lambda *args, **options: largest(*args, **options) + 1)
+
+
+def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    calibrate = opening.calibrate_noise
+    patch.setattr(opening, "calibrate_noise", lambda *a, uses, **options: calibrate(*a, uses=uses - 1, **options))
+
+
+def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Reservations stay in memory until the ledger closes: a crash would forget them."""
+    from fedmtl.privacy.ledger import Ledger
+
+    append = Ledger._append
+    held: list = []
+
+    def late(self, line):
+        if line["kind"] == "reserve":
+            held.append(line)
+            return
+        if line["kind"] == "close":
+            for reserved in held:
+                append(self, reserved)
+            held.clear()
+        append(self, line)
+
+    patch.setattr(Ledger, "_append", late)
+
+
+# The algorithm
+
+
+def _data_dependent_step(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def leaky(self, problem, state, event, door):
+        before = {name: value.clone() for name, value in state.public.items()}
+        state = step(self, problem, state, event, door)
+        size = float(problem.data.train.x.abs().mean())
+        for name, value in before.items():
+            state.public[name] = value + size * (state.public[name] - value)
+        return state
+
+    patch.setattr(kind, "step", leaky)
+
+
+def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    init = kind.init
+
+    def raw(self, problem):
+        state = init(self, problem)
+        trained = problem.train_locally(self.local, problem.initial, torch.tensor([0]), round=0)[0]
+        for name in state.public:
+            state.public[name] = trained.clone()
+        return state
+
+    patch.setattr(kind, "init", raw)
+
+
+def _counts_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def leaky(self, problem, state, event, door):
+        state = step(self, problem, state, event, door)
+        state.public["weights"] = problem.data.train.counts[event.cohort].double().mean()
+        return state
+
+    patch.setattr(kind, "step", leaky)
+
+
+NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
+SAMPLER, CHARGES, TRANSCRIPT = ("sampler",), ("charges",), ("transcript",)
+
+NO_OP = [
+    Mutant("no-op: noise", _scaled(1.0), ()),
+    Mutant("no-op: clip", _sum(lambda rows, bound: _clipped_sum(rows, bound)), ()),
+    Mutant("no-op: fixed cohort", _scaled(1.0), (), "fixed"),
+    Mutant("no-op: full", _scaled(1.0), (), "full"),
+    Mutant("no-op: secure", lambda patch, trainer: None, (), "secure"),
+]
+
+MUTANTS = [
+    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY)),
+    Mutant("noise halved, everybody takes part", _scaled(0.5), (*NOISE, *CANARY), "full"),
+    Mutant("noise x 0.9", _scaled(0.9), NOISE),
+    Mutant("noise doubled", _scaled(2.0), NOISE),
+    Mutant("noise left out", _scaled(0.0), NOISE),
+    Mutant("noise on the first tensor only", _noise(_first_tensor_only), NOISE),
+    Mutant("noise on every rank", _noise(_every_rank), NOISE),
+    Mutant("Laplace for Gauss", _noise(_laplace), NOISE),
+    Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
+    Mutant("noise reused", _noise(_reused), FRESH),
+    Mutant("noise of one seed for all", _noise(_any_seed), FRESH),
+    Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
+    Mutant("noise addressed by session", _by_session, FRESH),
+    Mutant("noise of a known seed in secure mode", _known_noise, FRESH, "secure"),
+    Mutant("clip skipped", _sum(_no_clip), SENSITIVITY),
+    Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
+    Mutant("NaN pass-through", _sum(_nan_through), SENSITIVITY),
+    Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
+    Mutant("n_k weighting", _weighted, SENSITIVITY),
+    Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
+    Mutant("realized-batch denominator", _realized_denominator, (*NOISE, *CHARGES)),
+    Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),
+    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), "fixed"),
+    Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
+    Mutant("fixed cohort accounted as Poisson", _fixed_charged_as_poisson, SAMPLER, "fixed"),
+    Mutant("one cohort for two steps", _cohort(_same_for_two_steps), SAMPLER),
+    Mutant("some clients drawn more often", _cohort(_favourites), SAMPLER),
+    Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, "secure"),
+    Mutant("one use past the cap", _past_the_cap, CHARGES),
+    Mutant("calibrated for one use less", _calibrated_for_less, CHARGES, "fixed"),
+    Mutant("charged after the release", _charged_after, CHARGES),
+    Mutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
+    Mutant("raw local start", _raw_local_start, TRANSCRIPT),
+    Mutant("numbers of examples in the public state", _counts_in_public, TRANSCRIPT),
+]
