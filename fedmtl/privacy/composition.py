@@ -119,11 +119,13 @@ def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coar
     if accountant == "rdp":
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
+        import numpy as np
         from dp_accounting import gaussian_mechanism
 
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
         multiplier = gaussian.noise_multiplier / math.sqrt(parts[0][1] * uses)
-        return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta)))
+        with np.errstate(divide="ignore"):
+            return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta)))
     return _pld_epsilon(parts, uses, delta, coarsen)
 
 
