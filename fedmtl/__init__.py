@@ -19,9 +19,12 @@ _EXPORTS = {
     "LocalOptimizer": "optim",
     "LocalSGD": "optim",
     "ClientPrivacy": "privacy",
+    "CyclicCohorts": "privacy",
     "FixedCohort": "privacy",
     "FullParticipation": "privacy",
     "PoissonSampling": "privacy",
+    "QuantileClip": "privacy",
+    "RecordPrivacy": "privacy",
     "Callback": "trainer",
     "Result": "trainer",
     "Trainer": "trainer",
@@ -30,6 +33,7 @@ __all__ = [
     "PMTL",
     "Callback",
     "ClientPrivacy",
+    "CyclicCohorts",
     "Execution",
     "FedAvg",
     "FedProx",
@@ -40,6 +44,8 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "PoissonSampling",
+    "QuantileClip",
+    "RecordPrivacy",
     "Result",
     "ServerOptimizer",
     "Trainer",
@@ -53,7 +59,15 @@ if TYPE_CHECKING:
     from .data import FederatedDataset, load_data
     from .execution import Execution
     from .optim import LocalOptimizer, LocalSGD
-    from .privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling
+    from .privacy import (
+        ClientPrivacy,
+        CyclicCohorts,
+        FixedCohort,
+        FullParticipation,
+        PoissonSampling,
+        QuantileClip,
+        RecordPrivacy,
+    )
     from .trainer import Callback, Result, Trainer
 
 

@@ -14,7 +14,8 @@ from ..execution import Executor
 from ..execution.executor import by_decreasing
 from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
 from ..optim.batches import plannable
-from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..optim.private import train_privately
+from ..privacy import BoundSampler, Channel, RecordReleases, ReleasePlan
 from ..schedules import Event
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
@@ -50,6 +51,7 @@ class Problem:
         rounds: planned number of events.
         seed: of the run.
         store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
+        records: releases the gradients of local training, where single records are protected; else ``None``.
         clients: number of clients, the public nominal population.
     """
 
@@ -61,6 +63,7 @@ class Problem:
     rounds: int
     seed: int
     store_folder: Path | None = None
+    records: RecordReleases | None = None
 
     @property
     def clients(self) -> int:
@@ -95,6 +98,9 @@ class Problem:
     ) -> Tensor:
         """Every client's model after its local run.
 
+        With ``records`` it is DP-SGD on the local steps that the ledger has charged in this round: a client without
+        one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
+
         Args:
             solver: see :class:`fedmtl.optim.LocalSolver`.
             start: (D,) or (k, D).
@@ -107,6 +113,8 @@ class Problem:
             (k, D), on the device and in the dtype of ``initial``.
         """
         result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
+        if self.records is not None:
+            return self._train_privately(solver, start, clients, result, self.records, round, lam, anchor)
         counts = self.data.train.counts[clients]
         steps = solver.step_counts(counts)
         order = by_decreasing(steps)
@@ -122,6 +130,40 @@ class Problem:
                 )
 
             self.executor.map(work, len(members))
+        return result
+
+    def _train_privately(
+        self,
+        solver: LocalSolver,
+        start: Tensor,
+        clients: Tensor,
+        result: Tensor,
+        records: RecordReleases,
+        round: int,
+        lam: float,
+        anchor: Tensor | None,
+    ) -> Tensor:
+        if round == PERSONALIZE_ROUND:
+            return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
+        order = by_decreasing(records.steps(clients))
+
+        def work(stack: StackedModule, part: slice) -> None:
+            own = order[part]
+            place = own.to(start.device)
+            result[place] = train_privately(
+                stack,
+                self.data,
+                self.loss,
+                solver,
+                start if start.dim() == 1 else start[place],
+                clients=clients[own],
+                round=round,
+                records=records,
+                lam=lam,
+                anchor=anchor,
+            )
+
+        self.executor.map(work, len(clients))
         return result
 
 

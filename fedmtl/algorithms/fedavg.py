@@ -47,7 +47,15 @@ class FedAvg:
         return 0.0
 
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, stateful=False),)
+        return (
+            ReleasePlan(
+                name="update",
+                dimension=problem.dimension,
+                uses=problem.rounds,
+                stateful=False,
+                from_training=True,
+            ),
+        )
 
     def init(self, problem: Problem) -> State:
         return State({"global": problem.initial.clone()}, ClientStore(problem.clients, {}))

@@ -70,7 +70,15 @@ class PMTL:
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
             self._check_running_mean(sampler.denominator, problem.clients)
-        return (ReleasePlan(name="update", dimension=problem.dimension, uses=problem.rounds, stateful=True),)
+        return (
+            ReleasePlan(
+                name="update",
+                dimension=problem.dimension,
+                uses=problem.rounds,
+                stateful=True,
+                from_training=True,
+            ),
+        )
 
     def init(self, problem: Problem) -> State:
         fields = dict(personal_fields(problem))

@@ -5,38 +5,55 @@ has not already charged. :func:`open_channel` is the one door.
 """
 
 from .calibration import calibrate_noise
-from .channel import Channel, grid_width
-from .clip import L2Clip, clip_factors, clip_rows, clipped_sum
+from .channel import Channel
+from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
+from .coins import distinct_ranks
 from .composition import epsilon, largest_uses
+from .grid import grid_width, to_grid
 from .ledger import Ledger
-from .mechanisms import GaussianNoise
+from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .opening import open_channel
+from .quantile import QuantileClip
+from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, step_event
 from .report import PrivacyReport, SignalToNoise
 from .samplers import (
     BoundSampler,
+    CyclicCohorts,
     FixedCohort,
     FullParticipation,
     PoissonSampling,
     Sampler,
     SamplingLaw,
-    distinct_ranks,
 )
-from .settings import ClientPrivacy
+from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
+from .symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
+from .wishart import WishartNoise
 
 __all__ = [
     "BoundSampler",
     "Channel",
     "ClientPrivacy",
+    "CyclicCohorts",
+    "DiagonalLaplace",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
+    "L1Clip",
     "L2Clip",
+    "L2LaplaceNoise",
+    "LaplaceNoise",
     "Ledger",
+    "NoiseLaw",
     "NoiseSource",
+    "Owners",
     "PoissonSampling",
+    "Privacy",
     "PrivacyReport",
+    "QuantileClip",
+    "RecordPrivacy",
+    "RecordReleases",
     "Release",
     "ReleasePlan",
     "Sampler",
@@ -44,14 +61,21 @@ __all__ = [
     "SecureSource",
     "SeededSource",
     "SignalToNoise",
+    "SymmetricGaussian",
+    "SymmetricKNorm",
+    "WishartNoise",
     "calibrate_noise",
     "clip_factors",
     "clip_rows",
+    "clipped_segment_sums",
     "clipped_sum",
     "distinct_ranks",
     "epsilon",
     "grid_width",
     "largest_uses",
     "open_channel",
+    "smat",
     "step_event",
+    "svec",
+    "to_grid",
 ]

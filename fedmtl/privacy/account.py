@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,18 +17,61 @@ from .release import StepEvent
 from .samplers import BoundSampler
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What uses cost: one event for everybody, or one for each owner.
+
+    Attributes:
+        delta: of every epsilon.
+        events: the event of one charge: one of them, or one per owner, by rank.
+        repeats: charges in one use: one number, or one per owner (the local steps of one participation).
+        refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
+    """
+
+    delta: float
+    events: tuple[StepEvent, ...]
+    repeats: tuple[int, ...] = (1,)
+    refuted: str | None = None
+
+    @property
+    def accountant(self) -> str:
+        """The accountant that composes the events."""
+        return self.events[0].accountant
+
+    def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
+        """Epsilon of each owner after ``uses``, (n,) or a number; (1,) float64 where there is one event for all.
+
+        The figures are the accountant's, refuted or not.
+        """
+        owners = np.broadcast_arrays(np.arange(len(self.events)), np.asarray(self.repeats), uses)
+        return np.array([self._one(int(k), int(r) * int(u)) for k, r, u in zip(*map(np.ravel, owners), strict=True)])
+
+    def epsilon(self, uses: np.ndarray | int) -> float:
+        """The largest epsilon after ``uses``: (n,) by owner, or the same number for everybody."""
+        if len(self.events) == 1 and len(self.repeats) == 1:
+            return self._one(0, self.repeats[0] * int(np.max(uses, initial=0)))
+        return float(self.epsilons(uses).max())
+
+    def _one(self, owner: int, charges: int) -> float:
+        step = self.events[owner]
+        return epsilon(step.event, charges, self.delta, accountant=step.accountant) if charges else 0.0
+
+
 class Account:
-    """One budget, one ledger; every step costs the same event.
+    """The charges of a run against its budget.
+
+    Either every step is charged to everybody (one number), or each participation to the client that takes part, with
+    a hard cap on the uses of each.
 
     Args:
-        sampler: who takes part, with the cap on uses where participations are charged.
+        sampler: who takes part, with the cap on uses where it has one.
         steps: planned number of steps; blocks are not reserved beyond it.
-        event: what one step costs, or None where nothing is noised (epsilon is then infinite).
-        delta: of every epsilon, or None with ``event`` None.
+        cost: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        ledger: where charges are kept, or None with ``event`` None.
+        ledger: where charges are kept, or None with ``cost`` None.
         replays_free: seeded mode: a step that is replayed after a crash is the same release.
         per_participation: a client is charged for the steps it took part in, not everybody for every step.
+        caps: (n,) int64, most uses of each client by rank; None takes the sampler's cap.
         block: steps reserved by one flush to disk.
     """
 
@@ -36,18 +80,20 @@ class Account:
         sampler: BoundSampler,
         *,
         steps: int,
-        event: StepEvent | None = None,
-        delta: float | None = None,
+        cost: Cost | None = None,
         budget: float | None = None,
         ledger: Ledger | None = None,
         replays_free: bool = True,
         per_participation: bool = False,
+        caps: np.ndarray | None = None,
         block: int = 16,
     ) -> None:
-        self.event, self.delta, self.budget = event, delta, budget
+        self.cost, self.budget = cost, budget
         self.per_participation = per_participation and ledger is not None
-        self._sampler, self._steps, self._block = sampler, steps, block
-        self._capped = getattr(sampler, "max_uses", None) is not None
+        if caps is None and sampler.cap is not None:
+            caps = np.full(sampler.n, sampler.cap, dtype=np.int64)
+        self.caps = caps
+        self._steps, self._block = steps, block
         self._ledger, self._replays_free = ledger, replays_free
         self._started = False
         self._begun: set[int] = set()
@@ -56,6 +102,11 @@ class Account:
         self._uses = np.zeros(sampler.n, dtype=np.int64)
         if ledger is not None and self.per_participation:
             self._uses = ledger.uses()
+
+    @property
+    def delta(self) -> float | None:
+        """Delta of every epsilon, or None where nothing is noised."""
+        return None if self.cost is None else self.cost.delta
 
     @property
     def client_uses(self) -> Tensor:
@@ -86,13 +137,21 @@ class Account:
             return self.uses
         return max(self._ledger.spent(), self.uses)
 
-    def epsilon_at(self, uses: int) -> float:
-        """Epsilon of ``uses`` steps (or participations of one client)."""
-        if uses == 0:
+    def claimed_at(self, uses: np.ndarray | int) -> float:
+        """The accountant's largest epsilon after ``uses`` steps, or participations of each client, (n,) by rank."""
+        if not np.any(uses):
             return 0.0
-        if self.event is None or self.delta is None:
-            return math.inf
-        return epsilon(self.event.event, uses, self.delta, accountant=self.event.accountant)
+        return math.inf if self.cost is None else self.cost.epsilon(uses)
+
+    def epsilon_at(self, uses: np.ndarray | int) -> float:
+        """As :meth:`claimed_at`, but infinite where the accounting is refuted."""
+        refuted = self.cost is not None and self.cost.refuted is not None
+        return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
+
+    @property
+    def spent_uses(self) -> np.ndarray | int:
+        """As ``spent``, by rank where participations are charged."""
+        return self._uses if self.per_participation else self.spent
 
     def start(self, step: int, draw: Callable[[int], Tensor]) -> None:
         """Set the account to the first step of this session; seeded: later charged steps will be replays.
@@ -110,7 +169,7 @@ class Account:
             return
         if self._ledger is None:
             self._base = step
-            for earlier in range(step if self._capped else 0):  # no ledger remembers who took part: draw again
+            for earlier in range(0 if self.caps is None else step):  # no ledger remembers who took part: draw again
                 self._uses[draw(earlier).numpy()] += 1
         elif self._ledger.charged(before=step) < step:
             raise ResumeError(
@@ -144,7 +203,7 @@ class Account:
                 self._reserve_block(self._ledger, step)
             self._ledger.begin(step)
         self._begun.add(step)
-        if self.per_participation or self._capped:
+        if self.per_participation or self.caps is not None:
             self._uses[ranks.cpu().numpy()] += 1
 
     def close(self) -> None:
@@ -159,7 +218,7 @@ class Account:
         if room < 1:
             raise BudgetExhausted(
                 f"Step {step} would exceed the privacy budget: {charged} steps are charged, "
-                f"epsilon = {self.epsilon_at(charged):.4g} of {self.budget:g}."
+                f"epsilon = {self.claimed_at(charged):.4g} of {self.budget:g}."
             )
         ledger.reserve(step, step + min(length, room))
 
@@ -169,17 +228,18 @@ class Account:
             if recorded is None or not np.array_equal(recorded, np.sort(ranks)):
                 raise ResumeError(f"Step {step} was charged with another cohort; a replay draws the same one.")
             return
-        cap = getattr(self._sampler, "max_uses", None)
-        if cap is not None and ranks.size and int(self._uses[ranks].max()) >= cap:
-            raise BudgetExhausted(f"Step {step}: a client of the cohort has reached its cap of {cap} uses.")
-        ledger.reserve(step, step + 1, np.sort(ranks).tolist())
+        if self.caps is not None and bool((self._uses[ranks] >= self.caps[ranks]).any()):
+            full = int(self.caps[ranks][self._uses[ranks] >= self.caps[ranks]][0])
+            raise BudgetExhausted(f"Step {step}: a client of the cohort has reached its cap of {full} uses.")
+        ledger.reserve(step, step + 1, [np.sort(ranks).tolist()])
 
     def _room(self, charged: int, wanted: int) -> int:
         """How many of ``wanted`` more steps fit the budget."""
-        if self.budget is None or self.event is None or self.delta is None:
+        if self.budget is None or self.cost is None:
             return wanted
         if self._capacity is None:
-            if self.epsilon_at(max(self._steps, charged + wanted)) <= self.budget:
+            if self.claimed_at(max(self._steps, charged + wanted)) <= self.budget:
                 return wanted  # one figure answers for all the planned steps
-            self._capacity = largest_uses(self.event.event, self.budget, self.delta, accountant=self.event.accountant)
+            step = self.cost.events[0]
+            self._capacity = largest_uses(step.event, self.budget, self.cost.delta, accountant=step.accountant)
         return min(wanted, self._capacity - charged)

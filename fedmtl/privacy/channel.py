@@ -15,12 +15,15 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .account import Account
-from .clip import clip_rows, clipped_sum
-from .mechanisms import GaussianNoise
+from .clip import Clip, clip_rows, row_norms
+from .forms import contributions, shaped
+from .grid import grid_width, to_grid
+from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
+from .records import RecordReleases
 from .release import Release, ReleasePlan, bind_releases
-from .report import OUTSIDE, PrivacyReport, SignalToNoise
+from .report import PrivacyReport, SignalToNoise, channel_report
 from .samplers import BoundSampler, SamplingLaw
-from .settings import ClientPrivacy
+from .settings import ClientPrivacy, Privacy
 from .sources import NoiseSource
 
 Recording = Sequence[tuple[int, str, Tensor]]
@@ -31,37 +34,71 @@ class Channel:
 
     Attributes:
         sampler: the bound sampler, with its cap on uses where one applies.
-        releases: the typed releases, by name (empty without ``privacy``).
-        noise_multiplier: z, or None without noise.
+        releases: the typed releases, by name (empty where the messages of clients are not noised).
+        records: the record-level releases of local training, under :class:`RecordPrivacy` only; what clients send is
+            then post-processing, and :meth:`release` adds it up as it is.
+        noise_multiplier: z of every release together with its count of unclipped clients, or None without noise.
         record: set it to a list, and (step, name, value) of every release is appended.
+        notes: what the data's own preparation leaves outside of every epsilon.
     """
 
     def __init__(
         self,
-        privacy: ClientPrivacy | None,
+        privacy: Privacy | None,
         plans: tuple[ReleasePlan, ...],
         sampler: BoundSampler,
         source: NoiseSource,
         account: Account,
         *,
         law: SamplingLaw | None = None,
-        noise: GaussianNoise | None = None,
+        noise_multiplier: float | None = None,
+        records: RecordReleases | None = None,
         ledger_name: str = "none",
         replay: Recording | None = None,
     ) -> None:
-        self.sampler = sampler
+        self.sampler, self.records = sampler, records
         self.releases: dict[str, Release] = {}
-        if privacy is not None and law is not None:
-            self.releases = bind_releases(plans, sampler, law, privacy, noise)
-        self.noise_multiplier = noise.multiplier if noise is not None else None
-        self.record: list[tuple[int, str, Tensor]] | None = None
-        self._privacy, self._plans, self._law = privacy, {plan.name: plan for plan in plans}, law
-        self._source, self._account, self._ledger_name = source, account, ledger_name
+        if isinstance(privacy, ClientPrivacy) and law is not None:
+            self.releases = bind_releases(plans, sampler, law, privacy, noise_multiplier)
+        self.noise_multiplier = noise_multiplier
+        self.privacy, self.law, self.account, self.source = privacy, law, account, source
+        self.ledger_name = ledger_name
+        self.notes: tuple[str, ...] = ()
+        self._record: list[tuple[int, str, Tensor]] | None = None
+        self._plans = {plan.name: plan for plan in plans}
+        self._adaptive = privacy.clip_norm if privacy is not None else None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._drawn: dict[int, Tensor] = {}
         self._step: int | None = None
         self._cohort = 0
         self._released: set[str] = set()
+
+    @property
+    def plans(self) -> tuple[ReleasePlan, ...]:
+        """The declared releases."""
+        return tuple(self._plans.values())
+
+    @property
+    def record(self) -> list[tuple[int, str, Tensor]] | None:
+        """Where every release is appended, or None."""
+        return self._record
+
+    @record.setter
+    def record(self, to: list[tuple[int, str, Tensor]] | None) -> None:
+        self._record = to
+        if self.records is not None:
+            self.records.record = to
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep of the channel: the clip norms, where they adapt."""
+        if not isinstance(self._adaptive, QuantileClip):
+            return {}
+        return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        for name, norm in state.items():
+            self.releases[name] = self.releases[name].clipped_at(float(norm))
 
     # A step
 
@@ -76,7 +113,7 @@ class Channel:
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self._account.start(step, self._sample)
+        self.account.start(step, self._sample)
 
     def draw(self, step: int) -> Tensor:
         """The cohort of ``step``: sorted int64 ranks; the same cohort until the step begins.
@@ -90,7 +127,11 @@ class Channel:
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        return self.sampler.draw(step, self._source.coins("cohort", step), self._account.client_uses)
+        uses = self.account.client_uses
+        ranks = self.sampler.draw(step, self.source.coins("cohort", step), uses)
+        if self.records is None or self.account.caps is None:
+            return ranks
+        return ranks[uses[ranks] < torch.from_numpy(self.account.caps)[ranks]]  # an owner at its cap stays out
 
     def begin(self, step: int, ranks: Tensor) -> None:
         """Charge every release of ``step``; on return the charge is on the disk.
@@ -111,12 +152,14 @@ class Channel:
                 f"that cohort only. Call draw(step) first."
             )
         self._step = None
-        self._account.charge(step, drawn)
+        self.account.charge(step, drawn)
         del self._drawn[step]
         self._step, self._cohort, self._released = step, ranks.numel(), set()
+        if self.records is not None:
+            self.records.open(step, drawn)
 
     def release(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
-        """``(sum_k clip(rows_k) + noise) / m``: a public value.
+        """``(sum_k clip(rows_k) + noise) / m``: a public value (for matrices, see :class:`ReleasePlan`).
 
         A row with a NaN or infinity counts as zero and the denominator stays; an empty cohort still releases
         noise.
@@ -127,7 +170,7 @@ class Channel:
             clients: (k,) whose rows these are, each client once.
 
         Returns:
-            (D,) float64 on the CPU.
+            (D,) float64 on the CPU; (D, D) for a symmetric release.
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this step, no step begun, rows
@@ -135,14 +178,12 @@ class Channel:
         """
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
-        if self._replay is None:
-            value = self._noised_sum(name, rows, step) / self.denominator
-        elif (step, name) in self._replay:
-            value = self._replay[step, name].clone()
-        else:
-            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
-        if self.record is not None:
-            self.record.append((step, name, value.clone()))
+        value = self._replayed(step, name)
+        if value is None:
+            value = self._noised(name, contributions(rows, self._clip(name), self._plans[name].form), step)
+        self._note(step, name, value)
+        if isinstance(self._adaptive, QuantileClip):
+            self._adapt(name, rows, step, self._adaptive)
         return value
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
@@ -156,20 +197,55 @@ class Channel:
             (k, D), the dtype and device of ``rows``.
         """
         self._checked_rows(name, rows)
-        release = self.releases.get(name)
-        return clip_rows(rows, release.clip if release is not None else None)
+        return clip_rows(rows, self._clip(name))
 
-    def _noised_sum(self, name: str, rows: Tensor, step: int) -> Tensor:
+    def _clip(self, name: str) -> Clip | None:
         release = self.releases.get(name)
-        total = clipped_sum(rows, release.clip if release is not None else None)
-        if release is None or release.noise is None:
-            return total
-        std = release.noise.std(release.sensitivity)
-        noise = torch.from_numpy(self._source.normal(f"noise/{name}", step, release.dimension)) * std
-        if self._source.name == "secure":
-            width = grid_width(release.clip.bound, release.dimension, std)
-            return (torch.round(total / width) + torch.round(noise / width)) * width
-        return total + noise
+        return release.clip if release is not None else None
+
+    def _noised(self, name: str, total: Tensor, step: int) -> Tensor:
+        """Noised coordinates over the public denominator, in the form that is released."""
+        release, form = self.releases.get(name), self._plans[name].form
+        if release is not None and release.noise is not None:
+            noise = torch.from_numpy(release.noise.draw(self.source, f"noise/{name}", step, release.size))
+            total = self._added(total, noise * release.sensitivity, release)
+        return shaped(total / self.denominator, form)
+
+    def _added(self, total: Tensor, noise: Tensor, release: Release) -> Tensor:
+        if self.source.name != "secure":
+            return total + noise
+        assert release.noise is not None
+        bound, norm = release.contribution_bound, release.noise.norm
+        scale = release.noise.std(release.sensitivity, release.size)
+        return to_grid(total, noise, grid_width(bound, norm, release.size, scale))
+
+    def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
+        """Release how many rows were not clipped, and move the clip norm of the next step."""
+        release, key = self.releases[name], f"{name}/count"
+        value = self._replayed(step, key)
+        if value is None:
+            total = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
+            std = settings.count_std(self.denominator)
+            noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
+            if self.source.name == "secure":
+                total = to_grid(total, noise, grid_width(count_sensitivity(release.relation), "l2", 1, std))
+            else:
+                total = total + noise
+            value = total / self.denominator
+        self._note(step, key, value)
+        norm = settings.updated_norm(release.clip.bound, noisy_fraction(float(value)))
+        self.releases[name] = release.clipped_at(norm)
+
+    def _replayed(self, step: int, name: str) -> Tensor | None:
+        if self._replay is None:
+            return None
+        if (step, name) not in self._replay:
+            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
+        return self._replay[step, name].clone()
+
+    def _note(self, step: int, name: str, value: Tensor) -> None:
+        if self._record is not None:
+            self._record.append((step, name, value.clone()))
 
     def _checked_step(self, name: str, rows: Tensor, clients: Tensor) -> int:
         if self._step is None:
@@ -197,85 +273,48 @@ class Channel:
     @property
     def delta(self) -> float | None:
         """Delta of every epsilon here, or None without noise."""
-        return self._account.delta
+        return self.account.delta
 
     @property
     def uses(self) -> int:
         """Steps charged up to now (the most participations of one client, where these are charged)."""
-        return self._account.uses
+        return self.account.uses
 
     @property
     def charged_uses(self) -> int:
         """All that the ledger holds, reserved steps and crashed sessions too; never decreases in a run."""
-        return self._account.charged
+        return self.account.charged
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent up to the current step; infinite without noise, 0 when nothing has been released."""
-        return self.epsilon_at(self.uses)
+        """Epsilon spent up to the current step, the largest of all clients; infinite without noise, 0 when nothing has
+        been released."""
+        if not self._plans and self.records is None:
+            return 0.0
+        return self.account.epsilon_at(
+            self.account.client_uses.numpy() if self.account.per_participation else self.uses
+        )
 
     def epsilon_at(self, uses: int) -> float:
-        """Epsilon of ``uses`` steps (of participations of one client, where these are charged)."""
-        return self._account.epsilon_at(uses) if self._plans else 0.0
+        """Epsilon of ``uses`` steps (of participations of every client, where these are charged)."""
+        return self.account.epsilon_at(uses) if self._plans or self.records is not None else 0.0
 
     def snr(self) -> SignalToNoise | None:
         """Signal to noise of the loudest release, from public quantities only; None without noise."""
-        if self._privacy is None or self.noise_multiplier is None:
+        if self.records is not None and self.records.noise is not None and self.records.clip is not None:
+            ratio, bound = self.records.noise_ratio(), self.records.clip.bound
+            return SignalToNoise(ratio * bound, bound, ratio, what="gradient")
+        if not self.releases or self.noise_multiplier is None:
             return None
-        norm = max(r.noise_std * math.sqrt(r.dimension) for r in self.releases.values())
-        return SignalToNoise(norm, self._privacy.clip_norm, norm / self._privacy.clip_norm)
+        loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
+        norm = loudest.noise_std * math.sqrt(loudest.size)
+        return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
 
     @property
     def report(self) -> PrivacyReport:
         """What may be said of the run so far; after :meth:`close`, of the run."""
-        privacy, account, noised = self._privacy, self._account, self.noise_multiplier is not None
-        secure = self._source.name == "secure"
-        steps = account.steps_charged if account.per_participation else account.spent
-        return PrivacyReport(
-            private=privacy is not None,
-            unit=next(iter(self._plans.values())).unit if self._plans else "client",
-            relation=self._law.relation if self._law is not None else "none",
-            observer=privacy.observer if privacy is not None else "none",
-            epsilon=self.epsilon_at(account.spent),
-            delta=account.delta,
-            budget=privacy.epsilon if privacy is not None else None,
-            clip_norm=privacy.clip_norm if privacy is not None else None,
-            noise_multiplier=self.noise_multiplier,
-            noise_std=max(r.noise_std for r in self.releases.values()) if noised else None,
-            sampler=self.sampler.describe() + self._amplification(),
-            names=tuple(self._plans),
-            releases=steps * len(self._plans),
-            accountant=account.event.accountant if account.event is not None else "none",
-            source=self._source.name,
-            numerics="float64 on a public power-of-two grid" if secure else "float64",
-            guarantee=privacy.guarantee if privacy is not None else "none",
-            ledger=self._ledger_name,
-            outside=OUTSIDE if privacy is not None else (),
-        )
+        return channel_report(self)
 
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""
-        self._account.close()
-
-    def _amplification(self) -> str:
-        if self._law is None or self._law.relation != "replace" or self.noise_multiplier is None:
-            return ""
-        if self._law.per_participation:
-            return "; not amplified, a client is charged for each participation"
-        return "; amplified by sampling without replacement, valid only against outsiders who see no cohort"
-
-
-def grid_width(clip_norm: float, dimension: int, std: float) -> float:
-    """Width of the public grid of secure mode: a power of two.
-
-    Sum and noise are rounded to it apart and added exactly, so the released value is a post-processing of
-    Gaussian noise on the rounded sum. Rounding moves the sums of neighbours apart by at most ``sqrt(D)``
-    widths, and the clip's margin of ``2**-20 C`` covers that twice over.
-
-    Args:
-        clip_norm: C.
-        dimension: D.
-        std: standard deviation of the noise on the sum.
-    """
-    finest = min(clip_norm * 2.0**-21 / math.sqrt(dimension), std * 2.0**-20)
-    return 2.0 ** math.floor(math.log2(finest))
+        self.account.close()

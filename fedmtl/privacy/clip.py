@@ -97,6 +97,12 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
     return out
 
 
+def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
+    """Norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,) float64."""
+    parts = [_with_norms(chunk, clip)[1] for chunk in rows.detach().split(_block_rows(rows))]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
 def clipped_sum(rows: Tensor, clip: Clip | None) -> Tensor:
     """Sum of clipped rows, in float64, without a float64 copy of the whole matrix.
 

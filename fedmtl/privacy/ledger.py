@@ -1,7 +1,7 @@
 """The ledger: what has been charged, written and flushed to disk before the noise it pays for is drawn.
 
 Format: JSON lines, append-only. A header (settings, releases, noise, fingerprint), then ``open`` (a process
-begins, with its session number), ``reserve`` (a block of steps, or one step with its participants where
+begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
 participations are charged) and ``close`` (a clean end, which returns the steps that its own session reserved
 and never began).
 
@@ -141,18 +141,18 @@ class Ledger:
 
     # writing
 
-    def reserve(self, first: int, end: int, participants: Sequence[int] | None = None) -> None:
+    def reserve(self, first: int, end: int, cohorts: Sequence[Sequence[int]] | None = None) -> None:
         """Charge steps ``[first, end)``; returns once the line is on the disk.
 
         Args:
             first, end: the block.
-            participants: ranks that take part, where participations are charged (then ``end == first + 1``).
+            cohorts: for each step of the block, the ranks that take part, where participations are charged.
         """
         line: dict[str, Any] = {"kind": "reserve", "session": self._session, "first": first, "end": end}
-        if participants is not None:
-            line["participants"] = [int(rank) for rank in participants]
+        if cohorts is not None:
+            line["cohorts"] = [[int(rank) for rank in cohort] for cohort in cohorts]
         self._append(line)
-        self._charge(self._session, first, end, participants)
+        self._charge(self._session, first, end, cohorts)
 
     def begin(self, step: int) -> None:
         """Note that the noise of a reserved ``step`` is about to be drawn, so that a clean close keeps its
@@ -201,12 +201,13 @@ class Ledger:
 
     # state from lines
 
-    def _charge(self, session: int, first: int, end: int, participants: Sequence[int] | None) -> None:
+    def _charge(self, session: int, first: int, end: int, cohorts: Sequence[Sequence[int]] | None) -> None:
         self._charges.append((session, first, end))
         if self._free or session == self._session:
             self._paid.update(range(first, end))
-        if participants is not None:
-            self._participants[session, first] = np.asarray(participants, dtype=np.int64)
+        if cohorts is not None:
+            for step, cohort in zip(range(first, end), cohorts, strict=True):
+                self._participants[session, step] = np.asarray(cohort, dtype=np.int64)
 
     def _refund(self, session: int, unused: Sequence[int]) -> None:
         returned = set(unused)
@@ -229,7 +230,7 @@ class Ledger:
             if line["kind"] == "open":
                 self._session = int(line["session"])
             elif line["kind"] == "reserve":
-                self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("participants"))
+                self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
             elif line["kind"] == "close":
                 self._refund(int(line["session"]), line["unused"])
             else:

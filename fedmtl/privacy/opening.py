@@ -2,35 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from ..errors import ConfigError, PrivacyError
-from .account import Account
-from .calibration import calibrate_noise
+from .account import Account, Cost
+from .calibration import calibrate_multiplier
 from .channel import Channel, Recording
+from .clip import L1Clip, L2Clip
 from .composition import epsilon, largest_uses
 from .ledger import Ledger, read_header
-from .mechanisms import GaussianNoise
-from .release import ReleasePlan, StepEvent, step_event, step_law
-from .samplers import BoundFixed, BoundSampler, SamplingLaw, default_cap
-from .settings import ClientPrivacy
+from .records import Owners, RecordReleases
+from .release import LAWS, ReleasePlan, StepEvent, step_event, step_law
+from .samplers import BoundSampler, SamplingLaw
+from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a run asks for, before its noise is known."""
+
+    plans: tuple[ReleasePlan, ...]
+    sampler: BoundSampler
+    source: NoiseSource
+    steps: int
+    fingerprint: str
+    ledger_path: Path | None
+    resume: bool
+    replay: Recording | None
+    block: int | None
+
+    @property
+    def seeded(self) -> bool:
+        return self.source.name == "seeded"
+
+    def prior(self, key: str) -> Any:
+        """A field of the header of the ledger that is resumed, or None."""
+        header = read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
+        return None if header is None else header.get(key)
+
+    def ledger(self, header: dict[str, Any], *, clients: int | None) -> Ledger:
+        return Ledger(
+            self.ledger_path,
+            header,
+            fingerprint=self.fingerprint,
+            replays_free=self.seeded,
+            clients=clients,
+            resume=self.resume,
+        )
+
+    @property
+    def ledger_name(self) -> str:
+        if self.ledger_path is None:
+            return "in memory only: a crash forgets what was spent"
+        return self.ledger_path.name
+
+
 def open_channel(
-    privacy: ClientPrivacy | None,
+    privacy: Privacy | None,
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     *,
     seed: int,
     steps: int,
+    owners: Owners | None = None,
     fingerprint: str = "",
     ledger_path: Path | None = None,
     resume: bool = False,
     replay: Recording | None = None,
     block: int | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Channel:
     """Calibrate the noise, open the ledger and return the channel of one run.
 
@@ -41,6 +89,7 @@ def open_channel(
         sampler: who takes part, bound to the population.
         seed: of seeded noise and cohorts; unused by ``source="secure"``.
         steps: number of steps that the noise is calibrated for.
+        owners: of the records; needed by :class:`RecordPrivacy`.
         fingerprint: identifies data, configuration and execution; a seeded resume needs the same one.
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
             charged.
@@ -48,6 +97,7 @@ def open_channel(
         replay: ``record`` of another run; releases return its values (steps are still reserved and checked).
         block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
             the rest of a block.
+        notes: what the data's own preparation leaves outside of every epsilon; for the report.
 
     Raises:
         ConfigError: a budget that cannot be met.
@@ -55,70 +105,176 @@ def open_channel(
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
     _check_plans(plans, steps)
-    source: NoiseSource = SeededSource(seed)
+    secure = privacy is not None and privacy.source == "secure"
+    source: NoiseSource = SecureSource() if secure else SeededSource(seed)
+    run = _Run(plans, sampler, source, steps, fingerprint, ledger_path, resume, replay, block)
     if privacy is None:
         return Channel(None, plans, sampler, source, Account(sampler, steps=steps), replay=replay)
-    if privacy.source == "secure":
-        source = SecureSource()
+    if isinstance(privacy, ClientPrivacy):
+        channel = _open_clients(privacy, run)
+    elif owners is None:
+        raise PrivacyError("RecordPrivacy needs the owners of the records.")
+    else:
+        channel = _open_records(privacy, run, owners)
+    channel.notes = notes
+    return channel
+
+
+def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
+    plans, sampler, steps = run.plans, run.sampler, run.steps
     law = step_law(plans, sampler, privacy)
     if privacy.noiseless or not plans:
-        return Channel(privacy, plans, sampler, source, Account(sampler, steps=steps), law=law, replay=replay)
+        account = Account(sampler, steps=steps)
+        return Channel(privacy, plans, sampler, run.source, account, law=law, replay=run.replay)
 
     delta = privacy.resolved_delta(sampler.n)
-    prior = read_header(ledger_path) if resume and ledger_path is not None else None
-    if law.per_participation and isinstance(sampler, BoundFixed):
-        sampler = replace(sampler, max_uses=_cap(sampler, privacy, plans, law, delta, steps, prior))
-    noise = GaussianNoise(_multiplier(sampler, privacy, plans, law, delta, steps, prior))
-    event = step_event((noise.multiplier,) * len(plans), sampler, law, privacy.accountant)
-    _check_first_step(privacy, noise, event, delta)
-    seeded = privacy.source == "seeded"
-    ledger = Ledger(
-        ledger_path,
-        _header(privacy, plans, sampler, noise, delta),
-        fingerprint=fingerprint,
-        replays_free=seeded,
-        clients=sampler.n if law.per_participation else None,
-        resume=resume,
-    )
-    account = Account(
-        sampler,
-        steps=steps,
-        event=event,
-        delta=delta,
-        budget=privacy.epsilon,
-        ledger=ledger,
-        replays_free=seeded,
-        per_participation=law.per_participation,
-        block=block if block is not None else (16 if seeded else 4),
-    )
-    where = ledger_path.name if ledger_path is not None else "in memory only: a crash forgets what was spent"
-    return Channel(privacy, plans, sampler, source, account, law=law, noise=noise, ledger_name=where, replay=replay)
 
+    def step(multiplier: float) -> StepEvent:
+        return step_event(
+            (multiplier,) * len(plans),
+            sampler,
+            law,
+            privacy.accountant,
+            mechanism=privacy.mechanism,
+            sizes=tuple(plan.size for plan in plans),
+        )
 
-def _header(
-    privacy: ClientPrivacy,
-    plans: tuple[ReleasePlan, ...],
-    sampler: BoundSampler,
-    noise: GaussianNoise,
-    delta: float,
-) -> dict[str, Any]:
-    """What a resumed ledger must agree on, and where it finds its noise."""
-    return {
+    if law.per_participation:
+        sampler = _capped(sampler, privacy, run, step, delta)
+    uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
+    multiplier = _multiplier(privacy, run.prior("noise_multiplier"), step, uses, delta)
+    event = step(multiplier)
+    _check_first_step(privacy, multiplier, event, delta)
+    header = {
         "account": "global",
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
-        "max_uses": getattr(sampler, "max_uses", None),
-        "noise_multiplier": noise.multiplier,
-        "releases": [[plan.name, plan.dimension, plan.stateful] for plan in plans],
+        "max_uses": sampler.cap,
+        "noise_multiplier": multiplier,
+        "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
     }
+    ledger = run.ledger(header, clients=sampler.n if law.per_participation else None)
+    account = Account(
+        sampler,
+        steps=steps,
+        cost=Cost(delta, (event,), refuted=law.refuted),
+        budget=privacy.epsilon,
+        ledger=ledger,
+        replays_free=run.seeded,
+        per_participation=law.per_participation,
+        block=run.block if run.block is not None else (16 if run.seeded else 4),
+    )
+    return Channel(
+        privacy,
+        plans,
+        sampler,
+        run.source,
+        account,
+        law=law,
+        noise_multiplier=multiplier,
+        ledger_name=run.ledger_name,
+        replay=run.replay,
+    )
 
 
-def _check_first_step(privacy: ClientPrivacy, noise: GaussianNoise, event: StepEvent, delta: float) -> None:
+def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
+    for plan in run.plans:
+        if not plan.from_training:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "
+                f"their gradients does not cover it. Use ClientPrivacy."
+            )
+    law = SamplingLaw("add_remove", amplified=False, per_participation=True)
+    clip = (L1Clip if privacy.mechanism == "laplace" else L2Clip)(privacy.clip_norm)
+    sampler = run.sampler.capped(run.steps)
+    if privacy.noiseless:
+        records = RecordReleases(owners, clip=clip, noise=None, multipliers=None, source=run.source, replay=run.replay)
+        account = Account(sampler, steps=run.steps)
+        return Channel(privacy, run.plans, sampler, run.source, account, law=law, records=records, replay=run.replay)
+
+    delta = privacy.resolved_delta(int(owners.counts.sum()))
+    dimension = owners.dimension
+    budgets, cap = privacy.budgets(owners.ids), _participations(sampler, run.steps)
+    prior = run.prior("noise_multipliers")
+    events, multipliers, caps = [], [], []
+    for k in range(len(owners.ids)):
+        repeats = int(owners.steps[k])
+        q = float(owners.probabilities[k])
+
+        def step(multiplier: float, q: float = q) -> StepEvent:
+            from dp_accounting import dp_event
+
+            event = LAWS[privacy.mechanism](multiplier).event(dimension)
+            return StepEvent(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, privacy.accountant)
+
+        budget = budgets[k]
+        z = _multiplier(privacy, prior[k] if prior is not None else None, step, cap * repeats, delta, budget)
+        event, own = step(z), cap
+        if privacy.noise_multiplier is not None and budget is not None:
+            fitting = largest_uses(event.event, budget, delta, accountant=event.accountant) // repeats
+            if fitting < 1:
+                raise ConfigError(
+                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {budget:g} of client "
+                    f"{owners.ids[k]!r} in one round at delta = {delta:g}. Raise noise_multiplier or epsilon."
+                )
+            own = min(cap, fitting)
+        multipliers.append(float(z))
+        events.append(event)
+        caps.append(own)
+    order = torch.argsort(owners.ranks).tolist()
+    cost = Cost(delta, tuple(events[k] for k in order), tuple(int(owners.steps[k]) for k in order))
+    header = {
+        "account": "owner",
+        "privacy": asdict(privacy),
+        "delta": delta,
+        "sampler": sampler.describe(),
+        "records": owners.describe(),
+        "noise_multipliers": multipliers,
+    }
+    account = Account(
+        sampler,
+        steps=run.steps,
+        cost=cost,
+        ledger=run.ledger(header, clients=sampler.n),
+        replays_free=run.seeded,
+        per_participation=True,
+        caps=np.array([caps[k] for k in order], dtype=np.int64),
+    )
+    records = RecordReleases(
+        owners,
+        clip=clip,
+        noise=LAWS[privacy.mechanism](1.0),
+        multipliers=torch.tensor(multipliers, dtype=torch.float64),
+        source=run.source,
+        replay=run.replay,
+    )
+    return Channel(
+        privacy,
+        run.plans,
+        sampler,
+        run.source,
+        account,
+        law=law,
+        noise_multiplier=max(multipliers),
+        records=records,
+        ledger_name=run.ledger_name,
+        replay=run.replay,
+    )
+
+
+def _participations(sampler: BoundSampler, steps: int) -> int:
+    """Hard cap on the participations of one owner: the sampler's, or one above the average, rounded up."""
+    if sampler.cap is not None:
+        return sampler.cap
+    return min(steps, math.ceil(steps * sampler.probability) + 1)
+
+
+def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: StepEvent, delta: float) -> None:
     budget = privacy.epsilon
     if budget is not None and epsilon(event.event, 1, delta, accountant=event.accountant) > budget:
         raise ConfigError(
-            f"ClientPrivacy: noise_multiplier {noise.multiplier:g} spends more than epsilon = {budget:g} in "
+            f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {budget:g} in "
             f"one step at delta = {delta:g}. Raise noise_multiplier or epsilon, or leave the former out."
         )
 
@@ -135,47 +291,34 @@ def _check_plans(plans: tuple[ReleasePlan, ...], steps: int) -> None:
             )
 
 
-def _cap(
-    sampler: BoundFixed,
-    privacy: ClientPrivacy,
-    plans: tuple[ReleasePlan, ...],
-    law: SamplingLaw,
-    delta: float,
-    steps: int,
-    prior: dict[str, Any] | None,
-) -> int:
-    """Hard cap on the participations of one client; within the budget where the noise is fixed."""
-    if prior is not None and isinstance(prior.get("max_uses"), int):
-        return int(prior["max_uses"])
-    cap = sampler.max_uses if sampler.max_uses is not None else default_cap(steps, sampler.probability)
-    if privacy.noise_multiplier is not None and privacy.epsilon is not None:
-        event = step_event((privacy.noise_multiplier,) * len(plans), sampler, law, privacy.accountant)
+def _capped(
+    sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, step: Callable[[float], StepEvent], delta: float
+) -> BoundSampler:
+    """The sampler with a hard cap on the participations of one client; within the budget where the noise is fixed."""
+    prior = run.prior("max_uses")
+    if isinstance(prior, int):
+        return sampler.with_cap(prior)
+    sampler = sampler.capped(run.steps)
+    if privacy.noise_multiplier is not None and privacy.epsilon is not None and sampler.cap is not None:
+        event = step(privacy.noise_multiplier)
         fitting = largest_uses(event.event, privacy.epsilon, delta, accountant=event.accountant)
-        return max(1, min(cap, fitting))
-    return cap
+        return sampler.with_cap(max(1, min(sampler.cap, fitting)))
+    return sampler
 
 
 def _multiplier(
-    sampler: BoundSampler,
-    privacy: ClientPrivacy,
-    plans: tuple[ReleasePlan, ...],
-    law: SamplingLaw,
+    privacy: Privacy,
+    prior: float | None,
+    step: Callable[[float], StepEvent],
+    uses: int,
     delta: float,
-    steps: int,
-    prior: dict[str, Any] | None,
+    budget: float | None = None,
 ) -> float:
-    if prior is not None and isinstance(prior.get("noise_multiplier"), float):
-        return float(prior["noise_multiplier"])
+    """Noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget."""
+    if isinstance(prior, float):
+        return prior
     if privacy.noise_multiplier is not None:
         return float(privacy.noise_multiplier)
-    assert privacy.epsilon is not None
-    uses = getattr(sampler, "max_uses", None) if law.per_participation else steps
-    return calibrate_noise(
-        sampler,
-        law,
-        target=float(privacy.epsilon),
-        delta=delta,
-        uses=int(uses or steps),
-        releases=len(plans),
-        accountant=privacy.accountant,
-    )
+    target = privacy.epsilon if budget is None else budget
+    assert isinstance(target, (int, float))
+    return calibrate_multiplier(step, target=float(target), delta=delta, uses=uses)

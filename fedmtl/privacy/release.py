@@ -6,17 +6,25 @@ draws the cohort, so the noise, the sampling and the accountant cannot disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .._check import positive, positive_int
+from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
-from .clip import L2Clip
-from .mechanisms import GaussianNoise
+from .clip import L1Clip, L2Clip
+from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
-from .settings import Accountant, ClientPrivacy, Observer
+from .settings import Accountant, ClientPrivacy, Mechanism, Observer
+from .symmetric import DiagonalLaplace, SymmetricGaussian
 
 Unit = Literal["client", "record"]
+Form = Literal["vector", "symmetric", "diagonal"]
+LAWS: dict[str, type[NoiseLaw]] = {
+    "gaussian": GaussianNoise,
+    "laplace": LaplaceNoise,
+    "l2_laplace": L2LaplaceNoise,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +33,14 @@ class ReleasePlan:
 
     Args:
         name: key of the release, unique within an algorithm, such as ``"update"``.
-        dimension: length D of the released vector.
+        dimension: length d of the row that each client contributes.
         uses: number of steps in which it is released.
         unit: what is protected.
         stateful: whether clients keep private state between steps that later releases depend on.
+        form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
+            (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
+        from_training: whether the rows depend on private data only through ``Problem.train_locally``; under
+            :class:`RecordPrivacy` they are then post-processing of noised gradients.
 
     Raises:
         ConfigError: an empty name, or a dimension or number of uses below 1.
@@ -39,11 +51,20 @@ class ReleasePlan:
     uses: int
     unit: Unit = "client"
     stateful: bool
+    form: Form = "vector"
+    from_training: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("ReleasePlan.name is empty; it must name the release.")
         positive_int(self, dimension=self.dimension, uses=self.uses)
+        one_of(self, ("client", "record"), unit=self.unit)
+        one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
+
+    @property
+    def size(self) -> int:
+        """Number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
+        return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +72,9 @@ class Release:
     """One release of a noised, clipped sum over a cohort, divided by a public constant.
 
     Attributes:
-        name, dimension: from the plan.
-        unit: what is protected.
-        relation: how neighbouring populations differ: one client added or removed, or replaced.
+        name, dimension, form, unit: from the plan.
         observer: who sees the release.
-        clip: bound on one client's contribution.
+        clip: bound C on one client's row.
         noise: law of the noise, or None for clipping only.
         sampling: who takes part.
         law: what the sampler guarantees against this observer.
@@ -64,10 +83,11 @@ class Release:
 
     name: str
     dimension: int
+    form: Form = "vector"
     unit: Unit
     observer: Observer
-    clip: L2Clip
-    noise: GaussianNoise | None
+    clip: L1Clip | L2Clip
+    noise: NoiseLaw | None
     sampling: BoundSampler
     law: SamplingLaw
     weight_bound: float = 1.0
@@ -79,10 +99,19 @@ class Release:
                 f"Release {self.name!r}: unit={self.unit!r} with {type(self.sampling).__name__} is not "
                 f"supported; this sampler draws clients."
             )
-        if self.noise is not None and self.noise.norm != self.clip.norm:
+        if self.noise is None:
+            return
+        if self.form == "vector" and self.noise.norm != self.clip.norm:
             raise PrivacyError(
                 f"Release {self.name!r}: {type(self.noise).__name__} needs a bound on the {self.noise.norm} "
                 f"norm, but {type(self.clip).__name__} bounds the {self.clip.norm} norm."
+            )
+        if self.form != "vector" and self.clip.norm != "l2":
+            raise PrivacyError(f"Release {self.name!r}: a {self.form} release needs an L2 clip of the rows.")
+        if self.form == "symmetric" and self.noise.norm != "l2":
+            raise PrivacyError(
+                f"Release {self.name!r}: {type(self.noise).__name__} on a symmetric matrix is not supported; use "
+                f"GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
     @property
@@ -91,9 +120,28 @@ class Release:
         return self.law.relation
 
     @property
+    def size(self) -> int:
+        """Number of noised coordinates."""
+        return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
+
+    @property
     def sensitivity(self) -> float:
-        """S: the most the sum moves between neighbours: w_max C for add/remove, 2 w_max C for replace-one."""
-        return self.weight_bound * self.clip.bound * (2.0 if self.relation == "replace" else 1.0)
+        """S: the most the sum moves between neighbours, in the norm that the noise needs.
+
+        A vector moves by w_max C, and by 2 w_max C for replace-one. A matrix w w^T moves by C^2 in the Frobenius norm
+        and by sqrt(2) C^2 for replace-one: ||u u^T - v v^T||_F^2 = ||u||^4 + ||v||^4 - 2 (u.v)^2. Its diagonal moves
+        as much in the L2 norm, and by C^2 or 2 C^2 in the L1 norm.
+        """
+        if self.form == "vector":
+            return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
+        diagonal = self.form == "diagonal" and self.noise is not None and self.noise.norm == "l1"
+        law = DiagonalLaplace if diagonal else SymmetricGaussian
+        return self.weight_bound * law.sensitivity(self.clip.bound, self.relation)
+
+    @property
+    def contribution_bound(self) -> float:
+        """The most that one client contributes to the sum: w_max C, or w_max C^2 of an outer product."""
+        return self.weight_bound * (self.clip.bound if self.form == "vector" else self.clip.bound**2)
 
     @property
     def denominator(self) -> float:
@@ -102,8 +150,12 @@ class Release:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of one coordinate of the released mean; 0 without noise."""
-        return 0.0 if self.noise is None else self.noise.std(self.sensitivity) / self.denominator
+        """Root mean square of one noised coordinate of the released mean; 0 without noise."""
+        return 0.0 if self.noise is None else self.noise.std(self.sensitivity, self.size) / self.denominator
+
+    def clipped_at(self, bound: float) -> Release:
+        """This release with another clip norm."""
+        return replace(self, clip=replace(self.clip, bound=bound))
 
 
 @dataclass(frozen=True)
@@ -120,35 +172,53 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     Raises:
         PrivacyError: a combination no accountant supports, named.
     """
-    law = sampler.law(stateful=any(plan.stateful for plan in plans), observer=privacy.observer)
-    cap = getattr(sampler, "max_uses", None)
-    if law.amplified and cap is not None:
-        raise PrivacyError(
-            "FixedCohort(max_uses=...) with stateless clients and observer='public' is not supported: a cap "
-            "on uses changes the law of the cohort, and sampling without replacement no longer amplifies. "
-            "Leave max_uses out, or use observer='clients'."
-        )
-    if privacy.guarantee == "paper" and law.per_participation:
-        raise PrivacyError(
-            "guarantee='paper' with FixedCohort is not supported for stateful clients or observer='clients': "
-            "the published figure counts on a secret cohort. Use guarantee='sound', or PoissonSampling."
-        )
-    return law
+    return sampler.law(
+        stateful=any(plan.stateful for plan in plans), observer=privacy.observer, guarantee=privacy.guarantee
+    )
 
 
 def step_event(
-    noise_multipliers: tuple[float, ...], sampler: BoundSampler, law: SamplingLaw, accountant: Accountant
+    multipliers: tuple[float, ...],
+    sampler: BoundSampler,
+    law: SamplingLaw,
+    accountant: Accountant,
+    *,
+    mechanism: Mechanism = "gaussian",
+    sizes: tuple[int, ...] = (),
 ) -> StepEvent:
-    """The event of one step with one Gaussian release per multiplier, all under the same cohort.
+    """The event of one step with one release per multiplier, all under the same cohort.
 
-    Releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
-    vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled
-    would understate epsilon.
+    Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
+    vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled would
+    understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere.
+
+    Args:
+        multipliers: noise scale over sensitivity, by release.
+        sampler, law: who takes part, and what that guarantees.
+        accountant: asked for; sampling without replacement always uses RDP.
+        mechanism: of every release.
+        sizes: noised coordinates of each release; needed by ``"l2_laplace"``.
+
+    Raises:
+        PrivacyError: a combination no accountant supports, named.
     """
-    joint = GaussianNoise(sum(z**-2.0 for z in noise_multipliers) ** -0.5)
-    event = sampler.event(joint.event(), amplified=law.amplified)
+    from dp_accounting import dp_event
+
+    if mechanism == "gaussian":
+        joint: Any = GaussianNoise(sum(z**-2.0 for z in multipliers) ** -0.5).event()
+    else:
+        widths = sizes or (1,) * len(multipliers)
+        events = [LAWS[mechanism](z).event(size) for z, size in zip(multipliers, widths, strict=True)]
+        joint = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+        if len(events) > 1 and law.amplified:
+            raise PrivacyError(
+                f"{len(events)} releases with mechanism={mechanism!r} under one sampled cohort are not supported: they "
+                f"share its coins. Use mechanism='gaussian', or a schedule without sampling."
+            )
     without_replacement = law.amplified and law.relation == "replace"
-    return StepEvent(event, "rdp" if without_replacement else accountant)
+    if without_replacement and mechanism != "gaussian":
+        raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
+    return StepEvent(sampler.event(joint, law), "rdp" if without_replacement else accountant)
 
 
 def bind_releases(
@@ -156,16 +226,24 @@ def bind_releases(
     sampler: BoundSampler,
     law: SamplingLaw,
     privacy: ClientPrivacy,
-    noise: GaussianNoise | None,
+    multiplier: float | None,
 ) -> dict[str, Release]:
-    """The typed releases of an algorithm, by name."""
+    """The typed releases of an algorithm, by name; with a :class:`QuantileClip`, what the count leaves of the noise."""
+    noise: NoiseLaw | None = None
+    if multiplier is not None:
+        if isinstance(privacy.clip_norm, QuantileClip):
+            count = privacy.clip_norm.count_multiplier(sampler.denominator, law.relation)
+            multiplier = split_multiplier(multiplier, count)
+        noise = LAWS[privacy.mechanism](multiplier)
+    clip = (L1Clip if privacy.mechanism == "laplace" else L2Clip)(privacy.initial_norm)
     return {
         plan.name: Release(
             name=plan.name,
             dimension=plan.dimension,
+            form=plan.form,
             unit=plan.unit,
             observer=privacy.observer,
-            clip=L2Clip(privacy.clip_norm),
+            clip=clip if plan.form == "vector" else L2Clip(privacy.initial_norm),
             noise=noise,
             sampling=sampler,
             law=law,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .settings import ClientPrivacy, RecordPrivacy
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .samplers import SamplingLaw
 
 SIMULATED = (
     "simulated: the seed is stored with the run, so these outputs are not private; "
@@ -15,6 +23,7 @@ OUTSIDE = (
     "the choice of hyper-parameters, if they were tuned on these data",
     "metrics on private data printed while the run goes on (private/ folder)",
 )
+RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +32,17 @@ class PrivacyReport:
 
     Attributes:
         unit, relation, observer: what is protected, how neighbours differ, from whom.
-        epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was released.
-        budget: the epsilon that ends the run, or None.
-        clip_norm, noise_multiplier, noise_std: C; standard deviation over sensitivity; standard deviation of
-            one coordinate of a released mean.
+        epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was released. Where every
+            client has an account of its own, epsilon is the largest.
+        claimed: the published figure, where ``guarantee`` is ``"paper"``; None elsewhere.
+        refuted: why the published figure does not hold (epsilon is then infinite), or None.
+        by_owner: smallest, median and largest epsilon of the clients' own accounts, or None.
+        budget: the epsilon that ends the run (the largest of the clients' own), or None.
+        clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation of
+            one coordinate of a released mean. A range of multipliers is written as its largest.
+        mechanism: the law of the noise.
         sampler: the cohort's law, in words.
+        records: the law of the records drawn by a client, in words; None where the unit is a client.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics, guarantee: how the figure and the noise were computed.
         ledger: where the charges are kept.
@@ -40,11 +55,16 @@ class PrivacyReport:
     observer: str
     epsilon: float
     delta: float | None
+    claimed: float | None = None
+    refuted: str | None = None
+    by_owner: tuple[float, float, float] | None = None
     budget: float | None
     clip_norm: float | None
     noise_multiplier: float | None
     noise_std: float | None
+    mechanism: str = "gaussian"
     sampler: str
+    records: str | None = None
     names: tuple[str, ...]
     releases: int
     accountant: str
@@ -58,7 +78,7 @@ class PrivacyReport:
         """JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         fields = {"headline": self.headline, **asdict(self)}
         del fields["private"]  # the headline says it better
-        fields["names"], fields["outside"] = list(self.names), list(self.outside)
+        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
         return {key: "inf" if value == math.inf else value for key, value in fields.items()}
 
     @property
@@ -70,6 +90,8 @@ class PrivacyReport:
             return "not private: epsilon = inf, no clip, no noise"
         if self.noise_multiplier is None:
             return "not private: epsilon = inf, clip only, no noise"
+        if self.refuted is not None:
+            return "not private: epsilon = inf, the published accounting does not hold"
         if self.source == "seeded":
             return SIMULATED
         return f"private: epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}"
@@ -79,20 +101,111 @@ class PrivacyReport:
         if not self.private:
             return self.headline
         at = "" if self.delta is None else f" at delta = {self.delta:.3g}"
-        rows = [
-            ("epsilon", f"{self.epsilon:.4g}{at}"),
+        rows = [("epsilon", f"{self.epsilon:.4g}{at}")]
+        if self.by_owner is not None:
+            low, middle, high = self.by_owner
+            rows.append(("by client", f"smallest {low:.4g}, median {middle:.4g}, largest {high:.4g}"))
+        if self.claimed is not None:
+            rows.append(("claimed", f"{self.claimed:.4g}{at}, by the published accounting"))
+        if self.refuted is not None:
+            rows.append(("refuted", self.refuted))
+        noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
+        rows += [
             ("budget", "none" if self.budget is None else f"{self.budget:g}"),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", self.sampler),
+            *([("records", self.records)] if self.records is not None else []),
             ("releases", f"{self.releases} ({', '.join(self.names) or 'nothing is released'})"),
             ("clip norm", f"{self.clip_norm:g}"),
-            ("noise", "none" if self.noise_multiplier is None else f"multiplier {self.noise_multiplier:.5g}"),
+            ("noise", noise),
             ("accountant", f"{self.accountant}, guarantee {self.guarantee}"),
             ("noise source", f"{self.source}, {self.numerics}"),
             ("ledger", self.ledger),
             ("outside", "; ".join(self.outside)),
         ]
         return "\n".join([self.headline, *(f"  {label:<13}{text}" for label, text in rows)])
+
+
+def channel_report(channel: Channel) -> PrivacyReport:
+    """The report of a channel, as it stands."""
+    privacy, account, law = channel.privacy, channel.account, channel.law
+    names, epsilon = tuple(plan.name for plan in channel.plans), 0.0
+    records = channel.records
+    if records is not None:
+        names = ("gradient",)
+    if names:
+        epsilon = account.epsilon_at(account.spent_uses)
+    paper = isinstance(privacy, ClientPrivacy) and privacy.guarantee == "paper"
+    steps = account.steps_charged if account.per_participation else account.spent
+    releases = steps * len(names)
+    if records is not None:
+        releases = int((account.client_uses * records.owners.by_rank(records.owners.steps)).sum())
+    stds = [release.noise_std for release in channel.releases.values()]
+    secure = channel.source.name == "secure"
+    return PrivacyReport(
+        private=privacy is not None,
+        unit="record" if records is not None else channel.plans[0].unit if channel.plans else "client",
+        relation=law.relation if law is not None else "none",
+        observer=_observer(channel),
+        epsilon=epsilon,
+        delta=account.delta,
+        claimed=account.claimed_at(account.spent_uses) if paper and account.cost is not None else None,
+        refuted=account.cost.refuted if account.cost is not None else None,
+        by_owner=_by_owner(channel),
+        budget=_budget(channel),
+        clip_norm=_clip_norm(channel),
+        noise_multiplier=channel.noise_multiplier,
+        noise_std=max(stds) if stds and channel.noise_multiplier is not None else None,
+        mechanism=privacy.mechanism if privacy is not None else "none",
+        sampler=channel.sampler.describe() + _amplification(law, noised=channel.noise_multiplier is not None),
+        records=records.owners.describe() if records is not None else None,
+        names=names,
+        releases=releases,
+        accountant=account.cost.accountant if account.cost is not None else "none",
+        source=channel.source.name,
+        numerics="float64 on a public power-of-two grid" if secure else "float64",
+        guarantee=privacy.guarantee if isinstance(privacy, ClientPrivacy) else "sound" if privacy else "none",
+        ledger=channel.ledger_name,
+        outside=() if privacy is None else OUTSIDE + (RECORDS_OUTSIDE if records is not None else ()) + channel.notes,
+    )
+
+
+def _observer(channel: Channel) -> str:
+    if isinstance(channel.privacy, ClientPrivacy):
+        return channel.privacy.observer
+    return "none" if channel.privacy is None else "server, other clients and public"
+
+
+def _by_owner(channel: Channel) -> tuple[float, float, float] | None:
+    if channel.records is None or channel.account.cost is None:
+        return None
+    values = channel.account.cost.epsilons(np.asarray(channel.account.spent_uses))
+    return float(values.min()), float(np.median(values)), float(values.max())
+
+
+def _budget(channel: Channel) -> float | None:
+    privacy = channel.privacy
+    if not isinstance(privacy, RecordPrivacy) or channel.records is None:
+        return privacy.epsilon if isinstance(privacy, ClientPrivacy) else None
+    budgets = [value for value in privacy.budgets(channel.records.owners.ids) if value is not None]
+    return max(budgets, default=None)
+
+
+def _clip_norm(channel: Channel) -> float | None:
+    if channel.privacy is None:
+        return None
+    norms = [release.clip.bound for release in channel.releases.values()]
+    return max(norms) if norms else float(channel.privacy.initial_norm)
+
+
+def _amplification(law: SamplingLaw | None, *, noised: bool) -> str:
+    if law is None or not noised:
+        return ""
+    if law.per_participation:
+        return "; not amplified, a client is charged for each participation"
+    if law.relation == "replace":
+        return "; amplified by sampling without replacement, valid only against outsiders who see no cohort"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +217,13 @@ class SignalToNoise:
             of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
         ratio: ``noise_norm / clip_norm``.
+        what: the kind of release.
     """
 
     noise_norm: float
     clip_norm: float
     ratio: float
+    what: str = "mean"
 
     @property
     def warning(self) -> str | None:
@@ -123,6 +238,6 @@ class SignalToNoise:
     def text(self) -> str:
         """One line."""
         return (
-            f"the noise on a released mean has norm {self.noise_norm:.3g}, "
+            f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, "
             f"{self.ratio:.3g} times the clip norm {self.clip_norm:g}"
         )

@@ -33,27 +33,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .._check import positive, positive_int
-from ..errors import BudgetExhausted, ConfigError
+from ..errors import BudgetExhausted, ConfigError, PrivacyError
+from .coins import Coins, distinct_ranks
 
 if TYPE_CHECKING:
-    from .settings import Observer
+    from .settings import Guarantee, Observer
 
-Relation = Literal["add_remove", "replace"]
+Relation = Literal["add_remove", "replace", "zero_out"]
+"""How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
+takes part when is public."""
 
 
-class Coins(Protocol):
-    """Random bits for one draw of a cohort."""
-
-    def uniform(self, count: int) -> np.ndarray:
-        """``count`` float64 numbers in [0, 1) with 53 random bits each."""
+_KNOWN_COHORT = "the other clients together can tell who was drawn, so secret sampling protects nobody from them"
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,13 @@ class SamplingLaw:
         relation: how neighbouring populations differ.
         amplified: whether the event of one step accounts for secrecy of the sample.
         per_participation: charge a client for each step it took part in, instead of everybody for every step.
+        refuted: why the published accounting, which this is, does not hold; ``None`` where it does.
     """
 
     relation: Relation
     amplified: bool
     per_participation: bool
+    refuted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,34 @@ class BoundSampler(ABC):
         """Probability that a given client takes part in a given step."""
         return self.denominator / self.n
 
-    @abstractmethod
-    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
-        """What holds when clients keep state (or not) and ``observer`` sees the releases."""
+    @property
+    def cap(self) -> int | None:
+        """Hard cap on the steps in which one client takes part, or None."""
+        return None
+
+    def capped(self, steps: int) -> BoundSampler:
+        """This sampler with its own cap for a run of ``steps``; itself where it has none."""
+        return self
+
+    def with_cap(self, max_uses: int) -> BoundSampler:
+        """This sampler with another cap, where it has one."""
+        return self
 
     @abstractmethod
-    def event(self, event: Any, *, amplified: bool) -> Any:
-        """The ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn."""
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+        """What holds when clients keep state (or not) and ``observer`` sees the releases.
+
+        Raises:
+            PrivacyError: no accountant covers the combination, named.
+        """
+
+    @abstractmethod
+    def event(self, event: Any, law: SamplingLaw) -> Any:
+        """The ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn.
+
+        Raises:
+            PrivacyError: no accountant covers the combination, named.
+        """
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -120,27 +141,42 @@ class BoundSampler(ABC):
 @dataclass(frozen=True)
 class BoundPoisson(BoundSampler):
     cohort: float
+    max_cohort: int | None = None
 
     @property
     def denominator(self) -> float:
         return float(self.cohort)
 
-    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+        if self.max_cohort is not None and (stateful or observer != "public"):
+            raise PrivacyError(
+                "PoissonSampling(max_cohort=...) is not supported for stateful clients or observer='clients': with a "
+                "cap on the cohort, who takes part is no longer independent of the others. Leave max_cohort out, or "
+                "use a stateless algorithm with observer='public'."
+            )
         return SamplingLaw("add_remove", amplified=True, per_participation=False)
 
-    def event(self, event: Any, *, amplified: bool) -> Any:
+    def event(self, event: Any, law: SamplingLaw) -> Any:
         from dp_accounting import dp_event
 
-        return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
+        if self.max_cohort is None:
+            return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
+        if not isinstance(event, dp_event.GaussianDpEvent):
+            raise PrivacyError(f"PoissonSampling(max_cohort=...) is accounted for Gaussian noise only, not {event}.")
+        return dp_event.TruncatedSubsampledGaussianDpEvent(
+            self.n, self.probability, self.max_cohort, event.noise_multiplier
+        )
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         from scipy.stats import binom
 
         size = int(binom.ppf(float(coins.uniform(1)[0]), self.n, self.probability))
-        return torch.from_numpy(distinct_ranks(self.n, max(size, 0), coins))
+        size = max(size, 0) if self.max_cohort is None else min(max(size, 0), self.max_cohort)
+        return torch.from_numpy(distinct_ranks(self.n, size, coins))
 
     def describe(self) -> str:
-        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g})"
+        cap = "" if self.max_cohort is None else f", at most {self.max_cohort} a step"
+        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g}){cap}"
 
 
 @dataclass(frozen=True)
@@ -152,14 +188,37 @@ class BoundFixed(BoundSampler):
     def denominator(self) -> float:
         return float(self.cohort)
 
-    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+    @property
+    def cap(self) -> int | None:
+        return self.max_uses
+
+    def capped(self, steps: int) -> BoundFixed:
+        """One above the average number of uses, rounded up, so that cohorts stay full."""
+        if self.max_uses is not None:
+            return self
+        return replace(self, max_uses=min(steps, math.ceil(steps * self.probability) + 1))
+
+    def with_cap(self, max_uses: int) -> BoundFixed:
+        return replace(self, max_uses=max_uses)
+
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
         amplified = not stateful and observer == "public"
+        if amplified and self.max_uses is not None:
+            raise PrivacyError(
+                "FixedCohort(max_uses=...) with stateless clients and observer='public' is not supported: a cap "
+                "on uses changes the law of the cohort, and sampling without replacement no longer amplifies. "
+                "Leave max_uses out, or use observer='clients'."
+            )
+        if guarantee == "paper" and not amplified:
+            return SamplingLaw("add_remove", amplified=True, per_participation=False, refuted=_KNOWN_COHORT)
         return SamplingLaw("replace", amplified=amplified, per_participation=not amplified)
 
-    def event(self, event: Any, *, amplified: bool) -> Any:
+    def event(self, event: Any, law: SamplingLaw) -> Any:
         from dp_accounting import dp_event
 
-        return dp_event.SampledWithoutReplacementDpEvent(self.n, self.cohort, event) if amplified else event
+        if law.refuted is not None:
+            return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
+        return dp_event.SampledWithoutReplacementDpEvent(self.n, self.cohort, event) if law.amplified else event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         if self.max_uses is None:
@@ -180,15 +239,49 @@ class BoundFixed(BoundSampler):
 
 
 @dataclass(frozen=True)
+class BoundCyclic(BoundSampler):
+    cohort: int
+    max_uses: int | None = None
+
+    @property
+    def denominator(self) -> float:
+        return float(self.cohort)
+
+    @property
+    def cap(self) -> int | None:
+        return self.max_uses
+
+    def capped(self, steps: int) -> BoundCyclic:
+        """The most turns that ``steps`` rounds give one client."""
+        return self if self.max_uses is not None else replace(self, max_uses=math.ceil(steps * self.cohort / self.n))
+
+    def with_cap(self, max_uses: int) -> BoundCyclic:
+        return replace(self, max_uses=max_uses)
+
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+        return SamplingLaw("zero_out", amplified=False, per_participation=True)
+
+    def event(self, event: Any, law: SamplingLaw) -> Any:
+        return event
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        return torch.sort((step * self.cohort + torch.arange(self.cohort)) % self.n).values
+
+    def describe(self) -> str:
+        cap = f", each at most {self.max_uses} times" if self.max_uses is not None else ""
+        return f"{self.cohort} of {self.n} clients in turn, publicly{cap}"
+
+
+@dataclass(frozen=True)
 class BoundFull(BoundSampler):
     @property
     def denominator(self) -> float:
         return float(self.n)
 
-    def law(self, *, stateful: bool, observer: Observer) -> SamplingLaw:
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("add_remove", amplified=False, per_participation=False)
 
-    def event(self, event: Any, *, amplified: bool) -> Any:
+    def event(self, event: Any, law: SamplingLaw) -> Any:
         return event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -204,17 +297,26 @@ class PoissonSampling:
 
     Args:
         cohort: expected number of clients a step, above 0 and at most the population; the public denominator.
+        max_cohort: most clients a step: a larger draw is cut to a uniform subset of this size (truncated Poisson).
+            Accounted for stateless algorithms with ``observer="public"`` only.
     """
 
     cohort: float = 100
+    max_cohort: int | None = None
 
     def __post_init__(self) -> None:
         positive(self, cohort=self.cohort)
+        if self.max_cohort is not None:
+            positive_int(self, max_cohort=self.max_cohort)
+            if self.max_cohort < self.cohort:
+                raise ConfigError(
+                    f"PoissonSampling.max_cohort is {self.max_cohort}; it must be at least the cohort, {self.cohort:g}."
+                )
 
     def bind(self, n: int) -> BoundPoisson:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
         _fits(self, self.cohort, n)
-        return BoundPoisson(n, self.cohort)
+        return BoundPoisson(n, self.cohort, self.max_cohort)
 
 
 @dataclass(frozen=True)
@@ -245,6 +347,28 @@ class FixedCohort:
 
 
 @dataclass(frozen=True)
+class CyclicCohorts:
+    """Clients take turns, ``cohort`` at a time, in a fixed public order: no coin, so nothing is amplified.
+
+    Who takes part when is public, so neighbours differ by one client whose data are replaced by nothing
+    ("zero_out"); a client is charged for each of its turns.
+
+    Args:
+        cohort: number of clients a step, at most the population.
+    """
+
+    cohort: int
+
+    def __post_init__(self) -> None:
+        positive_int(self, cohort=self.cohort)
+
+    def bind(self, n: int) -> BoundCyclic:
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        _fits(self, self.cohort, n)
+        return BoundCyclic(n, self.cohort)
+
+
+@dataclass(frozen=True)
 class FullParticipation:
     """Every client takes part in every step."""
 
@@ -254,31 +378,7 @@ class FullParticipation:
         return BoundFull(n)
 
 
-Sampler = PoissonSampling | FixedCohort | FullParticipation
-
-
-def distinct_ranks(n: int, size: int, coins: Coins) -> np.ndarray:
-    """A uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size), not O(n), for
-    small sizes.
-
-    Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform sampling
-    without replacement; more than half of the population is drawn as a complement.
-    """
-    if 2 * size > n:
-        left_out = distinct_ranks(n, n - size, coins)
-        return np.delete(np.arange(n, dtype=np.int64), left_out)
-    drawn = np.empty(0, dtype=np.int64)
-    while drawn.size < size:
-        fresh = np.floor(coins.uniform(size - drawn.size + 16) * n).astype(np.int64)
-        drawn = np.concatenate([drawn, fresh])
-        _, first = np.unique(drawn, return_index=True)
-        drawn = drawn[np.sort(first)]
-    return np.sort(drawn[:size])
-
-
-def default_cap(steps: int, probability: float) -> int:
-    """Default cap on the uses of one client of a fixed cohort: one above the average; cohorts stay full."""
-    return min(steps, math.ceil(steps * probability) + 1)
+Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation
 
 
 def _fits(owner: object, cohort: float, n: int) -> None:

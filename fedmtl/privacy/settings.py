@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from .._check import one_of, positive
 from ..errors import ConfigError
+from .quantile import QuantileClip
 
 Observer = Literal["clients", "public"]
 Guarantee = Literal["sound", "paper"]
 Accountant = Literal["pld", "rdp"]
 SourceName = Literal["seeded", "secure"]
+Mechanism = Literal["gaussian", "laplace", "l2_laplace", "wishart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,48 +23,108 @@ class ClientPrivacy:
     """Differential privacy whose protected unit is a client with all its examples.
 
     Args:
-        clip_norm: bound C on the L2 norm of everything one client contributes to one release, above 0.
+        clip_norm: bound C on the norm of everything one client contributes to one release, above 0: the L1 norm for
+            ``mechanism="laplace"``, else the L2 norm. A :class:`QuantileClip` follows a quantile of the clients' norms
+            instead, whose cost is part of the same budget.
         epsilon: the budget. Without ``noise_multiplier`` the noise is calibrated to it; with one it is a hard
             budget that ends the run. ``math.inf`` clips without noise; the reported epsilon is then infinite.
-        noise_multiplier: standard deviation of the noise over the *sensitivity* of the sum (``clip_norm`` for
-            add/remove, ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal privacy.
+        noise_multiplier: scale of the noise over the *sensitivity* of the sum (``clip_norm`` for add/remove,
+            ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal privacy. The scale is the standard
+            deviation of Gaussian noise, and 1 / epsilon of one release for the Laplace laws.
         delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
+        mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
+            L2 norm), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects nothing).
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
         observer: who sees the releases. ``"clients"``: the other clients, who also know who took part;
             ``"public"``: only outsiders, who see the released values and nothing else.
-        guarantee: ``"sound"`` or ``"paper"`` (the published accounting, for reproduction).
+        guarantee: ``"sound"`` or ``"paper"`` (the published accounting, for reproduction: its figure is printed as
+            claimed, and epsilon as infinite where the claim is refuted).
         accountant: ``"pld"`` (tight, default) or ``"rdp"``. Sampling without replacement always uses RDP.
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
     """
 
-    clip_norm: float
+    clip_norm: float | QuantileClip
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
+    mechanism: Mechanism = "gaussian"
     source: SourceName = "seeded"
     observer: Observer = "clients"
     guarantee: Guarantee = "sound"
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        positive(self, clip_norm=self.clip_norm)
-        if self.epsilon is None and self.noise_multiplier is None:
-            raise ConfigError("ClientPrivacy needs epsilon (the noise is calibrated to it), noise_multiplier, or both.")
-        if self.epsilon is not None and self.epsilon != math.inf:
-            positive(self, epsilon=self.epsilon)
-        if self.noise_multiplier is not None:
-            positive(self, noise_multiplier=self.noise_multiplier)
-            if self.epsilon == math.inf:
-                raise ConfigError("ClientPrivacy.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
-        if self.delta is not None:
-            positive(self, delta=self.delta)
-            if self.delta >= 1:
-                raise ConfigError(f"ClientPrivacy.delta is {self.delta!r}; it must be between 0 and 1.")
+        _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
+        if not isinstance(self.clip_norm, QuantileClip):
+            positive(self, clip_norm=self.clip_norm)
+        elif self.mechanism != "gaussian" or self.noiseless:
+            raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
+        one_of(self, ("gaussian", "laplace", "l2_laplace", "wishart"), mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("clients", "public"), observer=self.observer)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, ("pld", "rdp"), accountant=self.accountant)
+        if self.mechanism == "wishart" and self.guarantee == "sound":
+            raise ConfigError(
+                "ClientPrivacy.mechanism='wishart' is not differentially private: a neighbour makes its output "
+                "impossible with probability 1 - exp(-epsilon). It is kept for reproduction: guarantee='paper'."
+            )
+
+    @property
+    def noiseless(self) -> bool:
+        """True when the settings ask for clipping only."""
+        return self.epsilon == math.inf
+
+    @property
+    def initial_norm(self) -> float:
+        """C of the first step."""
+        return self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else float(self.clip_norm)
+
+    def resolved_delta(self, units: int) -> float:
+        """The delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
+        return self.delta if self.delta is not None else min(1e-5, float(units) ** -1.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordPrivacy:
+    """Differential privacy whose protected unit is one record (example) of one client, here called its owner.
+
+    Every owner perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
+    are functions of noised values. Every owner has an account of its own. Neighbours differ by one record; the number
+    of records of each owner is public.
+
+    Args:
+        clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for ``mechanism="laplace"``,
+            else the L2 norm.
+        epsilon: the budget of every owner, or one for each owner by client id. As for :class:`ClientPrivacy`.
+        noise_multiplier: scale of the noise over the sensitivity C, the same for every owner.
+        delta: in (0, 1); default ``min(1e-5, N ** -1.1)`` for N records of all owners.
+        mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
+        source, accountant: as for :class:`ClientPrivacy`.
+
+    Raises:
+        ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
+    """
+
+    clip_norm: float
+    epsilon: float | Mapping[str, float] | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    mechanism: Literal["gaussian", "laplace", "l2_laplace"] = "gaussian"
+    source: SourceName = "seeded"
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        positive(self, clip_norm=self.clip_norm)
+        budgets = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
+        for value in budgets:
+            _check_budget(self, value, self.noise_multiplier, self.delta)
+        if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
+            raise ConfigError("RecordPrivacy.epsilon is inf for some owners; give each a finite budget, or inf to all.")
+        one_of(self, ("gaussian", "laplace", "l2_laplace"), mechanism=self.mechanism)
+        one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
 
     @property
@@ -69,6 +132,46 @@ class ClientPrivacy:
         """True when the settings ask for clipping only."""
         return self.epsilon == math.inf
 
-    def resolved_delta(self, clients: int) -> float:
-        """The delta of a population of ``clients``: the one given, or ``min(1e-5, clients ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, float(clients) ** -1.1)
+    @property
+    def initial_norm(self) -> float:
+        """C."""
+        return float(self.clip_norm)
+
+    def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
+        """The budget of each owner.
+
+        Raises:
+            ConfigError: an owner without one, or an unknown owner.
+        """
+        if not isinstance(self.epsilon, Mapping):
+            return (self.epsilon,) * len(ids)
+        for name in self.epsilon:
+            if name not in ids:
+                raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
+        for name in ids:
+            if name not in self.epsilon:
+                raise ConfigError(f"RecordPrivacy.epsilon has no budget for client {name!r}; give one to every client.")
+        return tuple(float(self.epsilon[name]) for name in ids)
+
+    def resolved_delta(self, units: int) -> float:
+        """The delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
+        return self.delta if self.delta is not None else min(1e-5, float(units) ** -1.1)
+
+
+Privacy = ClientPrivacy | RecordPrivacy
+
+
+def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float | None, delta: float | None) -> None:
+    name = type(owner).__name__
+    if epsilon is None and noise_multiplier is None:
+        raise ConfigError(f"{name} needs epsilon (the noise is calibrated to it), noise_multiplier, or both.")
+    if epsilon is not None and epsilon != math.inf:
+        positive(owner, epsilon=epsilon)
+    if noise_multiplier is not None:
+        positive(owner, noise_multiplier=noise_multiplier)
+        if epsilon == math.inf:
+            raise ConfigError(f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
+    if delta is not None:
+        positive(owner, delta=delta)
+        if delta >= 1:
+            raise ConfigError(f"{name}.delta is {delta!r}; it must be between 0 and 1.")

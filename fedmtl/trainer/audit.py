@@ -23,7 +23,7 @@ from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
 from ..errors import BudgetExhausted
 from ..execution import operation_threads
-from ..privacy import open_channel
+from ..privacy import ClientPrivacy, open_channel
 from ..privacy.audit import Effort, Finding, Setup, audit_channel
 from ..privacy.audit.findings import exact, skipped
 from ..privacy.channel import Recording
@@ -65,7 +65,7 @@ def audit_trainer(
 
 def setup_of(trainer: Trainer) -> Setup | None:
     """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
-    if trainer.privacy is None:
+    if not isinstance(trainer.privacy, ClientPrivacy):
         return None
     problem = _problem(trainer, trainer.data)
     with closing(problem.executor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Checkpoint:
         public, private: the state's tensors.
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
+        channel: public tensors that the channel carries from one step to the next.
     """
 
     step: int
@@ -45,16 +46,26 @@ class Checkpoint:
     private: dict[str, Tensor]
     history: list[dict[str, Any]]
     fingerprint: str
+    channel: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: int, state: State, history: list[dict[str, Any]], fingerprint: str) -> Checkpoint:
+    def of(
+        cls,
+        step: int,
+        state: State,
+        history: list[dict[str, Any]],
+        fingerprint: str,
+        *,
+        channel: Mapping[str, Tensor],
+    ) -> Checkpoint:
         """A checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
-        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint)
+        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint, dict(channel))
 
     def write(self, path: Path) -> None:
         """One atomic safetensors file."""
         tensors = {f"public.{k}": v for k, v in self.public.items()}
         tensors |= {f"private.{k}": v for k, v in self.private.items()}
+        tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
         tensors["step"] = torch.tensor(self.step)
         write_tensors(path, tensors, {"history": json.dumps(self.history), "fingerprint": self.fingerprint})
 
@@ -76,9 +87,12 @@ class Checkpoint:
                 f"{path} was written with other data, settings, seed, device or execution than this run has; resume "
                 "with the same ones, or start in another folder."
             )
-        public = {k.removeprefix("public."): v for k, v in tensors.items() if k.startswith("public.")}
-        private = {k.removeprefix("private."): v for k, v in tensors.items() if k.startswith("private.")}
-        return cls(int(tensors["step"]), public, private, json.loads(metadata["history"]), fingerprint)
+        parts = {
+            part: {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}
+            for part in ("public", "private", "channel")
+        }
+        history = json.loads(metadata["history"])
+        return cls(int(tensors["step"]), parts["public"], parts["private"], history, fingerprint, parts["channel"])
 
     def restore(self, state: State, device: torch.device) -> State:
         """``state`` with this checkpoint's values."""

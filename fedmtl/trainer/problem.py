@@ -17,7 +17,8 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
-from ..privacy import ClientPrivacy, Sampler
+from ..optim import LocalSolver
+from ..privacy import Owners, Privacy, RecordPrivacy, Sampler
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss
@@ -92,7 +93,47 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def fingerprint(problem: Problem, algorithm: Algorithm, privacy: ClientPrivacy | None, schedule: Sampler) -> str:
+def record_owners(problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor) -> Owners | None:
+    """The clients as owners of their records, for privacy whose unit is a record; else None.
+
+    Args:
+        problem: the data and the model.
+        algorithm: its local solver says how many local steps a participation has, and on how many records each.
+        privacy: the settings.
+        ranks: int64 (n,), rank of each client in the sampler.
+
+    Raises:
+        ConfigError: an algorithm that does not train locally.
+    """
+    if not isinstance(privacy, RecordPrivacy):
+        return None
+    solver = getattr(algorithm, "local", None)
+    if not isinstance(solver, LocalSolver):
+        raise ConfigError(
+            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
+            f"use pmtl, fedavg, fedprox or local."
+        )
+    data = problem.data
+    return Owners(
+        ids=tuple(data.ids),
+        keys=data.keys,
+        counts=data.train.counts,
+        ranks=ranks,
+        steps=solver.step_counts(data.train.counts),
+        batch_size=solver.batch_size,
+        dimension=problem.dimension,
+    )
+
+
+def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
+    """The client at each rank, and the rank of each client: int64 (n,) each. Ranks are the order of the keys."""
+    order = torch.argsort(data.keys, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    return order, rank
+
+
+def fingerprint(problem: Problem, algorithm: Algorithm, privacy: Privacy | None, schedule: Sampler) -> str:
     """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.

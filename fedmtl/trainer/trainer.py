@@ -19,7 +19,7 @@ from ..data import FederatedDataset
 from ..errors import BudgetExhausted, ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, Sampler, open_channel
+from ..privacy import Channel, ClientPrivacy, Privacy, RecordPrivacy, Sampler, open_channel
 from ..schedules import rounds as round_events
 from ..stacked.losses import Loss
 from .baselines import named_baselines
@@ -27,7 +27,7 @@ from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .evaluation import evaluate_personal, evaluate_shared, metric_name, summarize
 from .folder import RunFolder
-from .problem import build_problem, fingerprint
+from .problem import build_problem, client_ranks, fingerprint, record_owners
 from .result import Result
 
 logger = logging.getLogger("fedmtl")
@@ -43,7 +43,8 @@ class Trainer:
         data: the clients' data.
         model: a module, or a factory called with the data's :class:`~fedmtl.data.DataSpec`.
         schedule: who takes part in a round.
-        privacy: ``None`` means no clip and no noise.
+        privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
+            is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
         rounds: number of rounds.
         loss: ``"cross_entropy"``, ``"mse"``, ``"binary_cross_entropy"``, or a function (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
@@ -68,7 +69,7 @@ class Trainer:
     data: FederatedDataset
     model: nn.Module | ModelFactory
     schedule: Sampler
-    privacy: ClientPrivacy | None
+    privacy: Privacy | None
     rounds: int
     loss: str | Loss = "cross_entropy"
     seed: int = 0
@@ -86,8 +87,8 @@ class Trainer:
     def __post_init__(self) -> None:
         if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
-        if self.privacy is not None and not isinstance(self.privacy, ClientPrivacy):
-            raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...) or None.")
+        if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
+            raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
         if isinstance(self.schedule, type) or not hasattr(self.schedule, "bind"):
             raise ConfigError(f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
         positive_int(self, rounds=self.rounds)
@@ -148,6 +149,7 @@ class Trainer:
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
         sampler = self.schedule.bind(len(self.data))
+        order, ranks = client_ranks(problem.data)
         with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
             channel = open_channel(
@@ -159,18 +161,22 @@ class Trainer:
                 ledger_path=None if folder is None else folder.ledger,
                 resume=resume,
                 steps=self.rounds,
+                owners=record_owners(problem, self.algorithm, self.privacy, ranks),
+                notes=problem.data.notes,
             )
+            problem = replace(problem, records=channel.records)
             with closing(channel):  # also after an interruption: steps that never began return to the budget
                 state, step, history = self.algorithm.init(problem), 0, []
                 if resume and folder is not None and folder.checkpoint.exists():
                     found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
                     state = found.restore(state, problem.initial.device)
                     step, history = found.step, found.history
+                    channel.restore(found.channel)
                 channel.start(step)  # also when no round is left to draw
                 self._announce(channel)
                 callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
                 with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
-                    run = _Loop(self, problem, channel, folder, mark, history, callbacks)
+                    run = _Loop(self, problem, channel, folder, mark, history, callbacks, order, ranks)
                     state, step, stopped = run.advance(state, step)
                     result = run.finish(state, step, stopped)
                     end.append(result)
@@ -187,7 +193,7 @@ class Trainer:
         """What a table of runs shows of the settings."""
         settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
         if self.privacy is not None:
-            settings |= {"clip_norm": self.privacy.clip_norm}
+            settings |= {"clip_norm": self.privacy.initial_norm}
         for name in ("lam", "mu", "delta", "server_lr"):
             if hasattr(self.algorithm, name):
                 settings["update" if name == "delta" else name] = getattr(self.algorithm, name)
@@ -205,6 +211,8 @@ class _Loop:
     fingerprint: str
     history: list[dict[str, Any]]
     callbacks: Sequence[Callback]
+    order: Tensor
+    ranks: Tensor
 
     def __post_init__(self) -> None:
         spent = self.history[-1]["time"] if self.history else 0.0
@@ -214,13 +222,10 @@ class _Loop:
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
         trainer, stopped = self.trainer, "rounds"
-        order = torch.argsort(self.problem.data.keys, stable=True)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order))
         every = trainer.eval_every or max(1, trainer.rounds // 20)
         try:
-            for event in round_events(self.channel.draw, order, start=step, stop=trainer.rounds):
-                self.channel.begin(event.step, rank[event.cohort])
+            for event in round_events(self.channel.draw, self.order, start=step, stop=trainer.rounds):
+                self.channel.begin(event.step, self.ranks[event.cohort])
                 state = trainer.algorithm.step(self.problem, state, event, self.channel)
                 step = event.step + 1
                 for callback in self.callbacks:
@@ -265,7 +270,8 @@ class _Loop:
         every = self.trainer.checkpoint_every
         due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
         if due or force:
-            Checkpoint.of(step, state, self.history, self.fingerprint).write(self.folder.checkpoint)
+            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=self.channel.state())
+            found.write(self.folder.checkpoint)
             state.private.commit()
             self.saved = time.monotonic()
 

@@ -25,8 +25,8 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     account,
-    channel,
     clip,
+    forms,
     opening,
     release,
     samplers,
@@ -174,7 +174,7 @@ _clipped_sum, _release = clip.clipped_sum, Channel.release
 
 
 def _sum(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(channel, "clipped_sum", make)
+    return lambda patch, trainer: patch.setattr(forms, "clipped_sum", make)
 
 
 def _no_clip(rows, bound):
@@ -256,8 +256,12 @@ def _cohort(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
 
 def _fixed_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """A fixed cohort whose law and event are those of Poisson sampling."""
-    patch.setattr(samplers.BoundFixed, "law", samplers.BoundPoisson.law)
-    patch.setattr(samplers.BoundFixed, "event", samplers.BoundPoisson.event)
+
+    def as_poisson(self):
+        return samplers.BoundPoisson(self.n, self.cohort)
+
+    patch.setattr(samplers.BoundFixed, "law", lambda self, **facts: as_poisson(self).law(**facts))
+    patch.setattr(samplers.BoundFixed, "event", lambda self, *args: as_poisson(self).event(*args))
 
 
 def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -283,8 +287,8 @@ def _past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    calibrate = opening.calibrate_noise
-    patch.setattr(opening, "calibrate_noise", lambda *a, uses, **options: calibrate(*a, uses=uses - 1, **options))
+    calibrate = opening.calibrate_multiplier
+    patch.setattr(opening, "calibrate_multiplier", lambda *a, uses, **options: calibrate(*a, uses=uses - 1, **options))
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

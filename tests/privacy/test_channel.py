@@ -309,7 +309,7 @@ def test_clip_rows_is_what_the_sum_counts(dtype: torch.dtype) -> None:
 
 def test_secure_releases_lie_on_the_public_grid_and_never_repeat() -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, source="secure")
-    width = grid_width(0.7, 1000, 1.3 * 0.7)
+    width = grid_width(0.7, "l2", 1000, 1.3 * 0.7)
     assert math.log2(width) == round(math.log2(width))
     assert width * math.sqrt(1000) <= 0.7 * 2.0**-20
     values, cohorts = [], []

@@ -62,7 +62,7 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
 
 def crash(channel) -> None:
     """The process is gone: the system closes its files, and nothing else happens."""
-    channel._account._ledger._file.close()
+    channel.account._ledger._file.close()
 
 
 def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     advance(first, 0, 17)
     crash(first)
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert sum(len(line.get("participants", ())) for line in lines) == 17 * 4
+    assert sum(len(cohort) for line in lines for cohort in line.get("cohorts", ())) == 17 * 4
     second = door(path, resume=True, sampler=sampler)
     values = advance(second, 14, STEPS)
     assert all(torch.equal(a, b) for a, b in zip(expected[14:], values, strict=True))
@@ -347,4 +347,4 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     crash(secure)
     again = door(tmp_path / "secure", resume=True, sampler=sampler, source="secure")
     advance(again, 5, 10)
-    assert int(again._account.client_uses.sum()) == 15 * 4
+    assert int(again.account.client_uses.sum()) == 15 * 4

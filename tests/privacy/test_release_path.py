@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.privacy import BoundSampler, channel, clip, samplers, sources
+from fedmtl.privacy import BoundSampler, clip, forms, samplers, sources
 
 from . import checks
 
@@ -98,12 +98,12 @@ MUTANTS = {
     "noise repeated within a vector": (sources.SeededSource, "normal", _repeated_within),
     "noise on the first tensor only": (sources.SeededSource, "normal", _first_tensor_only),
     "Laplace for Gauss": (sources.SeededSource, "normal", _laplace),
-    "clip skipped": (channel, "clipped_sum", _no_clip),
-    "clip per layer": (channel, "clipped_sum", _per_layer),
-    "NaN pass-through": (channel, "clipped_sum", _nan_through),
-    "norm in float32": (channel, "clipped_sum", _float32_norm),
-    "denominator of the realized cohort": (channel, "clipped_sum", _realized_denominator),
-    "denominator of the finite rows": (channel, "clipped_sum", _finite_denominator),
+    "clip skipped": (forms, "clipped_sum", _no_clip),
+    "clip per layer": (forms, "clipped_sum", _per_layer),
+    "NaN pass-through": (forms, "clipped_sum", _nan_through),
+    "norm in float32": (forms, "clipped_sum", _float32_norm),
+    "denominator of the realized cohort": (forms, "clipped_sum", _realized_denominator),
+    "denominator of the finite rows": (forms, "clipped_sum", _finite_denominator),
     "fixed cohort accounted as Poisson": (samplers.BoundPoisson, "draw", _fixed_size),
     "cohort drawn for two steps": (samplers.BoundPoisson, "draw", _same_every_step),
 }
@@ -117,7 +117,7 @@ def test_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_op_mutant_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.SeededSource, "normal", _scaled(1.0))
-    monkeypatch.setattr(channel, "clipped_sum", lambda rows, bound: _clipped_sum(rows, bound))
+    monkeypatch.setattr(forms, "clipped_sum", lambda rows, bound: _clipped_sum(rows, bound))
     assert checks.audit() == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy import stats
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
+    CyclicCohorts,
     FixedCohort,
     FullParticipation,
     PoissonSampling,
@@ -109,19 +111,22 @@ def play(door, steps: int) -> np.ndarray:
     return uses
 
 
-def test_fixed_cohorts_charge_participations_under_a_cap() -> None:
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of a mu-Gaussian mechanism: Balle and Wang, "Improving the Gaussian mechanism", Theorem 8."""
     from scipy.optimize import brentq
 
+    def excess(eps: float) -> float:
+        return stats.norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return brentq(excess, 0, 50)
+
+
+def test_fixed_cohorts_charge_participations_under_a_cap() -> None:
     door = fixed(5)
     assert door.sampler.max_uses == 3  # 5 x 4 / 10 = 2 on average, one more at most
     uses = play(door, 5)
     assert uses.max() == door.uses <= 3
-    mu = uses.max() ** 0.5 / 5.0
-
-    def excess(eps: float) -> float:
-        return stats.norm.cdf(mu / 2 - eps / mu) - np.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - 1e-5
-
-    assert door.epsilon == pytest.approx(brentq(excess, 0, 50), rel=1e-6)
+    assert door.epsilon == pytest.approx(gaussian_epsilon(uses.max() ** 0.5 / 5.0, 1e-5), rel=1e-6)
     assert "not amplified" in door.report.sampler
     assert door.report.relation == "replace"
 
@@ -130,7 +135,7 @@ def test_nobody_passes_the_cap() -> None:
     door = fixed(8, max_uses=2)  # 20 places in all: five full cohorts at the very most
     with pytest.raises(BudgetExhausted, match="fewer than 2 times"):
         play(door, 8)
-    assert 3 * 4 <= int(door._account.client_uses.sum()) <= 5 * 4
+    assert 3 * 4 <= int(door.account.client_uses.sum()) <= 5 * 4
     assert door.uses <= 2
     assert door.epsilon <= door.epsilon_at(2)
 
@@ -151,5 +156,73 @@ def test_the_amplified_figure_needs_stateless_clients_and_an_outside_observer() 
 def test_combinations_that_nothing_supports_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match="max_uses"):
         fixed(5, stateful=False, observer="public", max_uses=2)
-    with pytest.raises(PrivacyError, match=r"paper.*FixedCohort"):
-        fixed(5, guarantee="paper")
+    for bad in ({"stateful": True, "observer": "public"}, {"stateful": False, "observer": "clients"}):
+        with pytest.raises(PrivacyError, match="max_cohort"):
+            PoissonSampling(5, max_cohort=9).bind(40).law(**bad)
+
+
+def test_the_published_figure_of_a_fixed_cohort_is_marked_as_refuted() -> None:
+    door = fixed(5, guarantee="paper")
+    plan = ReleasePlan(name="update", dimension=3, uses=5, stateful=True)
+    settings = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0)
+    poisson = open_channel(settings, (plan,), PoissonSampling(4).bind(10), seed=0, steps=5)
+    assert (door.epsilon, door.report.claimed) == (0.0, 0.0)
+    play(door, 5)
+    play(poisson, 5)
+    assert door.releases["update"].sensitivity == 1.0  # the publication charges add/remove at C
+    report = door.report
+    assert report.epsilon == door.epsilon == math.inf
+    assert report.claimed == pytest.approx(poisson.epsilon)
+    assert poisson.report.claimed is None
+    assert report.refuted is not None
+    assert "can tell who was drawn" in report.text()
+    assert report.headline.startswith("not private")
+    assert report.to_dict()["epsilon"] == "inf"
+
+
+def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
+    plan = ReleasePlan(name="update", dimension=3, uses=7, stateful=True)
+    settings = ClientPrivacy(clip_norm=1.0, epsilon=2.0)
+    door = open_channel(settings, (plan,), CyclicCohorts(4).bind(10), seed=0, steps=7)
+    assert door.draw(0).tolist() == [0, 1, 2, 3]
+    assert door.draw(2).tolist() == [0, 1, 8, 9]
+    uses = play(door, 7)
+    assert uses.sum() == 28
+    assert set(uses) == {2, 3}  # 7 x 4 / 10 = 2.8
+    assert door.sampler.cap == uses.max() == door.uses
+    report = door.report
+    assert report.relation == "zero_out"
+    assert door.releases["update"].sensitivity == 1.0
+    assert "not amplified" in report.sampler
+    z = door.noise_multiplier
+    assert z is not None
+    assert door.epsilon == pytest.approx(gaussian_epsilon(3**0.5 / z, report.delta), rel=1e-6)
+    assert door.epsilon <= 2.0
+    with pytest.raises(BudgetExhausted, match="cap of 3"):
+        door.begin(7, door.draw(7))  # the turns of clients 8, 9, 0 and 1: two of them have had three
+
+
+def test_truncated_poisson_cuts_large_cohorts_uniformly() -> None:
+    sampler = PoissonSampling(5, max_cohort=6).bind(40)
+    draws = [sampler.draw(t, SeededSource(1).coins("cohort", t)).numpy() for t in range(3000)]
+    sizes = np.bincount([len(d) for d in draws], minlength=8)
+    law = stats.binom(40, 5 / 40)
+    expected = np.append(law.pmf(np.arange(6)), law.sf(5)) * 3000
+    assert sizes[7:].sum() == 0
+    assert stats.chisquare(sizes[:7], expected).pvalue > 1e-6
+    counts = np.bincount(np.concatenate(draws), minlength=40)
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_truncated_poisson_costs_more_than_poisson_and_less_without_amplification() -> None:
+    def spent(sampler) -> float:
+        plan = ReleasePlan(name="update", dimension=3, uses=30, stateful=False)
+        settings = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, observer="public", delta=1e-5)
+        door = open_channel(settings, (plan,), sampler, seed=0, steps=30)
+        for step in range(30):
+            door.begin(step, door.draw(step))
+        return door.epsilon
+
+    plain, loose, tight = (spent(PoissonSampling(20, m).bind(400)) for m in (None, 60, 21))
+    assert plain <= loose < plain * 1.01
+    assert plain * 1.01 < tight < spent(FullParticipation().bind(400))

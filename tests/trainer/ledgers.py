@@ -27,6 +27,9 @@ def charges(path: Path) -> Counter[int]:
 
 
 def participations(path: Path) -> Counter[int]:
-    """Charged steps by rank, each step once, for ledgers that write participants."""
-    steps = {line["first"]: line["participants"] for line in read_lines(path) if "participants" in line}
+    """Charged steps by rank, each step once, for ledgers that write cohorts."""
+    steps: dict[int, list[int]] = {}
+    for line in read_lines(path):
+        if "cohorts" in line:
+            steps |= dict(zip(range(line["first"], line["end"]), line["cohorts"], strict=True))
     return Counter(rank for ranks in steps.values() for rank in ranks)

@@ -34,10 +34,12 @@ HISTORY = [{"round": 3, "time": 0.1, "epsilon": float("inf"), "loss": 0.1 + 0.2,
 
 def test_round_trip_keeps_every_bit(tmp_path):
     before = state()
-    Checkpoint.of(7, before, HISTORY, "mark").write(tmp_path / "c.safetensors")
+    norms = {"update": torch.tensor(0.1 + 0.2, dtype=torch.float64)}
+    Checkpoint.of(7, before, HISTORY, "mark", channel=norms).write(tmp_path / "c.safetensors")
     found = Checkpoint.read(tmp_path / "c.safetensors", fingerprint="mark")
     assert found.step == 7
     assert repr(found.history) == repr(HISTORY)
+    assert found.channel == norms
     fields = before.private.fields
     after = found.restore(State({}, ClientStore(4, fields)), torch.device("cpu"))
     assert after.public.keys() == before.public.keys()
@@ -52,7 +54,7 @@ def test_round_trip_keeps_every_bit(tmp_path):
 
 def test_file_is_safetensors_and_not_pickle(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -63,7 +65,7 @@ def test_file_is_safetensors_and_not_pickle(tmp_path):
 
 def test_another_fingerprint_is_refused(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
     with pytest.raises(ResumeError, match="other data, settings"):
         Checkpoint.read(path, fingerprint="another")
 
@@ -78,7 +80,7 @@ def test_unreadable_file_is_named(tmp_path, content):
 
 def test_truncated_file_is_named(tmp_path):
     path = tmp_path / "c.safetensors"
-    Checkpoint.of(7, state(), HISTORY, "mark").write(path)
+    Checkpoint.of(7, state(), HISTORY, "mark", channel={}).write(path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):
         Checkpoint.read(path, fingerprint="mark")

@@ -133,7 +133,8 @@ class Claim:
 
 def step_event_of(channel: Channel) -> Any:
     """The event and the accountant that the channel's account charges for one step; None without noise."""
-    return channel._account.event
+    cost = channel.account.cost
+    return None if cost is None else cost.events[0]
 
 
 def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
@@ -156,14 +157,14 @@ def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
         plan.name: Claim(
             kind=law,
             multiplier=multiplier,
-            bound=setup.privacy.clip_norm,
+            bound=setup.privacy.initial_norm,
             relation="replace" if isinstance(setup.sampler, BoundFixed) else "add_remove",
             norm="l1" if law == "laplace" else "l2",
             denominator=_expected_cohort(setup.sampler),
             sampled=sampled,
             event=charged.event,
             accountant=charged.accountant,
-            per_participation=channel._account.per_participation,
+            per_participation=channel.account.per_participation,
         )
         for plan, (law, multiplier) in zip(setup.plans, read, strict=True)
     }
@@ -176,7 +177,7 @@ def clip_claims(setup: Setup) -> dict[str, Claim]:
         plan.name: Claim(
             kind="gaussian",
             multiplier=0.0,
-            bound=setup.privacy.clip_norm,
+            bound=setup.privacy.initial_norm,
             relation=relation,
             norm="l2",
             denominator=_expected_cohort(setup.sampler),
