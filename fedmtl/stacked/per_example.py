@@ -49,7 +49,7 @@ def example_gradients(
 
     Yields:
         rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0, A). Every example
-        that is not padding occurs once. Chunks of padding alone are left out, so there may be none.
+        that is not padding occurs once. There is always one chunk or more, empty where there are no examples at all.
 
     Raises:
         ConfigError: dropout without ``address`` and ``position``, or a loss without one value per example.
@@ -65,6 +65,8 @@ def example_gradients(
     size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
     columns = min(size, max(1, width))
     gradient = _gradient(stack, loss)
+    if not bool(real.any()):
+        yield stack.rows.new_zeros(0, stack.layout.dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
     for first in range(0, copies, max(1, size // columns)):
         clients = slice(first, min(first + max(1, size // columns), copies))
         for begin in range(0, width, columns):

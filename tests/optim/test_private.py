@@ -51,15 +51,11 @@ class FakeRecords:
 
     def release(self, clients, step, chunks):
         self.asked.append(tuple(clients.tolist()))
-        total = None
+        total = 0.0
         for rows, owner in chunks:
             if self.clip:
                 rows = rows * (CLIP / (rows.norm(dim=1) + 1e-6)).clamp(max=1.0)[:, None]  # as Opacus
-            total = rows.new_zeros(len(clients), rows.shape[1]) if total is None else total
-            total.index_add_(0, owner, rows)
-        if total is None:
-            return torch.zeros(1, dtype=torch.float64).expand(len(clients), self.dimension)
-        self.dimension = total.shape[1]
+            total = total + rows.new_zeros(len(clients), rows.shape[1]).index_add_(0, owner, rows)
         return total / torch.tensor([[self.denominator(client)] for client in clients.tolist()], dtype=torch.float64)
 
 
@@ -196,7 +192,5 @@ def test_nobody_to_train_and_nothing_drawn():
     assert torch.equal(private(data, module, solver, start, FakeRecords(data, [0] * 7)), start)
     empty = torch.arange(0)
     assert private(data, module, solver, start, FakeRecords(data, [1] * 7), empty).shape == (0, start.shape[1])
-    records = FakeRecords(data, [1] * 7, draw=1e-12)
-    records.dimension = start.shape[1]
-    got = private(data, module, solver, start, records)
+    got = private(data, module, solver, start, FakeRecords(data, [1] * 7, draw=1e-12))
     torch.testing.assert_close(got, start * (1 - 0.2 * 0.5), rtol=1e-12, atol=1e-14)

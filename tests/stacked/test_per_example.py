@@ -112,10 +112,12 @@ def test_frozen_and_unused_parameters():
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_padding_alone_gives_no_chunk():
+@pytest.mark.parametrize("width", [0, 6])
+def test_padding_alone_gives_one_empty_chunk(width):
     stack, _, _, x, y, mask = batch("linear", 2)
-    assert list(example_gradients(stack, x, y, cross_entropy, mask=torch.zeros_like(mask))) == []
-    assert list(example_gradients(stack, x[:, :0], y[:, :0], cross_entropy)) == []
+    none = torch.zeros_like(mask[:, :width])
+    ((rows, owner),) = example_gradients(stack, x[:, :width], y[:, :width], cross_entropy, mask=none)
+    assert (rows.shape, rows.dtype, owner.shape, owner.dtype) == ((0, 15), torch.float64, (0,), torch.int64)
 
 
 def dropout_stack(copies: int) -> StackedModule:
