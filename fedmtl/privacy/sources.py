@@ -138,7 +138,9 @@ def _signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray,
     tail = second.astype(np.float64)
     tail += 0.5
     tail *= 2.0**-64
-    tail += (first >> np.uint64(1)).astype(np.float64)
+    tail += ((first >> np.uint64(1)) & np.uint64(0x3FF)).astype(np.float64)
+    # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
+    tail += (first >> np.uint64(11)).astype(np.float64) * 2.0**10
     tail *= 2.0**-64
     return sign, np.minimum(tail, 0.5 - 2.0**-54, out=tail)
 

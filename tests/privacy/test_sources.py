@@ -53,26 +53,21 @@ def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
         assert stats.binomtest(worst, part.size).pvalue > ALPHA / 52
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (0, 0),
-        (1, 0),
-        (0, 1),
-        (0, 2**64 - 1),
-        (2, 0),
-        (6, 2**63),
-        (2**64 - 1, 2**64 - 1),
-        (2**60 + 1, 12345),
-        (1 << 12, 99),
-    ],
-)
-def test_a_tail_is_its_words(first, second):
+@pytest.mark.parametrize("first", [0, 1, 2, 6, 1 << 12, 2**60 + 1, 2 * (2**57 + 2**4), 2 * (2**57 + 3 * 2**4), 2**63])
+@pytest.mark.parametrize("second", [0, 1, 2**30, 12345 << 40, 2**63, 2**64 - 1])
+def test_a_tail_is_its_words_rounded_once(first, second):
     sign, tail = sources._signs_and_tails(np.array([first], np.uint64), np.array([second], np.uint64))
     exact = (Fraction(first >> 1) + (Fraction(second) + Fraction(1, 2)) / 2**64) / 2**64
     assert sign[0] == (-1 if first & 1 else 1)
     assert 0 < tail[0] < 0.5
-    assert abs(Fraction(float(tail[0])) - exact) <= exact * Fraction(1, 2**51)
+    if second >= 2**30:
+        assert tail[0] == float(exact)
+    assert abs(Fraction(float(tail[0])) - exact) <= exact * Fraction(1, 2**52)
+
+
+def test_a_tail_is_never_half():
+    last = np.array([2**64 - 1], np.uint64)
+    assert sources._signs_and_tails(last, last)[1] == 0.5 - 2.0**-54
 
 
 def test_owners_are_drawn_alone_or_together():
@@ -115,9 +110,10 @@ def test_other_addresses_are_other_numbers():
     for seed, replicate, purpose, step in addresses:
         source = SeededSource(seed, replicate)
         sign, tail = source.tails(purpose, step, size)
-        draws.append(np.where(sign < 0, tail, 1 - tail))
+        draws.extend([np.where(sign < 0, tail, 1 - tail), tail])
         sign, tail = source.tails(purpose, step, size, KEYS)
         draws.extend(np.where(sign < 0, tail, 1 - tail))
+        draws.extend(tail)
         draws.append(stats.norm.cdf(source.normal(purpose, step, size)))
         draws.append(source.coins(purpose, step).uniform(size))
     assert fresh(np.stack(draws))
