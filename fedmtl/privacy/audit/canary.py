@@ -119,7 +119,7 @@ def judge_gaussian(
     def bound(limits: Limits) -> float:
         return float(special.ndtri(limits[0]) - special.ndtri(limits[3]))
 
-    low = _split(scores, present, bound, alpha, coins)
+    low = bound(_held_out(scores, present, bound, alpha, coins))
     return too_large(check, low, mu, f"lower bound on mu of {len(scores)} canaries against the claimed mu", alpha)
 
 
@@ -131,44 +131,46 @@ def judge_curve(
     alpha: float,
     coins: np.random.Generator,
 ) -> Finding:
-    """The lower bound on delta at each claimed epsilon; the finding shows the largest excess over its delta."""
+    """The lower bound on epsilon against the claimed one, at the delta of the claim that it contradicts most."""
 
-    def at(limits: Limits, eps: float) -> float:
-        true_low, _true_high, _false_low, false_high = limits
-        grow = math.exp(min(eps, 700.0))
-        return max(true_low - grow * false_high, (1 - false_high) - grow * (1 - true_low))
+    def excess(limits: Limits) -> tuple[float, float, float, float]:
+        return max((low - eps, low, eps, delta) for eps, delta in curve for low in (epsilon_above(limits, delta),))
 
     def bound(limits: Limits) -> float:
-        return max(at(limits, eps) - delta for eps, delta in curve)
+        return excess(limits)[0]
 
-    excess = _split(scores, present, bound, alpha, coins)
-    shown = ", ".join(f"({eps:.3g}, {delta:.1g})" for eps, delta in curve)
-    detail = (
-        f"lower bound on delta minus the claimed one at the worst of (epsilon, delta) = {shown}; {len(scores)} canaries"
-    )
-    return too_large(check, excess, 0.0, detail, alpha)
+    _, low, eps, delta = excess(_held_out(scores, present, bound, alpha, coins))
+    detail = f"lower bound on epsilon at delta = {delta:.3g} of {len(scores)} canaries against the claimed one"
+    return too_large(check, low, eps, detail, alpha)
 
 
-def _split(
+def epsilon_above(limits: Limits, delta: float) -> float:
+    """The largest epsilon that the rates refute at ``delta``: of present against absent and the reverse; 0 if none."""
+    true_low, _, _, false_high = limits
+    found = 0.0
+    for hits, misses in ((true_low, false_high), (1 - false_high, 1 - true_low)):
+        if hits > delta and hits - delta > misses:
+            found = max(found, math.log((hits - delta) / max(misses, 1e-300)))
+    return found
+
+
+def _held_out(
     scores: np.ndarray, present: np.ndarray, bound: Callable[[Limits], float], alpha: float, coins: np.random.Generator
-) -> float:
-    """The bound on the second half of the canaries at the threshold that is best on the first half."""
+) -> Limits:
+    """Limits of the rates on the second half of the canaries, at the threshold that is best on the first half."""
     order = coins.permutation(len(scores))
     half = len(order) // 2
     first, second = order[:half], order[half:]
     candidates = np.quantile(scores[first], np.linspace(0.01, 0.99, 50))
-    inside, outside = np.sort(scores[first][present[first]]), np.sort(scores[first][~present[first]])
 
-    def counts(sample: np.ndarray, threshold: float) -> tuple[int, int]:
-        return len(sample) - int(np.searchsorted(sample, threshold, side="right")), len(sample)
+    def limits(sample: np.ndarray, threshold: float) -> Limits:
+        above, here = scores[sample] > threshold, present[sample]
+        hits, false = int((above & here).sum()), int((above & ~here).sum())
+        there = int(here.sum())
+        return (*clopper_pearson(hits, there, alpha / 2), *clopper_pearson(false, len(here) - there, alpha / 2))
 
-    best = max(candidates, key=lambda t: bound(_limits(counts(inside, t), counts(outside, t), alpha)))
-    held_in, held_out = np.sort(scores[second][present[second]]), np.sort(scores[second][~present[second]])
-    return bound(_limits(counts(held_in, best), counts(held_out, best), alpha))
-
-
-def _limits(hits: tuple[int, int], false: tuple[int, int], alpha: float) -> Limits:
-    return (*clopper_pearson(*hits, alpha / 2), *clopper_pearson(*false, alpha / 2))
+    best = max(candidates.tolist(), key=lambda threshold: bound(limits(first, threshold)))
+    return limits(second, best)
 
 
 def _curve_of_law(claim: Claim, setup: Setup, name: str) -> list[tuple[float, float]]:

@@ -1,0 +1,259 @@
+"""The audit's own parts: statistics against SciPy, games against closed forms, and setups it must read rightly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, ReleasePlan
+from fedmtl.privacy.audit import CHECKS, Effort, Finding, Setup, any_refuted, audit_channel, claims_of, table
+from fedmtl.privacy.audit.canary import epsilon_above, judge_curve, judge_gaussian
+from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
+from fedmtl.privacy.audit.noise import _lags, noise_law, standardized
+from fedmtl.privacy.audit.setup import Claim
+from fedmtl.privacy.audit.statistics import (
+    clopper_pearson,
+    correlations,
+    energy_p,
+    from_binomial,
+    from_hypergeometric,
+    kolmogorov_p,
+    normal_p,
+)
+
+COINS = np.random.default_rng(5)
+SMALL = Effort(noise=6000, canaries=600, cohorts=100)
+
+
+def setup(sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options) -> Setup:
+    sampler = sampler or PoissonSampling(8)
+    privacy = {"clip_norm": 0.7, "epsilon": 8.0, "delta": 1e-4} | options
+    plans = tuple(
+        ReleasePlan(name=f"part {index}", dimension=dimension, uses=steps, stateful=True) for index in range(releases)
+    )
+    return Setup(
+        privacy=ClientPrivacy(**privacy), plans=plans, sampler=sampler.bind(40), steps=steps, tensors=(100, 20)
+    )
+
+
+# Statistics
+
+
+def test_energy_is_a_two_sided_chi_square_test() -> None:
+    law = stats.chi2(50)
+    for energy in (12.0, 30.0, 50.0, 77.0, 140.0):
+        assert float(energy_p(energy, 50)) == pytest.approx(
+            min(1.0, 2 * min(law.cdf(energy), law.sf(energy))), rel=1e-10
+        )
+    assert float(energy_p(math.nan, 50)) == 0
+    assert float(energy_p(0.0, 50)) == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1])
+def test_kolmogorov_agrees_with_scipy(scale: float) -> None:
+    values = scale * np.random.default_rng(1).standard_normal(3000)
+    assert kolmogorov_p(values) == pytest.approx(stats.kstest(values, "norm").pvalue, rel=0.03)
+    assert kolmogorov_p(np.append(values, np.nan)) == 0
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 20), (20, 20), (7, 20), (250, 1000)])
+def test_clopper_pearson_agrees_with_scipy(hits: int, trials: int) -> None:
+    interval = stats.binomtest(hits, trials).proportion_ci(confidence_level=1 - 1e-4, method="exact")
+    assert clopper_pearson(hits, trials, 1e-4) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-12)
+
+
+def test_discrete_samples_become_normal() -> None:
+    rng = np.random.default_rng(2)
+    normal = from_binomial(rng.binomial(30, 0.2, 20_000), 30, 0.2, rng)
+    assert stats.kstest(normal, "norm").pvalue > 1e-4
+    sizes = rng.integers(1, 12, (2, 20_000))
+    overlap = rng.hypergeometric(sizes[0], 30 - sizes[0], sizes[1])
+    assert stats.kstest(from_hypergeometric(overlap, 30, sizes[0], sizes[1], rng), "norm").pvalue > 1e-4
+    # a wrong parameter shows
+    assert normal_p(from_binomial(rng.binomial(30, 0.25, 20_000), 30, 0.2, rng)) < 1e-6
+
+
+def test_correlations_of_rows() -> None:
+    rows = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    assert correlations(rows, rows[:2]).tolist() == [[1, 0], [0, 1], [1, 1]]
+
+
+def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
+    return Claim(
+        kind=kind,  # type: ignore[arg-type]
+        multiplier=multiplier,
+        bound=0.5,
+        relation="replace",
+        norm="l2",
+        denominator=4.0,
+        sampled=None,
+        event=None,
+        accountant="pld",
+        per_participation=False,
+    )
+
+
+def _law(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Noise of multiplier 1.5 at sensitivity 2 * 0.5, over the denominator 4, written out."""
+    if kind == "gaussian":
+        return rng.normal(scale=1.5, size=shape) / 4
+    if kind == "laplace":
+        return rng.laplace(scale=1.5, size=shape) / 4
+    direction = rng.standard_normal(shape)
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    return direction * rng.gamma(shape[1], 1.5, size=(shape[0], 1)) / 4
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "knorm"])
+@pytest.mark.parametrize("dimension", [1, 3, 400])
+def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -> None:
+    rng = np.random.default_rng(3)
+    raw = _law(kind, rng, (24_000 // dimension, dimension))
+    noise = standardized(raw, _claim(kind, 1.5, dimension))
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
+    parts = [(0, dimension)]
+    assert not any_refuted(noise_law("x", noise, parts, 1e-6))
+    for factor in (0.5, 2.0):
+        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, 1.5, dimension)), parts, 1e-6))
+    others = {"gaussian", "laplace", "knorm"} - {kind} - ({"laplace", "knorm"} if dimension == 1 else set())
+    for other in others if kind != "knorm" or dimension > 1 else {"gaussian"}:
+        assert any_refuted(noise_law("x", standardized(raw, _claim(other, 1.5, dimension)), parts, 1e-6)), other
+
+
+def test_repetition_at_any_lag_is_found() -> None:
+    noise = np.random.default_rng(4).standard_normal((6, 300))
+    assert not _lags("lags", noise).refuted
+    for lag in (1, 7, 150, 151, 211):
+        repeated = noise[:, np.arange(300) % lag]
+        assert _lags("lags", repeated).refuted, lag
+
+
+# Canaries
+
+
+def test_canaries_refute_less_noise_and_never_enough() -> None:
+    """Gaussian scores at mu = 1: the claim of 1 stands in (1 - alpha) of the games, half of it falls."""
+    rng, alpha, games = np.random.default_rng(6), 0.05, 300
+    false = 0
+    for _ in range(games):
+        present = rng.random(400) < 0.5
+        scores = rng.standard_normal(400) + present
+        false += judge_gaussian("game", scores, present, 1.0, alpha, rng).refuted
+    assert false <= stats.binom.isf(1e-6, games, alpha)
+    present = rng.random(4000) < 0.5
+    scores = rng.standard_normal(4000) + present
+    assert judge_gaussian("game", scores, present, 0.5, 1e-6, rng).refuted
+    assert judge_gaussian("game", scores, present, 0.5, 1e-6, rng).statistic < 1
+
+
+def test_canaries_bound_epsilon_of_randomized_response() -> None:
+    """Two answers, epsilon = log 3: TPR 3/4, FPR 1/4 are the best any test can do."""
+    rng = np.random.default_rng(7)
+    present = rng.random(40_000) < 0.5
+    scores = np.where(rng.random(40_000) < 0.75, present, ~present).astype(float)
+    found = judge_curve("game", scores, present, [(math.log(3), 0.0)], 1e-6, rng)
+    assert not found.refuted
+    assert math.log(2.6) < found.statistic <= math.log(3)
+    assert judge_curve("game", scores, present, [(math.log(2.5), 0.0)], 1e-6, rng).refuted
+    assert judge_curve("game", scores, present, [(0.0, 0.4)], 1e-6, rng).refuted  # the true delta(0) is 1/2
+    assert not judge_curve("game", scores, present, [(0.0, 0.5)], 1e-6, rng).refuted
+
+
+def test_epsilon_that_rates_refute() -> None:
+    assert epsilon_above((0.5, 0.6, 0.1, 0.2), 0.1) == pytest.approx(math.log(0.4 / 0.2))
+    assert epsilon_above((0.2, 0.9, 0.0, 0.5), 0.0) == 0
+    assert epsilon_above((0.9, 1.0, 0.0, 0.5), 0.0) == pytest.approx(math.log(0.5 / 0.1))  # absence is the better test
+
+
+# Whole audits
+
+
+@pytest.mark.parametrize("sampler", [PoissonSampling(8), FixedCohort(8), FullParticipation(), PoissonSampling(40)])
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_nothing_sound_is_refuted(sampler, source: str) -> None:
+    findings = audit_channel(setup(sampler, source=source), effort=SMALL)
+    assert not any_refuted(findings), table(findings)
+    assert {finding.check.split(":")[0] for finding in findings} == set(CHECKS) - {"transcript"}
+    assert not [finding.check for finding in findings if finding.skipped and "Renyi" not in finding.check]
+
+
+def test_several_releases_in_a_step() -> None:
+    both = setup(releases=2)
+    findings = audit_channel(both, effort=SMALL)
+    assert not any_refuted(findings), table(findings)
+    assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
+    claims = claims_of(both, both.open(0))
+    # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
+    joint = claims["part 0"].event.event.noise_multiplier
+    assert claims["part 0"].multiplier == pytest.approx(joint * math.sqrt(2))
+
+
+def test_amplified_fixed_cohorts_of_outsiders() -> None:
+    plan = ReleasePlan(name="update", dimension=120, uses=30, stateful=False)
+    public = replace(setup(FixedCohort(8), observer="public"), plans=(plan,))
+    claim = claims_of(public, public.open(0))["update"]
+    assert (claim.relation, claim.sensitivity, claim.per_participation) == ("replace", 1.4, False)
+    assert not any_refuted(audit_channel(public, effort=SMALL))
+
+
+def test_claims_follow_from_the_settings() -> None:
+    for sampler, relation, sensitivity in (
+        (PoissonSampling(8), "add_remove", 0.7),
+        (FixedCohort(8), "replace", 1.4),
+        (FullParticipation(), "add_remove", 0.7),
+    ):
+        one = setup(sampler, epsilon=None, noise_multiplier=2.0)
+        claim = claims_of(one, one.open(0))["part 0"]
+        m = 40 if isinstance(sampler, FullParticipation) else 8
+        assert (claim.relation, claim.sensitivity, claim.denominator) == (relation, sensitivity, m)
+        assert claim.scale == pytest.approx(2.0 * sensitivity / m)
+
+
+def test_without_noise_only_the_clip_and_the_cohorts_are_checked() -> None:
+    findings = audit_channel(setup(epsilon=math.inf), effort=SMALL)
+    checked = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
+    assert checked == {"sensitivity", "sampler"}
+    assert not any_refuted(findings)
+
+
+def test_small_vectors_and_few_steps() -> None:
+    for dimension, steps in ((1, 30), (2, 3), (70_000, 2)):
+        tiny = replace(setup(dimension=dimension, steps=steps), tensors=())
+        assert not any_refuted(audit_channel(tiny, effort=SMALL)), dimension
+
+
+def test_an_audit_repeats_under_its_seed() -> None:
+    assert str(audit_channel(setup(), seed=3, effort=SMALL)) == str(audit_channel(setup(), seed=3, effort=SMALL))
+    assert str(audit_channel(setup(), seed=3, effort=SMALL)) != str(audit_channel(setup(), seed=4, effort=SMALL))
+
+
+# Findings
+
+
+def test_findings_say_what_happened() -> None:
+    assert not low_p("x", 0.2, 1e-6, "").refuted
+    assert low_p("x", math.nan, 1e-6, "").refuted
+    assert too_large("x", math.nan, 1.0, "").refuted
+    assert not exact("x", 0, "").refuted
+    rows = [low_p("a", 1e-9, 1e-6, "off"), low_p("b", 0.5, 1e-6, ""), exact("c", 0, ""), skipped("d", "no noise")]
+    text = table(rows).splitlines()
+    assert [line.split()[0] for line in text] == ["check", "a", "b", "c", "d"]
+    assert text[1].endswith("REFUTED: off")
+    assert text[2].endswith("could not refute at level 1e-06")
+    assert text[3].endswith("could not refute")
+    assert text[4].endswith("not checked: no noise")
+    assert "proved" not in table(rows)
+    assert any_refuted(rows)
+    assert not any_refuted(rows[1:])
+    assert isinstance(rows[0], Finding)
+
+
+def test_torch_threads_are_as_before() -> None:
+    before = torch.get_num_threads()
+    audit_channel(setup(), effort=SMALL)
+    assert torch.get_num_threads() == before

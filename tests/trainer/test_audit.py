@@ -1,0 +1,160 @@
+"""The transcript: the public state is a function of the releases; and the audit of whole configurations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedmtl import Trainer, models
+from fedmtl.algorithms import PMTL, FedAvg, FedProx, Local, ServerOptimizer
+from fedmtl.data import FederatedDataset
+from fedmtl.data.examples import Examples
+from fedmtl.data.rows import csr
+from fedmtl.optim import LocalSGD
+from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling
+from fedmtl.privacy.audit import Effort, any_refuted
+from fedmtl.trainer.audit import audit_trainer, public_states, replaced_data, setup_of, transcript
+from tests.helpers import ragged_classification, regression
+
+SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
+ALGORITHMS = {
+    "pmtl": PMTL(lam=0.5, local=SOLVER),
+    "pmtl-local": PMTL(lam=0.5, local=SOLVER, delta="local"),
+    "pmtl-momentum": PMTL(local=SOLVER, server_optimizer=ServerOptimizer(options={"momentum": 0.9})),
+    "fedavg": FedAvg(local=SOLVER),
+    "fedprox": FedProx(local=SOLVER),
+    "fedavg-adam": FedAvg(local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name="Adam", lr=0.1)),
+    "local": Local(local=SOLVER),
+}
+SAMPLERS = {"poisson": PoissonSampling(cohort=4), "full": FullParticipation(), "fixed": FixedCohort(cohort=4)}
+
+
+def trainer(algorithm="fedavg", sampler="full", **options) -> Trainer:
+    settings = {
+        "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
+        "data": ragged_classification(8),
+        "model": models.mlp(hidden=4),
+        "schedule": SAMPLERS[sampler],
+        "privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0),
+        "rounds": 5,
+        "dtype": "float64",
+        "device": "cpu",
+    }
+    return Trainer(**(settings | options))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_public_state_is_a_function_of_the_releases(name: str, sampler: str) -> None:
+    found = transcript(trainer(name, sampler), rounds=5)
+    assert not found.refuted
+    assert found.skipped == (name == "local")
+
+
+@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, source="secure")])
+def test_the_transcript_holds_without_privacy_and_with_secret_coins(privacy: ClientPrivacy | None) -> None:
+    assert not transcript(trainer("pmtl", "poisson", privacy=privacy), rounds=5).refuted
+
+
+def test_replaced_data_show_when_the_releases_are_not_forced() -> None:
+    run = trainer("pmtl")
+    first = public_states(run, run.data, 5)
+    other = public_states(run, replaced_data(run.data, 0), 5)
+    assert len(first) == len(other) == 6
+    assert first[0] == other[0]
+    assert all(a != b for a, b in zip(first[1:], other[1:], strict=True))
+    assert first == public_states(run, run.data, 5)
+
+
+class Leaky(FedAvg):
+    """Sets the server's step size by the private data."""
+
+    def step(self, problem, state, event, channel):
+        before = state.public["global"].clone()
+        state = super().step(problem, state, event, channel)
+        size = float(problem.data.train.x.abs().mean())
+        state.public["global"] = before + size * (state.public["global"] - before)
+        return state
+
+
+class Counting(FedAvg):
+    """Publishes how many examples the cohort has."""
+
+    def step(self, problem, state, event, channel):
+        state = super().step(problem, state, event, channel)
+        state.public["examples"] = problem.data.train.counts[event.cohort].sum()
+        return state
+
+
+class Shares(FedAvg):
+    """Keeps a clean state, and shares something else."""
+
+    def init(self, problem):
+        object.__setattr__(self, "seen", 0.0)
+        return super().init(problem)
+
+    def shared(self, state):
+        return state.public["global"] + self.seen
+
+    def step(self, problem, state, event, channel):
+        object.__setattr__(self, "seen", problem.data.train.y.double().mean())
+        return super().step(problem, state, event, channel)
+
+
+@pytest.mark.parametrize("algorithm", [Leaky, Counting, Shares])
+def test_the_transcript_finds_a_leak(algorithm: type[FedAvg]) -> None:
+    found = transcript(trainer(algorithm(local=SOLVER), "poisson"), rounds=3)
+    assert found.refuted
+    assert "after round 1" in found.detail
+
+
+@pytest.mark.parametrize("data", [ragged_classification(9), regression(9)])
+def test_replaced_data_keep_only_public_facts(data: FederatedDataset) -> None:
+    other = replaced_data(data, 1)
+    assert (other.ids, other.spec, other.classes) == (data.ids, data.spec, data.classes)
+    for side in ("train", "test"):
+        old, new = data.side(side), other.side(side)
+        assert new.x.dtype == old.x.dtype
+        assert new.y.dtype == old.y.dtype
+        assert int(new.counts.sum()) == int(old.counts.sum())
+        assert int(new.counts.min()) >= 1
+        assert not torch.equal(new.counts, old.counts)
+        assert (new.x != old.x).float().mean() > 0.9
+    # what the constructor checks of fresh data holds as well
+    FederatedDataset(other.train, other.test, other.ids, other.transform, other.classes)
+    assert other.fingerprint() == replaced_data(data, 1).fingerprint() != replaced_data(data, 2).fingerprint()
+
+
+def test_bytes_and_sparse_features_are_replaced_within_their_range() -> None:
+    offsets = torch.tensor([0, 3, 6])
+    x = torch.randint(0, 256, (6, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    side = Examples(x, y, offsets)
+    new = replaced_data(FederatedDataset(side, side, ("a", "b"), classes=3), 0)
+    assert new.train.x.dtype == torch.uint8
+    assert not torch.equal(new.train.x, x)
+    full = x.float() + 1
+    crow, columns = torch.arange(0, 25, 4), torch.arange(4).repeat(6)
+    sparse = Examples(csr(crow, columns, full.flatten(), 4), y, offsets)
+    new = replaced_data(FederatedDataset(sparse, sparse, ("a", "b"), classes=3), 0)
+    assert new.train.x.layout == torch.sparse_csr
+    assert not torch.equal(new.train.x.to_dense(), full)
+
+
+def test_the_setup_is_the_run_s() -> None:
+    run = trainer("pmtl", "fixed")
+    made = setup_of(run)
+    assert made is not None
+    (plan,) = made.plans
+    assert sum(made.tensors) == plan.dimension == 5 * 4 + 4 + 4 * 3 + 3
+    assert made.tensors == (20, 4, 12, 3)
+    assert (made.steps, made.sampler.n, plan.stateful) == (5, 8, True)
+    assert setup_of(replace(run, privacy=None)) is None
+
+
+def test_an_audit_without_privacy_checks_the_transcript_alone() -> None:
+    findings = audit_trainer(trainer(privacy=None), rounds=2, effort=Effort(noise=100, canaries=100, cohorts=10))
+    assert [finding.check for finding in findings if not finding.skipped] == ["transcript: public state"]
+    assert not any_refuted(findings)
