@@ -35,7 +35,8 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
             (:class:`~fedmtl.privacy.knorm.KNormDpEvent`), each of these or several together under Poisson sampling,
             NoOp (0), NonPrivate (infinite), and ComposedDpEvent and SelfComposedDpEvent of all of them.
             ``"pld"`` only: truncated Poisson-sampled Gaussian. ``"rdp"`` only: Gaussian sampled without replacement
-            (replace-one) and what else the library supports. Noise multipliers are relative to the full sensitivity.
+            (replace-one), RepeatAndSelectDpEvent (see :mod:`.selection`) and what else the library supports. Noise
+            multipliers are relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
         delta: in (0, 1).
         accountant: ``"pld"`` or ``"rdp"``.
@@ -176,6 +177,10 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
 
     from . import laws, pld
 
+    if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+        from .selection import selection_curve
+
+        return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -215,8 +220,13 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
             elif len(parts) == 1 and parts[0][1] == 1:
                 yield dp_event.PoissonSampledDpEvent(q, parts[0][0]), times
             else:
-                joint = tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts)
-                yield dp_event.PoissonSampledDpEvent(q, dp_event.ComposedDpEvent(joint)), times
+                yield dp_event.PoissonSampledDpEvent(q, _together(parts)), times
+    elif isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        parts = elementary(event.event)
+        if parts and isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+            yield parts[0]
+        else:
+            yield dp_event.RepeatAndSelectDpEvent(_together(parts), event.mean, event.shape), times
     elif isinstance(event, dp_event.NoOpDpEvent):
         return
     elif isinstance(event, dp_event.DpEvent):
@@ -226,6 +236,13 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         yield (dp_event.NonPrivateDpEvent(), 1) if noise == 0 else (event, times)
     else:
         raise PrivacyError(f"{event!r} is not a dp_accounting event.")
+
+
+def _together(parts: Parts) -> Any:
+    """One event of all parts that can be hashed."""
+    from dp_accounting import dp_event
+
+    return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
 
 
 def _check_relation(parts: Parts) -> None:

@@ -1,0 +1,170 @@
+"""Private hyper-parameter search against the paper's formulas, the library and SciPy's laws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    dp_event,
+)
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from scipy import stats
+
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import SecureSource, epsilon
+from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.selection import (
+    calibrate_selection,
+    draw_repetitions,
+    halting_probability,
+    selection_curve,
+    selection_epsilon,
+)
+
+CANDIDATE = ComposedDpEvent(
+    [SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 100), GaussianDpEvent(10.0)]
+)
+ORDERS = np.array([1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 64.0])
+
+
+def law(mean: float, shape: float):
+    """SciPy's distribution of K."""
+    if math.isinf(shape):
+        return stats.poisson(mean)
+    gamma = halting_probability(mean, shape)
+    return stats.logser(1 - gamma) if shape == 0 else stats.nbinom(shape, gamma)
+
+
+def pmf(mean: float, shape: float, ks: np.ndarray) -> np.ndarray:
+    probabilities = law(mean, shape).pmf(ks)
+    return probabilities if math.isinf(shape) or shape == 0 else probabilities / -math.expm1(law(mean, shape).logpmf(0))
+
+
+@pytest.mark.parametrize(("shape", "gamma"), [(0.5, 0.05), (1.0, 0.1), (3.0, 0.2), (0.0, 0.02)])
+def test_theorem_2_by_hand(shape: float, gamma: float) -> None:
+    """Gaussian candidates, e(a) = a / (2 z^2), every pair of orders."""
+    z = 3.0
+    mean = (1 / gamma - 1) / math.log(1 / gamma) if shape == 0 else shape * (1 - gamma) / gamma / (1 - gamma**shape)
+    assert halting_probability(mean, shape) == pytest.approx(gamma, rel=1e-9)
+    curve = selection_curve(ORDERS, ORDERS / (2 * z * z), mean=mean, shape=shape)
+    for order, value in zip(ORDERS, curve, strict=True):
+        best = min(
+            order / (2 * z * z)
+            + (1 + shape) * (1 - 1 / other) * other / (2 * z * z)
+            + (1 + shape) * math.log(1 / gamma) / other
+            + math.log(mean) / (order - 1)
+            for other in ORDERS
+        )
+        assert value == pytest.approx(best, rel=1e-9)
+
+
+def test_theorem_6_by_hand() -> None:
+    """Poisson: the candidate's delta at log(1 + 1 / (a - 1)), from its Renyi curve."""
+    z, mean = 4.0, 12.0
+    curve = selection_curve(ORDERS, ORDERS / (2 * z * z), mean=mean, shape=math.inf)
+    for order, value in zip(ORDERS, curve, strict=True):
+        eps = math.log(1 + 1 / (order - 1))
+        deltas = [math.exp((b - 1) * (b / (2 * z * z) - eps) + (b - 1) * math.log(1 - 1 / b)) / b for b in ORDERS] + [
+            math.sqrt(1 - math.exp(-ORDERS[0] / (2 * z * z)))
+        ]
+        assert value == pytest.approx(
+            order / (2 * z * z) + mean * min(1.0, *deltas) + math.log(mean) / (order - 1), rel=1e-9
+        )
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 4.0, math.inf])
+def test_the_whole_search_is_the_library_s(shape: float) -> None:
+    for mean in (1.0, 10.0, 300.0):
+        library = RdpAccountant()
+        library.compose(dp_event.RepeatAndSelectDpEvent(CANDIDATE, mean, shape))
+        expected = library.get_epsilon(1e-6)
+        assert selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape) == pytest.approx(expected, rel=1e-6)
+
+
+def test_more_repetitions_cost_more_and_all_more_than_one() -> None:
+    one = epsilon(CANDIDATE, 1, 1e-6, accountant="rdp")
+    for shape in (0.0, 1.0, math.inf):
+        values = [selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape) for mean in (2.0, 10.0, 100.0)]
+        assert one < values[0]
+        assert values == sorted(values)
+    # random search for free it is not, but far below paying for every candidate
+    assert selection_epsilon(CANDIDATE, 1e-6, mean=100.0, shape=0.0) < 4 * one
+    assert epsilon(CANDIDATE, 100, 1e-6, accountant="rdp") > 8 * one
+
+
+def test_a_pure_candidate_costs_at_most_two_plus_eta_of_it() -> None:
+    """Theorem 2 in the limit of large orders (Liu, Talwar 2019 at eta = 1: a factor of 3)."""
+    for shape in (0.0, 1.0):
+        value = selection_epsilon(LaplaceDpEvent(1.0), 1e-9, mean=20.0, shape=shape)
+        assert value < (2 + shape) * 1.0 + 0.1
+    assert selection_epsilon(KNormDpEvent(1.0, 50), 1e-6, mean=20.0, shape=1.0) < selection_epsilon(
+        LaplaceDpEvent(1.0), 1e-6, mean=20.0, shape=1.0
+    )
+
+
+def test_calibration_meets_the_target_tightly() -> None:
+    def candidate(z: float) -> ComposedDpEvent:
+        return ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(z), 40), GaussianDpEvent(3 * z)])
+
+    for mean, shape in ((10.0, 0.0), (30.0, math.inf)):
+        z = calibrate_selection(candidate, target=3.0, delta=1e-6, mean=mean, shape=shape)
+        assert selection_epsilon(candidate(z), 1e-6, mean=mean, shape=shape) <= 3.0
+        assert selection_epsilon(candidate(z * (1 - 1e-4)), 1e-6, mean=mean, shape=shape) > 3.0
+    with pytest.raises(ConfigError, match=r"cannot be reached .* a search of 1e\+06 expected repetitions"):
+        calibrate_selection(candidate, target=1e-3, delta=1e-6, mean=1e6, shape=1.0)
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(8.0, 0.0), (8.0, 1.0), (5.0, 0.3), (20.0, 6.0), (7.5, math.inf), (300.0, 0.5), (40.0, 2e4)]
+)
+def test_repetitions_follow_their_law(mean: float, shape: float) -> None:
+    """Chi-square against SciPy's probabilities, cells of at least 25 expected draws."""
+    count = 20_000
+    rng = np.random.default_rng(5)
+    draws = np.array([draw_repetitions(rng, mean, shape) for _ in range(count)])
+    ks = np.arange(0, int(draws.max()) + 10_000)
+    probabilities = pmf(mean, shape, ks)
+    if not math.isinf(shape):
+        probabilities[0] = 0.0
+        assert draws.min() >= 1
+    assert probabilities @ ks == pytest.approx(mean, rel=1e-6)
+    edges, running = [0], 0.0
+    for k, probability in enumerate(probabilities):
+        running += probability
+        if running * count >= 25:
+            edges.append(k + 1)
+            running = 0.0
+    expected = np.add.reduceat(probabilities, edges[:-1]) * count
+    observed = np.histogram(draws, bins=[*edges[:-1], ks[-1] + 1])[0].astype(float)
+    expected[-1] = count - expected[:-1].sum()
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+def test_privacy_coins_are_accepted() -> None:
+    draws = [draw_repetitions(SecureSource().coins("search", 0), 4.0, 1.0) for _ in range(300)]
+    assert 2.0 < np.mean(draws) < 8.0
+    assert draw_repetitions(SecureSource().coins("search", 0), 1.0, 0.0) == 1
+
+    class Largest:
+        def uniform(self, count: int) -> np.ndarray:
+            return np.full(count, 1 - 2.0**-53)
+
+    assert draw_repetitions(Largest(), 4.0, 1.0) > 50
+
+
+def test_errors() -> None:
+    for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (3.0, -0.1), (3.0, math.nan)):
+        with pytest.raises(ConfigError, match=r"selection\."):
+            selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape)
+    with pytest.raises(PrivacyError, match="pld accountant does not support RepeatAndSelect"):
+        epsilon(dp_event.RepeatAndSelectDpEvent(CANDIDATE, 3.0, 1.0), 1, 1e-6)
+    assert selection_epsilon(dp_event.NonPrivateDpEvent(), 1e-6, mean=3.0, shape=1.0) == math.inf
+    assert rdp.DEFAULT_RDP_ORDERS[0] > 1  # the formulas divide by a - 1
