@@ -58,7 +58,7 @@ def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     """
     import numpy as np
 
-    _check_relation(parts := elementary(event))
+    check_relation(parts := elementary(event))
     return sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
 
 
@@ -161,7 +161,7 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
     import numpy as np
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    _check_relation(parts)
+    check_relation(parts)
     orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
     divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
     with _quiet():
@@ -245,8 +245,12 @@ def _together(parts: Parts) -> Any:
     return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
 
 
-def _check_relation(parts: Parts) -> None:
-    """Sampling without replacement is replace-one, Poisson sampling add/remove: no epsilon covers both."""
+def check_relation(parts: Parts) -> None:
+    """Sampling without replacement is replace-one, Poisson sampling add/remove: no epsilon covers both.
+
+    Raises:
+        PrivacyError: both are among the parts.
+    """
     from dp_accounting import dp_event
 
     kinds = {type(part) for part, _ in parts}
