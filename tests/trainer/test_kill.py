@@ -20,6 +20,7 @@ from .zygote import CASES, CLIENTS, COHORT, DELTA, EVERY, NOISE, POINTS, ROUNDS,
 
 KILLS = 20
 NO_LEDGER = ("pmtl-plain", "local")
+BY_PARTICIPATION = ("pmtl-fixed", "pmtl-records")
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +229,12 @@ def test_secure_budget_pays_for_a_crash(zygote, tmp_path):
     assert found["epsilon"] <= privacy["epsilon"]
 
 
-@pytest.mark.parametrize("case", ["pmtl-local", "fedavg-adam", "pmtl-fixed"])
+@pytest.mark.parametrize("case", ["pmtl-local", "fedavg-adam", "pmtl-fixed", "pmtl-records"])
 def test_secure_random_times(case, zygote, reference, tmp_path):
     _, seconds = reference(case)
     clock = random.Random(f"secure {case}")
     capacity = 60
-    privacy = {"source": "secure", "epsilon": 1e3 if case == "pmtl-fixed" else budget_of(capacity)}
+    privacy = {"source": "secure", "epsilon": 1e3 if case in BY_PARTICIPATION else budget_of(capacity)}
     kills, chains = 0, 0
     while kills < KILLS // 3:
         folder, before, killed = tmp_path / str(chains), 0, True
@@ -247,7 +248,7 @@ def test_secure_random_times(case, zygote, reference, tmp_path):
         chains += 1
         found = result(folder)
         assert found["epsilon"] <= privacy["epsilon"]
-        if case == "pmtl-fixed":  # charged by participation: the cap of one client may end the run
+        if case in BY_PARTICIPATION:  # charged by participation: the cap of one client may end the run
             continue
         assert spent <= capacity
         assert (found["stopped"], found["rounds"]) == ("rounds", ROUNDS) or (

@@ -29,6 +29,8 @@ CASES = (
     "pmtl-fixed",
     "pmtl-plain",
     "pmtl-mapped",
+    "pmtl-adaptive",
+    "pmtl-records",
     "fedavg",
     "fedavg-adam",
     "fedprox",
@@ -62,7 +64,7 @@ class Zygote:
         Args:
             case: one of CASES.
             folder: of the run.
-            request: ``resume``, ``settings`` (of the trainer), ``privacy`` (of ClientPrivacy), ``delay``,
+            request: ``resume``, ``settings`` (of the trainer), ``privacy`` (of its privacy), ``delay``,
                 ``point`` and ``step``.
         """
         assert self.process.stdin is not None
@@ -90,6 +92,8 @@ def trainer_of(request: dict[str, Any]) -> Any:
         Local,
         LocalSGD,
         PoissonSampling,
+        QuantileClip,
+        RecordPrivacy,
         ServerOptimizer,
         Trainer,
         models,
@@ -104,7 +108,9 @@ def trainer_of(request: dict[str, Any]) -> Any:
         "fedprox": FedProx(mu=0.3, local=solver),
         "local": Local(local=solver),
     }
-    privacy = ClientPrivacy(**{"clip_norm": CLIP, "noise_multiplier": NOISE, "delta": DELTA} | request["privacy"])
+    clip = QuantileClip(initial=CLIP, lr=0.3, count_noise=1.2) if case == "pmtl-adaptive" else CLIP
+    unit = RecordPrivacy if case == "pmtl-records" else ClientPrivacy
+    privacy = unit(**{"clip_norm": clip, "noise_multiplier": NOISE, "delta": DELTA} | request["privacy"])
     settings = {
         "algorithm": algorithms.get(case, PMTL(lam=0.5, local=solver)),
         "data": ragged_classification(CLIENTS),
