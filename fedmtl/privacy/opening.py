@@ -194,34 +194,8 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
         return Channel(privacy, run.plans, sampler, run.source, account, law=law, records=records, replay=run.replay)
 
     delta = privacy.resolved_delta(int(owners.counts.sum()))
-    dimension = owners.dimension
-    budgets, cap = privacy.budgets(owners.ids), _participations(sampler, run.steps)
-    prior = run.prior("noise_multipliers")
-    events, multipliers, caps = [], [], []
-    for k in range(len(owners.ids)):
-        repeats = int(owners.steps[k])
-        q = float(owners.probabilities[k])
-
-        def step(multiplier: float, q: float = q) -> StepEvent:
-            from dp_accounting import dp_event
-
-            event = LAWS[privacy.mechanism](multiplier).event(dimension)
-            return StepEvent(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, privacy.accountant)
-
-        budget = budgets[k]
-        z = _multiplier(privacy, prior[k] if prior is not None else None, step, cap * repeats, delta, budget)
-        event, own = step(z), cap
-        if privacy.noise_multiplier is not None and budget is not None:
-            fitting = largest_uses(event.event, budget, delta, accountant=event.accountant) // repeats
-            if fitting < 1:
-                raise ConfigError(
-                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {budget:g} of client "
-                    f"{owners.ids[k]!r} in one round at delta = {delta:g}. Raise noise_multiplier or epsilon."
-                )
-            own = min(cap, fitting)
-        multipliers.append(float(z))
-        events.append(event)
-        caps.append(own)
+    cap = _participations(sampler, run.steps)
+    multipliers, events, caps = _owner_terms(privacy, owners, cap, delta, run.prior("noise_multipliers"))
     order = torch.argsort(owners.ranks).tolist()
     cost = Cost(delta, tuple(events[k] for k in order), tuple(int(owners.steps[k]) for k in order))
     header = {
@@ -261,6 +235,37 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
         ledger_name=run.ledger_name,
         replay=run.replay,
     )
+
+
+def _owner_terms(
+    privacy: RecordPrivacy, owners: Owners, cap: int, delta: float, prior: list[float] | None
+) -> tuple[list[float], list[StepEvent], list[int]]:
+    """Noise multiplier, event of one local step, and cap on participations of each owner, in the clients' order."""
+    from dp_accounting import dp_event
+
+    budgets = privacy.budgets(owners.ids)
+    multipliers, events, caps = [], [], []
+    for k, budget in enumerate(budgets):
+        repeats, q = int(owners.steps[k]), float(owners.probabilities[k])
+
+        def step(multiplier: float, q: float = q) -> StepEvent:
+            event = LAWS[privacy.mechanism](multiplier).event(owners.dimension)
+            return StepEvent(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, privacy.accountant)
+
+        z = _multiplier(privacy, prior[k] if prior is not None else None, step, cap * repeats, delta, budget)
+        event, own = step(z), cap
+        if privacy.noise_multiplier is not None and budget is not None:
+            fitting = largest_uses(event.event, budget, delta, accountant=event.accountant) // repeats
+            if fitting < 1:
+                raise ConfigError(
+                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {budget:g} of client "
+                    f"{owners.ids[k]!r} in one round at delta = {delta:g}. Raise noise_multiplier or epsilon."
+                )
+            own = min(cap, fitting)
+        multipliers.append(z)
+        events.append(event)
+        caps.append(own)
+    return multipliers, events, caps
 
 
 def _participations(sampler: BoundSampler, steps: int) -> int:

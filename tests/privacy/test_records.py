@@ -1,0 +1,337 @@
+"""Record-level releases: the law of the records drawn, clip and noise by owner, accounts of their own."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import (
+    FixedCohort,
+    FullParticipation,
+    Owners,
+    PoissonSampling,
+    RecordPrivacy,
+    ReleasePlan,
+    open_channel,
+)
+from fedmtl.random import id_key
+
+COUNTS = (10, 25, 40, 8, 100)
+DIMENSION, BATCH = 6, 8
+STEPS = tuple(math.ceil(n / BATCH) for n in COUNTS)
+
+
+def owners(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> Owners:
+    n = len(counts)
+    steps = [1 if batch is None else math.ceil(c / batch) for c in counts]
+    ids = tuple(f"client-{k}" for k in range(n))
+    return Owners(
+        ids=ids,
+        keys=torch.tensor([id_key(name) for name in ids]),
+        counts=torch.tensor(counts),
+        ranks=torch.arange(n).flip(0),  # not the order of the clients
+        steps=torch.tensor(steps),
+        batch_size=batch,
+        dimension=dimension,
+    )
+
+
+def door(privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: Owners | None = None, seed: int = 0, **options):
+    who = who or owners()
+    plan = ReleasePlan(name="update", dimension=who.dimension, uses=rounds, stateful=True, from_training=True)
+    bound = (sampler or FullParticipation()).bind(len(who.ids))
+    return open_channel(privacy, (plan,), bound, seed=seed, steps=rounds, owners=who, **options)
+
+
+NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, delta=1e-5)
+EMPTY = (torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64))
+
+
+def begin(channel, step: int = 0) -> torch.Tensor:
+    ranks = channel.draw(step)
+    channel.begin(step, ranks)
+    return ranks
+
+
+def test_every_owner_draws_its_own_poisson_subset() -> None:
+    who = owners((12, 30, 50), batch=6)
+    channel = door(NOISED, rounds=150, who=who)
+    clients, taken = torch.arange(3), [np.zeros(n) for n in (12, 30, 50)]
+    sizes: list[list[int]] = [[], [], []]
+    last: list[np.ndarray] = [np.zeros(n) for n in (12, 30, 50)]
+    together = np.zeros(3)
+    draws = 0
+    for step in range(150):
+        begin(channel, step)
+        for local in range(3):
+            index, mask = channel.records.batch(clients, local)
+            draws += 1
+            for k, n in enumerate((12, 30, 50)):
+                drawn = np.zeros(n)
+                drawn[index[k][mask[k]].numpy()] = 1
+                assert drawn.sum() == mask[k].sum(), "a record was drawn twice"
+                taken[k] += drawn
+                sizes[k].append(int(drawn.sum()))
+                together[k] += (drawn * last[k]).sum()
+                last[k] = drawn
+    for k, n in enumerate((12, 30, 50)):
+        q = 6 / n
+        law = stats.binom(n, q)
+        dispersion = ((np.array(sizes[k]) - n * q) ** 2).sum() / law.var()
+        assert stats.chi2.ppf(1e-7, draws) < dispersion < stats.chi2.isf(1e-7, draws)
+        fair = ((taken[k] - draws * q) ** 2).sum() / (draws * q * (1 - q))
+        assert stats.chi2.ppf(1e-7, n) < fair < stats.chi2.isf(1e-7, n)
+        assert together[k] == pytest.approx((draws - 1) * n * q * q, abs=6 * math.sqrt(draws * n) * q)
+    assert np.corrcoef(sizes)[np.triu_indices(3, 1)] == pytest.approx(0, abs=6 / math.sqrt(draws))
+
+
+def test_subsets_do_not_depend_on_who_is_drawn_together() -> None:
+    channel = door(NOISED)
+    begin(channel)
+    index, mask = channel.records.batch(torch.arange(5), 1)
+    for chosen in ([4], [2, 0], [1, 4, 3]):
+        part, inside = channel.records.batch(torch.tensor(chosen), 1)
+        for row, k in enumerate(chosen):
+            assert part[row][inside[row]].tolist() == index[k][mask[k]].tolist()
+
+
+def test_a_batch_of_all_records_is_all_records() -> None:
+    for batch in (None, 100):
+        channel = door(NOISED, who=owners(batch=batch))
+        begin(channel)
+        index, mask = channel.records.batch(torch.arange(5), 0)
+        for k, n in enumerate(COUNTS):
+            assert index[k][mask[k]].tolist() == list(range(n))
+    _, mask = _one(owners((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
+    assert mask[0].sum() == 5  # an owner with fewer records than the batch takes all of them
+
+
+def _one(who: Owners):
+    channel = door(NOISED, who=who)
+    begin(channel)
+    return channel.records
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "l2_laplace"])
+def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanism: str) -> None:
+    wide = 3000
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, mechanism=mechanism)
+    channel = door(privacy, who=owners(dimension=wide))
+    begin(channel)
+    clients = torch.tensor([4, 0, 2])
+    rows = torch.randn(9, wide, generator=torch.Generator().manual_seed(0)) * 10
+    owner = torch.tensor([0, 1, 2, 0, 0, 2, 1, 2, 0])
+    rows[3, 1] = math.nan
+    small = torch.full((1, wide), 1e-6)
+    nothing = torch.zeros(0, wide), torch.zeros(0, dtype=torch.int64)
+    with_rows = channel.records.release(clients, 0, iter([(rows, owner), (small, torch.tensor([1]))]))
+    other = door(privacy, who=owners(dimension=wide))
+    begin(other)
+    noise = other.records.release(clients, 0, [nothing])
+    order = 1 if mechanism == "laplace" else 2
+    clean = rows.double()
+    clean[3] = 0
+    clipped = clean / torch.linalg.vector_norm(clean, ord=order, dim=1, keepdim=True).clamp(min=1e-9) * 0.5
+    clipped[3] = 0
+    expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, owner, clipped)
+    expected[1] += small[0].double() * min(1.0, 0.5 / float(small.double().norm(p=order)))
+    assert torch.allclose(with_rows - noise, expected / BATCH, rtol=1e-5, atol=1e-9)
+    # noise: multiplier times C in the units of the law, over q n = 8
+    scale = 1.7 * 0.5 / BATCH
+    values = noise.numpy() / scale
+    if mechanism == "l2_laplace":
+        radii = np.linalg.norm(values, axis=1)
+        assert all(stats.gamma(wide).ppf(1e-7) < r < stats.gamma(wide).isf(1e-7) for r in radii)
+    else:
+        assert stats.kstest(values.ravel(), "norm" if mechanism == "gaussian" else "laplace").pvalue > 1e-7
+    assert np.abs(np.corrcoef(values)[np.triu_indices(3, 1)]).max() < 6 / math.sqrt(wide)
+
+
+def test_noise_belongs_to_the_owner_the_round_and_the_local_step() -> None:
+    def noise(clients: list[int], *, rounds: int = 1, step: int = 0, seed: int = 0) -> torch.Tensor:
+        channel = door(NOISED, seed=seed)
+        for number in range(rounds):
+            begin(channel, number)
+        for local in range(step):
+            channel.records.release(torch.tensor(clients), local, [EMPTY])
+        return channel.records.release(torch.tensor(clients), step, [EMPTY])
+
+    together = noise([0, 1, 2, 3, 4])
+    assert torch.equal(noise([3, 1]), together[[3, 1]])
+    for fresh in (noise([1], rounds=2), noise([1], step=1), noise([1], seed=1), together[[2]]):
+        assert not torch.isclose(fresh, together[[1]]).any()
+
+
+def test_one_record_moves_the_release_by_at_most_the_clip() -> None:
+    for value in (1e4, math.nan, math.inf, -math.inf, 3e38, 0.0):
+        moved = []
+        for extra in (False, True):
+            channel = door(NOISED)
+            begin(channel)
+            rows = torch.ones(3, DIMENSION)
+            rows[2] = value
+            keep = rows if extra else rows[:2]
+            moved.append(channel.records.release(torch.tensor([2]), 0, [(keep, torch.zeros(len(keep)).long())]))
+        assert float((moved[1] - moved[0]).norm()) <= 0.5 / BATCH
+        assert bool(torch.isfinite(moved[1]).all())
+
+
+def test_accounts_are_what_dp_accounting_says_of_each_owner() -> None:
+    channel = door(NOISED, rounds=3)
+    for step in range(3):
+        begin(channel, step)
+    found = channel.account.cost.epsilons(channel.account.client_uses.numpy())
+    for k, n in enumerate(COUNTS):
+        event = dp_event.GaussianDpEvent(1.7)
+        if n > BATCH:
+            event = dp_event.PoissonSampledDpEvent(BATCH / n, event)
+        expected = PLDAccountant().compose(event, 3 * STEPS[k]).get_epsilon(1e-5)
+        assert found[4 - k] == pytest.approx(expected, rel=2e-3)
+    report = channel.report
+    assert channel.epsilon == report.epsilon == found.max()
+    assert report.by_owner == (found.min(), np.median(found), found.max())
+    assert (report.unit, report.relation) == ("record", "add_remove")
+    assert report.releases == 3 * sum(STEPS)
+    assert "q = 0.08 to 1 by owner" in report.text()
+
+
+def test_owners_reach_the_budgets_of_their_own() -> None:
+    budgets = {f"client-{k}": e for k, e in enumerate((0.5, 1.0, 2.0, 4.0, 8.0))}
+    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, delta=1e-5))
+    for step in range(4):
+        begin(channel, step)
+    found = channel.account.cost.epsilons(channel.account.client_uses.numpy())[::-1]
+    wanted = np.array(list(budgets.values()))
+    assert (found <= wanted).all()
+    assert found == pytest.approx(wanted, rel=1e-3)
+    assert channel.report.budget == 8.0
+
+
+def test_the_budget_is_a_hard_cap_on_each_owner() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, epsilon=6.0, delta=1e-5)
+    channel = door(privacy, rounds=40)
+    drawn = [begin(channel, step) for step in range(40)]
+    uses = channel.account.client_uses.numpy()[::-1]
+    cost = channel.account.cost
+    assert cost.epsilons(uses[::-1]).max() <= 6.0
+    for k in range(5):  # one more participation would not fit
+        more = uses.copy()
+        more[k] += 1
+        assert uses[k] == 40 or cost.epsilons(more[::-1])[4 - k] > 6.0
+    assert min(uses) < 40
+    assert [len(ranks) for ranks in drawn] == sorted((len(ranks) for ranks in drawn), reverse=True)
+
+
+def test_only_local_steps_that_are_paid_for_are_made() -> None:
+    channel = door(NOISED, sampler=FixedCohort(2))
+    ranks = begin(channel)
+    inside = [k for k in range(5) if 4 - k in ranks.tolist()]
+    outside = [k for k in range(5) if k not in inside]
+    everyone = torch.arange(5)
+    expected = [STEPS[k] if k in inside else 0 for k in range(5)]
+    assert channel.records.steps(everyone).tolist() == expected
+    with pytest.raises(PrivacyError, match="not reserved"):
+        channel.records.release(torch.tensor(outside[:1]), 0, [EMPTY])
+    first = torch.tensor(inside[:1])
+    with pytest.raises(PrivacyError, match="out of order"):
+        channel.records.release(first, expected[inside[0]] - 1, [EMPTY])
+    again = door(NOISED)
+    begin(again)
+    again.records.release(torch.tensor([1]), 0, [EMPTY])
+    with pytest.raises(PrivacyError, match="made already"):
+        again.records.release(torch.tensor([1]), 0, [EMPTY])
+    with pytest.raises(PrivacyError, match="not reserved"):
+        again.records.release(torch.tensor([3]), 1, [EMPTY])
+
+
+def test_nobody_takes_part_more_often_than_the_cap() -> None:
+    channel = door(NOISED, rounds=30, sampler=PoissonSampling(2))
+    cap = 13  # 30 x 2 / 5 = 12 on average, and one more
+    for step in range(30):
+        begin(channel, step)
+    assert channel.account.client_uses.max() <= cap
+    assert (channel.account.caps == cap).all()
+
+
+def test_a_recording_gives_the_same_gradients() -> None:
+    first = door(NOISED)
+    first.record = []
+    begin(first)
+    rows = torch.randn(4, DIMENSION, generator=torch.Generator().manual_seed(1))
+    value = first.records.release(torch.tensor([2, 4]), 0, [(rows, torch.tensor([0, 1, 1, 0]))])
+    assert [(step, name) for step, name, _ in first.record] == [(0, "gradient/client-2/0"), (0, "gradient/client-4/0")]
+    second = door(NOISED, seed=9, replay=first.record)
+    begin(second)
+    assert torch.equal(second.records.release(torch.tensor([4, 2]), 0, [EMPTY]), value[[1, 0]])
+    with pytest.raises(PrivacyError, match="gradient/client-1/0"):
+        second.records.release(torch.tensor([1]), 0, [EMPTY])
+
+
+def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
+    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=math.inf))
+    begin(channel)
+    assert not channel.records.release(torch.tensor([0]), 0, [EMPTY]).any()
+    assert channel.epsilon == math.inf
+    assert channel.report.headline == "not private: epsilon = inf, clip only, no noise"
+
+
+def test_what_clients_send_is_added_up_as_it_is() -> None:
+    channel = door(NOISED)
+    ranks = begin(channel)
+    rows = 100.0 * torch.arange(5 * DIMENSION).reshape(5, DIMENSION)
+    assert torch.equal(channel.release("update", rows, ranks), rows.double().sum(0) / 5)
+
+
+def test_secure_noise_is_fresh_and_on_the_grid(tmp_path: Path) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, source="secure", delta=1e-5)
+    values = []
+    for name in "ab":
+        channel = door(privacy, ledger_path=tmp_path / name)
+        begin(channel)
+        values.append(channel.records.release(torch.tensor([2]), 0, [EMPTY]))
+        assert channel.report.headline.startswith("private: epsilon")
+    assert not torch.isclose(*values).any()
+    width = 2.0**-24  # well below C 2**-21 / sqrt(6): every value of the sum is a multiple of some power of two above
+    assert torch.equal(torch.round(values[0] * BATCH / width) * width, values[0] * BATCH)
+
+
+def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
+    channel = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl")
+    drawn = [begin(channel, step).tolist() for step in range(2)]
+    channel.close()
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [[d] for d in drawn]
+    assert lines[0]["account"] == "owner"
+    resumed = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    resumed.start(2)
+    assert resumed.account.client_uses.sum() == 4
+    assert resumed.draw(2) is not None
+
+
+def test_impossible_requests_are_refused_by_name() -> None:
+    plan = ReleasePlan(name="statistics", dimension=3, uses=2, stateful=False)
+    with pytest.raises(PrivacyError, match="'statistics' is not made of locally trained models"):
+        open_channel(NOISED, (plan,), FullParticipation().bind(5), seed=0, steps=2, owners=owners())
+    with pytest.raises(PrivacyError, match="needs the owners"):
+        open_channel(NOISED, (), FullParticipation().bind(5), seed=0, steps=2)
+    with pytest.raises(ConfigError, match="no budget for client 'client-1'"):
+        door(RecordPrivacy(clip_norm=1.0, epsilon={"client-0": 1.0}))
+    with pytest.raises(ConfigError, match="names 'nobody'"):
+        door(RecordPrivacy(clip_norm=1.0, epsilon={"nobody": 1.0}))
+    with pytest.raises(ConfigError, match="client 'client-0' in one round"):
+        door(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, epsilon=0.5))
+    with pytest.raises(ConfigError, match="clip_norm"):
+        RecordPrivacy(clip_norm=-1.0, epsilon=1.0)
+    with pytest.raises(ConfigError, match="inf for some owners"):
+        RecordPrivacy(clip_norm=1.0, epsilon={"a": 1.0, "b": math.inf})
+    with pytest.raises(ConfigError, match="mechanism"):
+        RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="wishart")
