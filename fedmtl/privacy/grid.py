@@ -4,6 +4,9 @@ A double made by adding noise to a private sum gives the sum away through its lo
 significance of the least significant bits for differential privacy", CCS 2012). Sum and noise are therefore
 rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
 the rounded sum plus the noise, and which values are reachable does not depend on the sum.
+
+What is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``;
+and see :func:`grid_error`.
 """
 
 from __future__ import annotations
