@@ -12,6 +12,8 @@ from torch import nn
 from fedmtl import models
 from fedmtl.data import FederatedDataset
 from fedmtl.optim import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally, train_privately
+from fedmtl.privacy import GaussianNoise, L2Clip, SeededSource
+from fedmtl.privacy.records import Owners, RecordReleases
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
 from tests.helpers import ragged_classification
@@ -194,3 +196,52 @@ def test_nobody_to_train_and_nothing_drawn():
     assert private(data, module, solver, start, FakeRecords(data, [1] * 7), empty).shape == (0, start.shape[1])
     got = private(data, module, solver, start, FakeRecords(data, [1] * 7, draw=1e-12))
     torch.testing.assert_close(got, start * (1 - 0.2 * 0.5), rtol=1e-12, atol=1e-14)
+
+
+def releases(data: FederatedDataset, dimension: int, batch_size: int | None) -> RecordReleases:
+    """The production release path, with noise, open for all clients but the second in round ``ROUND``."""
+    n = len(data)
+    owners = Owners(
+        ids=data.ids,
+        keys=data.keys,
+        counts=data.train.counts,
+        ranks=torch.arange(n),
+        steps=torch.tensor([3, 2, 4, 1, 2, 4, 3]),
+        batch_size=batch_size,
+        dimension=dimension,
+    )
+    records = RecordReleases(
+        owners,
+        clip=L2Clip(CLIP),
+        noise=GaussianNoise(1.0),
+        multipliers=torch.linspace(0.5, 2.0, n, dtype=torch.float64),
+        source=SeededSource(3),
+    )
+    records.open(ROUND, torch.tensor([0, 2, 3, 4, 5, 6]))
+    return records
+
+
+@pytest.mark.parametrize("batch_size", [None, 4, 1])
+def test_with_production_draws_and_noise_company_and_order_do_not_matter(batch_size):
+    """At an expected batch of 1, many a client alone has an empty batch: its step is noise alone."""
+    data, module, start, anchor = setting(0.2)
+    solver, options = LocalSGD(lr=0.2, momentum=0.5), {"lam": 0.5, "anchor": anchor}
+    size = start.shape[1]
+    whole = private(data, module, solver, start, releases(data, size, batch_size), **options)
+    assert torch.equal(whole[1], start[1])
+    assert float((whole - start).norm(dim=1)[[0, 2, 3, 4, 5, 6]].min()) > 0.1
+    for clients in (torch.tensor([6, 1, 0]), torch.tensor([2, 3]), torch.tensor([5]), torch.tensor([4])):
+        part = private(data, module, solver, start, releases(data, size, batch_size), clients, **options)
+        torch.testing.assert_close(part, whole[clients], rtol=1e-10, atol=1e-12)
+
+
+def test_a_record_has_the_same_gradient_whoever_is_drawn_with_it():
+    """With dropout, too: else one record more or less would move the sum by more than its own clipped gradient."""
+    data, module, start, _ = setting(0.5)
+
+    def moved(*positions: int) -> torch.Tensor:
+        records = FakeRecords(data, [1] * 7)
+        records.drawn = lambda client, step: torch.tensor(positions)  # type: ignore[method-assign]
+        return private(data, module, LocalSGD(lr=1.0), start, records) - start
+
+    torch.testing.assert_close(moved(0, 1, 2), moved(0) + moved(1) + moved(2), rtol=1e-10, atol=1e-12)
