@@ -1,0 +1,149 @@
+"""Training under record-level privacy: DP-SGD in every client, one account each, the same trainer."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedmtl import (
+    PMTL,
+    Execution,
+    FedAvg,
+    FedProx,
+    FixedCohort,
+    FullParticipation,
+    Local,
+    LocalOptimizer,
+    LocalSGD,
+    PoissonSampling,
+    RecordPrivacy,
+    models,
+)
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import open_channel
+from tests.helpers import regression
+
+from .settings import CLIENTS, DATA, DELTA, quick_figures, trainer
+
+SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
+PRIVACY = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.1, delta=DELTA)
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+def run_of(**settings):
+    return trainer(**{"rounds": 3, "eval_every": 3, "privacy": PRIVACY, "schedule": FullParticipation()} | settings).fit()
+
+
+@pytest.mark.parametrize("algorithm", [PMTL(lam=0.5, local=SOLVER), FedAvg(local=SOLVER), Local(local=SOLVER)])
+def test_chunks_and_threads_change_nothing(algorithm):
+    whole = run_of(algorithm=algorithm, execution=Execution(strategy="stacked"))
+    for execution in (Execution(strategy="stacked", chunk=5), Execution(strategy="threads", threads=2, chunk=2)):
+        part = run_of(algorithm=algorithm, execution=execution)
+        assert torch.allclose(part.personal, whole.personal, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(run_of(algorithm=algorithm, seed=1).personal, whole.personal)
+
+
+def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
+    """A plain loop over clients and records, with the anchor's pull added after the clip."""
+    data, lam, lr, rounds, clip = regression(4, examples=6), 0.7, 0.1, 3, 0.8
+    solver = LocalSGD(lr=lr, steps=2, batch_size=None)
+    privacy = RecordPrivacy(clip_norm=clip, epsilon=math.inf)
+    model = nn.Linear(4, 1).double()
+    result = run_of(
+        algorithm=PMTL(lam=lam, local=solver), data=data, model=copy.deepcopy(model), loss="mse", privacy=privacy
+    )
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    mean, own = start.clone(), [start.clone() for _ in range(4)]
+    for _ in range(rounds):
+        for k in range(4):
+            w = own[k]
+            first = int(data.train.offsets[k])
+            for _ in range(2):
+                total = torch.zeros(5, dtype=torch.float64)
+                for row in range(first, first + 6):
+                    x, y = data.train.x[row].double(), data.train.y[row].double().squeeze()
+                    residual = w[:4] @ x + w[4] - y
+                    gradient = 2 * residual * torch.cat([x, torch.ones(1, dtype=torch.float64)])
+                    total += gradient * min(1.0, clip / float(gradient.norm()))
+                w = w - lr * (total / 6 + lam * (w - mean))
+            own[k] = w
+        mean = mean + torch.stack([w - mean for w in own]).mean(0)
+    assert torch.allclose(result.personal, torch.stack(own), rtol=1e-5, atol=1e-7)  # the clip's margin is 2**-20
+    assert torch.allclose(result.shared, mean, rtol=1e-5, atol=1e-7)
+    assert result.epsilon == math.inf
+
+
+def test_local_training_spends_too_and_ends_where_its_noise_leads():
+    result = run_of(algorithm=Local(local=SOLVER))
+    assert 0 < result.epsilon < math.inf
+    report = result.privacy
+    assert report.unit == "record"
+    assert report.names == ("gradient",)
+    assert report.releases == 3 * int(SOLVER.step_counts(DATA.train.counts).sum())
+    assert result.history[-1]["epsilon"] == result.epsilon
+    assert "which are public" in report.text()
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [LocalSGD(lr=0.2, epochs=1, batch_size=4, momentum=0.9), LocalOptimizer(lr=0.01, steps=3, batch_size=4)],
+)
+def test_any_solver_and_any_algorithm(solver):
+    for algorithm in (FedProx(mu=0.3, local=solver), PMTL(lam=0.1, local=solver, delta="local")):
+        result = run_of(algorithm=algorithm)
+        assert bool(torch.isfinite(result.personal).all())
+
+
+def test_a_client_that_never_took_part_keeps_the_shared_model():
+    """Training it at the end would read its data without a charge."""
+    result = run_of(schedule=FixedCohort(2), rounds=2, algorithm=PMTL(lam=0.5, local=SOLVER))
+    same = [torch.equal(row, result.shared) for row in result.personal]
+    assert CLIENTS - 4 <= sum(same) < CLIENTS
+
+
+def test_models_are_functions_of_the_released_gradients(monkeypatch):
+    """Other records, the same recording: the same models to the bit, shared and personal."""
+    from fedmtl.trainer import trainer as module
+
+    settings = {"algorithm": PMTL(lam=0.5, local=SOLVER), "schedule": PoissonSampling(cohort=4)}
+    recordings: list = []
+
+    def recorded(*args, **options):
+        channel = open_channel(*args, **options)
+        channel.record = []
+        recordings.append(channel.record)
+        return channel
+
+    monkeypatch.setattr(module, "open_channel", recorded)
+    first = run_of(**settings)
+    monkeypatch.setattr(module, "open_channel", lambda *a, **o: open_channel(*a, replay=recordings[0], **o))
+    data = copy.deepcopy(DATA)
+    data.train.x.neg_().add_(3.0)
+    other = run_of(data=data, **settings)
+    assert torch.equal(first.personal, other.personal)
+    assert torch.equal(first.shared, other.shared)
+    monkeypatch.setattr(module, "open_channel", open_channel)
+    assert not torch.equal(first.personal, run_of(data=data, **settings).personal)
+
+
+def test_an_algorithm_without_local_training_is_refused():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Odd(FedAvg):
+        local: object = None  # type: ignore[assignment]
+        name = "odd"
+
+        def __post_init__(self) -> None:
+            pass
+
+    with pytest.raises(ConfigError, match="odd has no local solver"):
+        run_of(algorithm=Odd())
