@@ -1,0 +1,245 @@
+"""Releases other than a Gaussian vector of fixed clip: matrices, Laplace laws, a clip norm that adapts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    QuantileClip,
+    ReleasePlan,
+    epsilon,
+    open_channel,
+    step_event,
+)
+
+D, CLIENTS, STEPS = 24, 30, 5
+
+
+def door(privacy: ClientPrivacy, *, sampler=None, dimension: int = D, steps: int = STEPS, seed: int = 0, **options):
+    names = options.pop("names", ("update",))
+    form = options.pop("form", "vector")
+    plans = tuple(ReleasePlan(name=n, dimension=dimension, uses=steps, stateful=True, form=form) for n in names)
+    bound = (sampler or FullParticipation()).bind(CLIENTS)
+    return open_channel(privacy, plans, bound, seed=seed, steps=steps, **options)
+
+
+def begin(channel, step: int = 0) -> torch.Tensor:
+    ranks = channel.draw(step)
+    channel.begin(step, ranks)
+    return ranks
+
+
+def zeros(channel, step: int = 0, name: str = "update") -> np.ndarray:
+    ranks = begin(channel, step)
+    return channel.release(name, torch.zeros(len(ranks), channel.releases[name].dimension), ranks).numpy()
+
+
+# Matrices
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+def test_symmetric_gaussian_noise_of_a_covariance(relation: str) -> None:
+    sampler = FullParticipation() if relation == "add_remove" else FixedCohort(CLIENTS)
+    channel = door(
+        ClientPrivacy(clip_norm=0.8, noise_multiplier=3.0), form="symmetric", dimension=150, sampler=sampler
+    )
+    sensitivity = 0.64 * (1.0 if relation == "add_remove" else math.sqrt(2))
+    assert channel.releases["update"].sensitivity == pytest.approx(sensitivity)
+    noise = zeros(channel)
+    assert noise.shape == (150, 150)
+    assert np.array_equal(noise, noise.T)
+    scale = 3.0 * sensitivity / CLIENTS
+    off = noise[np.triu_indices(150, 1)] * math.sqrt(2) / scale
+    assert stats.kstest(np.diag(noise) / scale, "norm").pvalue > 1e-6
+    assert stats.kstest(off, "norm").pvalue > 1e-6
+
+
+def test_a_covariance_is_that_of_the_clipped_rows() -> None:
+    privacy = ClientPrivacy(clip_norm=2.0, epsilon=math.inf)
+    rows = torch.randn(CLIENTS, D, generator=torch.Generator().manual_seed(0))
+    rows[3, 2] = math.nan
+    clean = rows.double().nan_to_num()
+    clean[3] = 0
+    clipped = clean * (2.0 / clean.norm(dim=1).clamp(min=2.0))[:, None]
+    expected = clipped.T @ clipped / CLIENTS
+    for form, wanted in (("symmetric", expected), ("diagonal", expected.diagonal())):
+        channel = door(privacy, form=form)
+        value = channel.release("update", rows, begin(channel))
+        assert torch.allclose(value, wanted, rtol=4e-6)  # the clip's margin, squared
+    plain = door(None, form="symmetric")
+    assert torch.allclose(plain.release("update", rows, begin(plain)), clean.T @ clean / CLIENTS, rtol=1e-12)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+@pytest.mark.parametrize(
+    ("form", "mechanism"), [("symmetric", "gaussian"), ("diagonal", "laplace"), ("diagonal", "gaussian")]
+)
+def test_no_neighbour_moves_a_matrix_by_more_than_its_sensitivity(relation: str, form: str, mechanism: str) -> None:
+    """Random neighbours, and those that attain the bound: aligned, and with disjoint supports."""
+    sampler = FullParticipation() if relation == "add_remove" else FixedCohort(CLIENTS)
+    privacy = ClientPrivacy(clip_norm=0.8, noise_multiplier=1.0, mechanism=mechanism)
+    probe = door(privacy, form=form, sampler=sampler)
+    order, bound = (1 if mechanism == "laplace" else 2), probe.releases["update"].sensitivity / CLIENTS
+    generator = torch.Generator().manual_seed(1)
+    base = torch.randn(CLIENTS, D, generator=generator)
+    first, second = torch.zeros(D), torch.zeros(D)
+    first[0], second[1] = 50.0, 50.0
+    pairs = [(first, second), (first, torch.zeros(D)), (torch.full((D,), 3e38), torch.full((D,), math.nan))]
+    pairs += [tuple(torch.randn(2, D, generator=generator)) for _ in range(20)]
+    moved = []
+    for one, other in pairs:
+        values = []
+        for row in (one, other if relation == "replace" else torch.zeros(D)):
+            channel = door(privacy, form=form, sampler=sampler)
+            rows = base.clone()
+            rows[7] = row
+            values.append(channel.release("update", rows, begin(channel)))
+        moved.append(float(torch.linalg.vector_norm((values[0] - values[1]).flatten(), ord=order)))
+    assert max(moved) <= bound
+    assert max(moved) > 0.999 * bound
+
+
+def test_forms_that_no_law_covers_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="LaplaceNoise on a symmetric matrix"):
+        door(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"), form="symmetric")
+    with pytest.raises(ConfigError, match="form"):
+        ReleasePlan(name="x", dimension=3, uses=1, stateful=False, form="cube")
+
+
+# Laplace laws
+
+
+def test_laplace_noise_comes_with_an_l1_clip() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    channel = door(privacy, dimension=4000)
+    noise = zeros(channel)
+    assert stats.kstest(noise * CLIENTS / (4.0 * 0.5), "laplace").pvalue > 1e-6
+    rows = torch.ones(CLIENTS, 4000)
+    clear = door(privacy, dimension=4000)
+    moved = clear.release("update", rows, begin(clear)).numpy() - noise
+    assert np.abs(moved).sum() == pytest.approx(0.5, rel=1e-5)  # the mean of thirty rows of L1 norm 0.5
+    for step in range(1, STEPS):
+        zeros(channel, step)
+    expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(4.0), STEPS).get_epsilon(1e-5)
+    assert channel.epsilon == pytest.approx(expected, rel=1e-3)
+    assert channel.report.mechanism == "laplace"
+
+
+def test_l2_laplace_noise_has_a_gamma_radius_and_composes_better_than_its_pure_epsilon() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, epsilon=0.5, mechanism="l2_laplace", delta=1e-5)
+    channel = door(privacy, dimension=2000)
+    z = channel.noise_multiplier
+    assert z is not None
+    radii = [float(np.linalg.norm(zeros(channel, step))) * CLIENTS / (z * 0.5) for step in range(STEPS)]
+    assert all(stats.gamma(2000).ppf(1e-7) < r < stats.gamma(2000).isf(1e-7) for r in radii)
+    assert 0.499 < channel.epsilon <= 0.5
+    assert STEPS / z > 10 * 0.5  # basic composition of the pure epsilons 1 / z
+
+
+def test_sampled_laplace_is_amplified() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    channel = door(privacy, sampler=PoissonSampling(6), steps=40)
+    for step in range(40):
+        begin(channel, step)
+    event = dp_event.PoissonSampledDpEvent(0.2, dp_event.LaplaceDpEvent(4.0))
+    assert channel.epsilon == pytest.approx(PLDAccountant().compose(event, 40).get_epsilon(1e-5), rel=2e-3)
+
+
+def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins() -> None:
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", delta=1e-5)
+    two = door(privacy, names=("a", "b"))
+    for step in range(STEPS):
+        begin(two, step)
+    expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(4.0), 2 * STEPS).get_epsilon(1e-5)
+    assert two.epsilon == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(PrivacyError, match="share its coins"):
+        door(privacy, names=("a", "b"), sampler=PoissonSampling(6))
+    with pytest.raises(PrivacyError, match="FixedCohort with mechanism='laplace'"):
+        plan = ReleasePlan(name="a", dimension=3, uses=2, stateful=False)
+        outside = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", observer="public")
+        open_channel(outside, (plan,), FixedCohort(3).bind(9), seed=0, steps=2)
+
+
+# A clip norm that adapts
+
+
+def adaptive(**settings) -> ClientPrivacy:
+    clip = QuantileClip(**{"initial": 1.0, "quantile": 0.5, "lr": 0.3, "count_noise": 2.0} | settings)
+    return ClientPrivacy(clip_norm=clip, noise_multiplier=1.5, delta=1e-5)
+
+
+def test_the_clip_norm_follows_the_quantile_of_the_norms() -> None:
+    channel = door(adaptive(quantile=0.75, count_noise=1.2), steps=200, sampler=PoissonSampling(29))
+    ranks_norms = torch.linspace(0.5, 6.0, CLIENTS)
+    for step in range(200):
+        ranks = begin(channel, step)
+        rows = torch.nn.functional.normalize(torch.ones(len(ranks), D), dim=1) * ranks_norms[ranks][:, None]
+        channel.release("update", rows, ranks)
+    norms = [float(channel.state()["update"])]
+    assert norms[0] == pytest.approx(float(ranks_norms.quantile(0.75)), rel=0.25)
+
+
+def test_update_and_count_together_cost_the_given_multiplier() -> None:
+    channel, fixed = door(adaptive()), door(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, delta=1e-5))
+    for step in range(STEPS):
+        begin(channel, step)
+        begin(fixed, step)
+    assert channel.epsilon == fixed.epsilon
+    release = channel.releases["update"]
+    assert release.noise is not None
+    update, count = release.noise.multiplier, 2.0 / 0.5  # sigma_b over the sensitivity 1/2
+    assert update > 1.5
+    sampler = FullParticipation().bind(CLIENTS)
+    joint = step_event((update, count), sampler, sampler.law(stateful=True, observer="clients"), "pld")
+    assert epsilon(joint.event, STEPS, 1e-5) == pytest.approx(channel.epsilon, rel=1e-9)
+
+
+def test_noise_of_update_and_count_are_as_large_as_charged() -> None:
+    """Independent of the channel's arithmetic: z_delta C / m for the update, 2 / m for the count."""
+    updates, counts = [], []
+    for seed in range(300):
+        channel = door(adaptive(), seed=seed, dimension=50)
+        channel.record = []
+        value = zeros(channel)
+        updates.append(value * CLIENTS)
+        assert [name for _, name, _ in channel.record] == ["update", "update/count"]
+        counts.append((float(channel.record[1][2]) - 0.5) * CLIENTS / 2.0)  # every norm, 0, is at most C
+    std = (1.5**-2 - 4.0**-2) ** -0.5
+    assert stats.kstest(np.concatenate(updates) / std, "norm").pvalue > 1e-6
+    assert stats.kstest(counts, "norm").pvalue > 1e-6
+
+
+def test_each_step_clips_and_noises_at_its_own_norm() -> None:
+    settings = QuantileClip(initial=1.0, quantile=0.5, lr=0.5, count_noise=2.0)
+    channel, silent = (door(adaptive(lr=0.5), seed=4) for _ in range(2))
+    expected = 1.0
+    for step in range(STEPS):
+        ranks = begin(channel, step)
+        silent.begin(step, silent.draw(step))
+        silent.restore({"update": torch.tensor(expected)})
+        channel.record = []
+        clear = channel.release("update", torch.full((len(ranks), D), 9.0), ranks)
+        blank = silent.release("update", torch.zeros(len(ranks), D), ranks)
+        assert float((clear - blank).norm()) == pytest.approx(expected, rel=1e-5)
+        fraction = float(channel.record[1][2]) + 0.5
+        expected = expected * math.exp(-settings.lr * (fraction - settings.quantile))
+        assert float(channel.state()["update"]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_adaptive_clip_needs_gaussian_noise_and_room_for_the_count() -> None:
+    with pytest.raises(ConfigError, match="only with Gaussian noise"):
+        ClientPrivacy(clip_norm=QuantileClip(initial=1.0), noise_multiplier=1.0, mechanism="laplace")
+    with pytest.raises(PrivacyError, match="count"):
+        door(adaptive(count_noise=0.7))
