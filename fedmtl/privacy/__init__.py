@@ -4,12 +4,16 @@ No number leaves a client except through a :class:`Release`, and no release happ
 has not already charged. :func:`open_channel` is the one door.
 """
 
-from .calibration import calibrate_noise
+from .calibration import calibrate_multiplier, calibrate_noise
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
 from .coins import distinct_ranks
 from .composition import epsilon, largest_uses
+from .filters import Odometer, PrivacyFilter
 from .grid import grid_width, to_grid
+from .knorm import KNormDpEvent
+from .kov import kov_heterogeneous, kov_homogeneous
+from .laws import PureDpEvent
 from .ledger import Ledger
 from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .opening import open_channel
@@ -26,6 +30,7 @@ from .samplers import (
     Sampler,
     SamplingLaw,
 )
+from .selection import calibrate_selection, draw_repetitions, selection_epsilon, selection_event
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
 from .symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
@@ -40,6 +45,7 @@ __all__ = [
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
+    "KNormDpEvent",
     "L1Clip",
     "L2Clip",
     "L2LaplaceNoise",
@@ -47,10 +53,13 @@ __all__ = [
     "Ledger",
     "NoiseLaw",
     "NoiseSource",
+    "Odometer",
     "Owners",
     "PoissonSampling",
     "Privacy",
+    "PrivacyFilter",
     "PrivacyReport",
+    "PureDpEvent",
     "QuantileClip",
     "RecordPrivacy",
     "RecordReleases",
@@ -64,16 +73,23 @@ __all__ = [
     "SymmetricGaussian",
     "SymmetricKNorm",
     "WishartNoise",
+    "calibrate_multiplier",
     "calibrate_noise",
+    "calibrate_selection",
     "clip_factors",
     "clip_rows",
     "clipped_segment_sums",
     "clipped_sum",
     "distinct_ranks",
+    "draw_repetitions",
     "epsilon",
     "grid_width",
+    "kov_heterogeneous",
+    "kov_homogeneous",
     "largest_uses",
     "open_channel",
+    "selection_epsilon",
+    "selection_event",
     "smat",
     "step_event",
     "svec",

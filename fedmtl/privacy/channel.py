@@ -217,7 +217,10 @@ class Channel:
         assert release.noise is not None
         bound, norm = release.contribution_bound, release.noise.norm
         scale = release.noise.std(release.sensitivity, release.size)
-        return to_grid(total, noise, grid_width(bound, norm, release.size, scale))
+        return to_grid(total, noise, grid_width(bound, norm, release.size, scale), self._dither(release.size))
+
+    def _dither(self, size: int) -> Tensor:
+        return torch.from_numpy(self.source.coins("dither", 0).uniform(size))
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
         """Release how many rows were not clipped, and move the clip norm of the next step."""
@@ -228,7 +231,8 @@ class Channel:
             std = settings.count_std(self.denominator)
             noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
             if self.source.name == "secure":
-                total = to_grid(total, noise, grid_width(count_sensitivity(release.relation), "l2", 1, std))
+                width = grid_width(count_sensitivity(release.relation), "l2", 1, std)
+                total = to_grid(total, noise, width, self._dither(1))
             else:
                 total = total + noise
             value = total / self.denominator

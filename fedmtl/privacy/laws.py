@@ -13,10 +13,12 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import attr
 import numpy as np
 from dp_accounting import dp_event
 from scipy import special, stats
 
+from .._check import positive
 from . import pld
 from .knorm import KNormDpEvent, loss_law, loss_scale
 from .pld import LossLaw, LossPair
@@ -28,6 +30,20 @@ _GRID = 0.03
 _POINTS = 1e5
 _COARSEST = 0.1
 _REACH = 10.5  # standard deviations of Gaussian noise inside the grid
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureDpEvent(dp_event.DpEvent):
+    """Any mechanism of which nothing is known but its pure epsilon; randomized response is the worst one.
+
+    Attributes:
+        epsilon: above 0.
+    """
+
+    epsilon: float
+
+    def __attrs_post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
 
 
 def grid_width(parts: Parts, coarsen: float) -> float:
@@ -49,6 +65,10 @@ def step_pair(event: Any, width: float) -> LossPair | None:
         return gaussian_pair(event.noise_multiplier, 1.0, width)
     if isinstance(event, dp_event.LaplaceDpEvent):
         return _both(loss_law(1 / event.noise_multiplier, 1, width))
+    if isinstance(event, PureDpEvent):
+        likely = 1 / (1 + math.exp(-event.epsilon))
+        losses = np.array([event.epsilon, -event.epsilon])
+        return _both(pld.on_grid(losses, np.array([likely, 1 - likely]), width))
     if isinstance(event, KNormDpEvent):
         return _both(loss_law(event.epsilon, event.dimension, width))
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
@@ -67,7 +87,7 @@ def pure_epsilon(event: Any) -> float:
     """The largest possible loss of one elementary event; infinite where there is none."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return 1 / event.noise_multiplier
-    if isinstance(event, KNormDpEvent):
+    if isinstance(event, (KNormDpEvent, PureDpEvent)):
         return event.epsilon
     if isinstance(event, dp_event.ComposedDpEvent):
         return sum(count * pure_epsilon(part) for part, count in _inner(event))
@@ -202,6 +222,8 @@ def _scale(event: Any) -> tuple[float, float]:
     """(standard deviation of the loss of one event, length of the range of its losses), both approximate."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return loss_scale(1 / event.noise_multiplier, 1)
+    if isinstance(event, PureDpEvent):
+        return event.epsilon / math.cosh(event.epsilon / 2), 2 * event.epsilon
     if isinstance(event, KNormDpEvent):
         return loss_scale(event.epsilon, event.dimension)
     if isinstance(event, dp_event.GaussianDpEvent):

@@ -193,7 +193,8 @@ class RecordReleases:
             noise = (noise * scale).to(total.device)
             if self._source.name == "secure":
                 width = grid_width(self.clip.bound, self.clip.norm, size, float(scale.min()))
-                total = to_grid(total, noise, width)
+                dither = torch.from_numpy(self._source.coins("dither", 0).uniform(noise.numel()))
+                total = to_grid(total, noise, width, dither.view_as(noise).to(total.device))
             else:
                 total = total + noise
         expected = self.owners.probabilities[clients] * self.owners.counts[clients]

@@ -17,6 +17,7 @@ from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
 from .settings import Accountant, ClientPrivacy, Mechanism, Observer
 from .symmetric import DiagonalLaplace, SymmetricGaussian
+from .wishart import REFUTED, WishartLaw
 
 Unit = Literal["client", "record"]
 Form = Literal["vector", "symmetric", "diagonal"]
@@ -24,6 +25,7 @@ LAWS: dict[str, type[NoiseLaw]] = {
     "gaussian": GaussianNoise,
     "laplace": LaplaceNoise,
     "l2_laplace": L2LaplaceNoise,
+    "wishart": WishartLaw,
 }
 
 
@@ -172,9 +174,15 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     Raises:
         PrivacyError: a combination no accountant supports, named.
     """
-    return sampler.law(
+    law = sampler.law(
         stateful=any(plan.stateful for plan in plans), observer=privacy.observer, guarantee=privacy.guarantee
     )
+    if privacy.mechanism != "wishart":
+        return law
+    for plan in plans:
+        if plan.form != "symmetric":
+            raise PrivacyError(f"Release {plan.name!r}: mechanism='wishart' is noise on symmetric matrices only.")
+    return replace(law, refuted=REFUTED)
 
 
 def step_event(

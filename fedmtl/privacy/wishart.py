@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .._check import positive
+from ..errors import PrivacyError
+from .mechanisms import NoiseLaw, Norm
+from .symmetric import svec
 
 if TYPE_CHECKING:
     from .sources import NoiseSource
@@ -50,3 +55,47 @@ class WishartNoise:
         otherwise."""
         normals = source.normal(purpose, step, dimension * (dimension + 1)).reshape(dimension, dimension + 1)
         return normals @ normals.T / (2.0 * self.epsilon)
+
+
+REFUTED = "a neighbour makes an output of Wishart noise impossible with probability 1 - exp(-epsilon), in every step"
+
+
+@dataclass(frozen=True)
+class WishartLaw(NoiseLaw):
+    """Wishart noise in the coordinates of ``svec``, with the event that the paper claims; only the full matrix has it.
+
+    Args:
+        multiplier: 1 / epsilon of the claim, above 0.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """``"l2"``."""
+        return "l2"
+
+    def event(self, dimension: int) -> Any:
+        """What the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
+        from .laws import PureDpEvent
+
+        return PureDpEvent(1.0 / self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """Root mean square of a coordinate: b S sqrt(d + 1), its mean included, for d (d + 1) / 2 coordinates."""
+        return self.multiplier * sensitivity * math.sqrt(_side(dimension) + 1.0)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """(size,) float64, size = d (d + 1) / 2, at K = 1."""
+        matrix = WishartNoise(1.0 / self.multiplier).draw(source, purpose, step, _side(size))
+        return svec(torch.from_numpy(matrix)).numpy()
+
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int, keys: Tensor, size: int) -> np.ndarray:
+        """Refused: no published method releases Wishart noise by owner."""
+        raise PrivacyError("Wishart noise by owner is not supported.")
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        raise PrivacyError("Wishart noise is not made by inversion.")
+
+
+def _side(size: int) -> int:
+    """d of d (d + 1) / 2 coordinates."""
+    return (math.isqrt(8 * size + 1) - 1) // 2

@@ -23,6 +23,7 @@ from fedmtl.privacy import (
     open_channel,
     step_event,
 )
+from fedmtl.privacy.kov import kov_homogeneous
 
 D, CLIENTS, STEPS = 24, 30, 5
 
@@ -52,9 +53,7 @@ def zeros(channel, step: int = 0, name: str = "update") -> np.ndarray:
 @pytest.mark.parametrize("relation", ["add_remove", "replace"])
 def test_symmetric_gaussian_noise_of_a_covariance(relation: str) -> None:
     sampler = FullParticipation() if relation == "add_remove" else FixedCohort(CLIENTS)
-    channel = door(
-        ClientPrivacy(clip_norm=0.8, noise_multiplier=3.0), form="symmetric", dimension=150, sampler=sampler
-    )
+    channel = door(ClientPrivacy(clip_norm=0.8, noise_multiplier=3.0), form="symmetric", dimension=150, sampler=sampler)
     sensitivity = 0.64 * (1.0 if relation == "add_remove" else math.sqrt(2))
     assert channel.releases["update"].sensitivity == pytest.approx(sensitivity)
     noise = zeros(channel)
@@ -118,6 +117,35 @@ def test_forms_that_no_law_covers_are_refused() -> None:
         ReleasePlan(name="x", dimension=3, uses=1, stateful=False, form="cube")
 
 
+def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
+    settings = {"clip_norm": 0.8, "mechanism": "wishart", "delta": 1e-5}
+    with pytest.raises(ConfigError, match="not differentially private"):
+        ClientPrivacy(**settings, noise_multiplier=2.0)
+    privacy = ClientPrivacy(**settings, noise_multiplier=2.0, guarantee="paper")
+    with pytest.raises(PrivacyError, match="symmetric matrices only"):
+        door(privacy)
+    impossible = 0
+    for seed in range(2000):
+        channel = door(privacy, form="symmetric", dimension=4, seed=seed)
+        noise = zeros(channel) * CLIENTS
+        assert (np.linalg.eigvalsh(noise) > 0).all()
+        canary = np.array([0.8, 0.0, 0.0, 0.0])  # another client, at the clip: A' = A + canary canary^T
+        impossible += canary @ np.linalg.solve(noise, canary) > 1
+    claimed = 0.5  # one over the multiplier
+    assert stats.binomtest(impossible, 2000, 1 - math.exp(-claimed)).pvalue > 1e-6
+    for step in range(1, STEPS):
+        zeros(channel, step)
+    report = channel.report
+    assert report.epsilon == channel.epsilon == math.inf
+    assert kov_homogeneous(claimed, STEPS, 1e-5) * (1 - 1e-9) <= report.claimed <= STEPS * claimed
+    assert "impossible with probability" in report.text()
+    assert report.headline == "not private: epsilon = inf, the published accounting does not hold"
+    calibrated = door(ClientPrivacy(**settings, epsilon=3.0, guarantee="paper"), form="symmetric", steps=60)
+    for step in range(60):
+        begin(calibrated, step)
+    assert 2.9 < calibrated.report.claimed <= 3.0
+
+
 # Laplace laws
 
 
@@ -166,9 +194,9 @@ def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins
     assert two.epsilon == pytest.approx(expected, rel=1e-3)
     with pytest.raises(PrivacyError, match="share its coins"):
         door(privacy, names=("a", "b"), sampler=PoissonSampling(6))
+    plan = ReleasePlan(name="a", dimension=3, uses=2, stateful=False)
+    outside = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", observer="public")
     with pytest.raises(PrivacyError, match="FixedCohort with mechanism='laplace'"):
-        plan = ReleasePlan(name="a", dimension=3, uses=2, stateful=False)
-        outside = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", observer="public")
         open_channel(outside, (plan,), FixedCohort(3).bind(9), seed=0, steps=2)
 
 

@@ -21,7 +21,6 @@ from fedmtl import (
     LocalSGD,
     PoissonSampling,
     RecordPrivacy,
-    models,
 )
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
@@ -39,7 +38,9 @@ def figures(monkeypatch):
 
 
 def run_of(**settings):
-    return trainer(**{"rounds": 3, "eval_every": 3, "privacy": PRIVACY, "schedule": FullParticipation()} | settings).fit()
+    return trainer(
+        **{"rounds": 3, "eval_every": 3, "privacy": PRIVACY, "schedule": FullParticipation()} | settings
+    ).fit()
 
 
 @pytest.mark.parametrize("algorithm", [PMTL(lam=0.5, local=SOLVER), FedAvg(local=SOLVER), Local(local=SOLVER)])
