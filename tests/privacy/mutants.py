@@ -19,9 +19,15 @@ from fedmtl.optim import LocalSGD
 from fedmtl.privacy import (
     Channel,
     ClientPrivacy,
+    CyclicCohorts,
     FixedCohort,
     FullParticipation,
+    GaussianNoise,
+    L2Clip,
+    L2LaplaceNoise,
+    LaplaceNoise,
     PoissonSampling,
+    QuantileClip,
     SecureSource,
     SeededSource,
     account,
@@ -52,6 +58,13 @@ CONFIGURATIONS = {
     "fixed": (FixedCohort(cohort=COHORT), _CALIBRATED),
     "full": (FullParticipation(), _CALIBRATED),
     "secure": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, source="secure")),
+    "in turn": (CyclicCohorts(cohort=COHORT), _CALIBRATED),
+    "laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="laplace")),
+    "l2_laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="l2_laplace")),
+    "adaptive": (
+        PoissonSampling(cohort=COHORT),
+        replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0)),
+    ),
 }
 
 
@@ -153,6 +166,40 @@ def _session(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarr
     return _normal(self, purpose, _drawn[self.seed], size)
 
 
+def _constant_length(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    noise = _normal(self, purpose, step, size)
+    return noise * size**0.5 / np.linalg.norm(noise)
+
+
+def _silent_count(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    noise = _normal(self, purpose, step, size)
+    return 0.0 * noise if purpose.endswith("/count") else noise
+
+
+_laplace_draw, _l2_laplace_draw = LaplaceNoise.draw, L2LaplaceNoise.draw
+
+
+def _laplace_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(LaplaceNoise, "draw", lambda self, *address: 0.5 * _laplace_draw(self, *address))
+
+
+def _gauss_for_laplace(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(LaplaceNoise, "draw", lambda self, *a: GaussianNoise(2**0.5 * self.multiplier).draw(*a))
+
+
+def _l2_laplace_scaled(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(L2LaplaceNoise, "draw", lambda self, *address: 0.9 * _l2_laplace_draw(self, *address))
+
+
+def _laplace_for_l2_laplace(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Independent coordinates of the same size as those of the vector law."""
+
+    def draw(self, source, purpose, step, size):
+        return LaplaceNoise(self.multiplier * ((size + 1) / 2) ** 0.5).draw(source, purpose, step, size)
+
+    patch.setattr(L2LaplaceNoise, "draw", draw)
+
+
 _drawn: dict[int, int] = {}
 _open_channel = opening.open_channel
 
@@ -200,6 +247,10 @@ def _float32_norm(rows, bound):
 
 def _finite_denominator(rows, bound):
     return _clipped_sum(rows, bound) * COHORT / max(1, int(torch.isfinite(rows).all(1).sum()))
+
+
+def _l2_clip(rows, bound):
+    return _clipped_sum(rows, L2Clip(bound.bound))
 
 
 def _realized_denominator(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -254,6 +305,14 @@ def _cohort(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
     return lambda patch, trainer: patch.setattr(samplers.BoundPoisson, "draw", make)
 
 
+def _poisson_law(self, **options):
+    return samplers.BoundPoisson(self.n, self.cohort).law(**options)
+
+
+def _poisson_event(self, event, law):
+    return samplers.BoundPoisson(self.n, self.cohort).event(event, law)
+
+
 def _fixed_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """A fixed cohort whose law and event are those of Poisson sampling."""
 
@@ -275,6 +334,15 @@ def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 # Charges
+
+
+def _turns_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(samplers.BoundCyclic, "law", _poisson_law)
+    patch.setattr(samplers.BoundCyclic, "event", _poisson_event)
+
+
+def _count_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(release, "split_multiplier", lambda multiplier, count: multiplier)
 
 
 def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -363,6 +431,10 @@ NO_OP = [
     Mutant("no-op: clip", _sum(lambda rows, bound: _clipped_sum(rows, bound)), ()),
     Mutant("no-op: fixed cohort", _scaled(1.0), (), "fixed"),
     Mutant("no-op: full", _scaled(1.0), (), "full"),
+    Mutant("no-op: in turn", _scaled(1.0), (), "in turn"),
+    Mutant("no-op: Laplace", _scaled(1.0), (), "laplace"),
+    Mutant("no-op: L2-Laplace", _scaled(1.0), (), "l2_laplace"),
+    Mutant("no-op: adaptive", _scaled(1.0), (), "adaptive"),
     Mutant("no-op: secure", lambda patch, trainer: None, (), "secure"),
 ]
 
@@ -375,6 +447,13 @@ MUTANTS = [
     Mutant("noise on the first tensor only", _noise(_first_tensor_only), NOISE),
     Mutant("noise on every rank", _noise(_every_rank), NOISE),
     Mutant("Laplace for Gauss", _noise(_laplace), NOISE),
+    Mutant("noise of constant length", _noise(_constant_length), NOISE),
+    Mutant("Laplace noise halved", _laplace_halved, NOISE, "laplace"),
+    Mutant("Gauss for Laplace", _gauss_for_laplace, NOISE, "laplace"),
+    Mutant("L2-Laplace noise x 0.9", _l2_laplace_scaled, NOISE, "l2_laplace"),
+    Mutant("Laplace for L2-Laplace", _laplace_for_l2_laplace, NOISE, "l2_laplace"),
+    Mutant("no noise on the count of unclipped clients", _noise(_silent_count), NOISE, "adaptive"),
+    Mutant("count of unclipped clients for free", _count_for_free, CHARGES, "adaptive"),
     Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
     Mutant("noise reused", _noise(_reused), FRESH),
     Mutant("noise of one seed for all", _noise(_any_seed), FRESH),
@@ -383,6 +462,7 @@ MUTANTS = [
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, "secure"),
     Mutant("clip skipped", _sum(_no_clip), SENSITIVITY),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
+    Mutant("Laplace calibrated with an L2 clip", _sum(_l2_clip), SENSITIVITY, "laplace"),
     Mutant("NaN pass-through", _sum(_nan_through), SENSITIVITY),
     Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
@@ -392,6 +472,7 @@ MUTANTS = [
     Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), "fixed"),
     Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _fixed_charged_as_poisson, SAMPLER, "fixed"),
+    Mutant("turns accounted as Poisson", _turns_charged_as_poisson, SAMPLER, "in turn"),
     Mutant("one cohort for two steps", _cohort(_same_for_two_steps), SAMPLER),
     Mutant("some clients drawn more often", _cohort(_favourites), SAMPLER),
     Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, "secure"),

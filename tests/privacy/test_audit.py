@@ -10,7 +10,15 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, ReleasePlan
+from fedmtl.privacy import (
+    ClientPrivacy,
+    CyclicCohorts,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    QuantileClip,
+    ReleasePlan,
+)
 from fedmtl.privacy.audit import CHECKS, Effort, Finding, Setup, any_refuted, audit_channel, claims_of, table
 from fedmtl.privacy.audit.canary import epsilon_above, judge_curve, judge_gaussian
 from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
@@ -90,6 +98,7 @@ def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
         bound=0.5,
         relation="replace",
         norm="l2",
+        size=dimension,
         denominator=4.0,
         sampled=None,
         event=None,
@@ -180,6 +189,53 @@ def test_nothing_sound_is_refuted(sampler, source: str) -> None:
     assert not any_refuted(findings), table(findings)
     assert {finding.check.split(":")[0] for finding in findings} == set(CHECKS) - {"transcript"}
     assert not [finding.check for finding in findings if finding.skipped and "Renyi" not in finding.check]
+
+
+UNUSUAL = {
+    "laplace": {"mechanism": "laplace"},
+    "laplace, fixed": {"mechanism": "laplace", "sampler": FixedCohort(8)},
+    "l2_laplace": {"mechanism": "l2_laplace"},
+    "l2_laplace, full": {"mechanism": "l2_laplace", "sampler": FullParticipation()},
+    "in turn": {"sampler": CyclicCohorts(8)},
+    "adaptive": {"clip_norm": QuantileClip(0.5, count_noise=3.0)},
+    "adaptive, fixed": {"clip_norm": QuantileClip(0.5, count_noise=30.0), "sampler": FixedCohort(8)},
+    "adaptive, secure": {"clip_norm": QuantileClip(0.5, count_noise=3.0), "source": "secure"},
+    "laplace, secure": {"mechanism": "laplace", "source": "secure"},
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_nothing_sound_is_refuted_of_other_laws_and_cohorts(name: str) -> None:
+    findings = audit_channel(setup(**UNUSUAL[name]), effort=SMALL)
+    assert not any_refuted(findings), table(findings)
+    assert {finding.check.split(":")[0] for finding in findings if not finding.skipped} == set(CHECKS) - {"transcript"}
+    assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
+
+
+def test_truncated_cohorts() -> None:
+    plan = ReleasePlan(name="update", dimension=120, uses=30, stateful=False)
+    cut = replace(setup(PoissonSampling(8, max_cohort=10), observer="public"), plans=(plan,))
+    findings = audit_channel(cut, effort=replace(SMALL, cohorts=600))
+    assert not any_refuted(findings), table(findings)
+    assert any(finding.check == "sampler: largest size" for finding in findings)
+
+
+@pytest.mark.parametrize("form", ["symmetric", "diagonal"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "l2_laplace", "laplace"])
+@pytest.mark.parametrize("sampler", [FullParticipation(), FixedCohort(8)])
+def test_outer_products(form: str, mechanism: str, sampler) -> None:
+    if (form, mechanism) == ("symmetric", "laplace"):
+        return  # refused: independent Laplace noise has no bound on a whole matrix here
+    plan = ReleasePlan(name="update", dimension=14, uses=30, stateful=True, form=form)
+    findings = audit_channel(replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL)
+    assert not any_refuted(findings), table(findings)
+    (moved,) = [finding.statistic for finding in findings if finding.check.startswith("sensitivity")]
+    assert moved > 0.999  # the worst pair of neighbours is among those tried
+
+
+def test_the_published_accounting_of_fixed_cohorts_is_refuted_by_the_cohorts_alone() -> None:
+    findings = audit_channel(setup(FixedCohort(8), guarantee="paper"), effort=SMALL)
+    assert [finding.check for finding in findings if finding.refuted] == ["sampler: sizes"]
 
 
 def test_several_releases_in_a_step() -> None:

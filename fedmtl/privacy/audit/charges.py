@@ -56,8 +56,8 @@ def _ledger(setup: Setup, claim: Claim, seed: int) -> Finding:
                     break
                 if step not in _reserved(path):
                     wrong.append(f"step {step} began without a reservation on the disk")
-                for name in channel._plans:
-                    channel.release(name, *rows(step, name, ranks))
+                for plan in channel.plans:
+                    channel.release(plan.name, *rows(step, plan.name, ranks))
                 participations.update(ranks.tolist())
                 begun += 1
         finally:
@@ -99,8 +99,9 @@ def _event(setup: Setup, claims: dict[str, Claim], seed: int) -> Finding:
             wrong.append(
                 f"{name} has sensitivity {release.sensitivity:.6g}, {claim.relation} means {claim.sensitivity:.6g}"
             )
-        if release.clip.norm != claim.norm:
-            wrong.append(f"{name} bounds the {release.clip.norm} norm, {claim.kind} noise needs {claim.norm}")
+        needed = claim.norm if claim.form == "vector" else "l2"
+        if release.clip.norm != needed:
+            wrong.append(f"{name} bounds the {release.clip.norm} norm, {claim.kind} noise needs {needed}")
         if release.denominator != claim.denominator or channel.denominator != claim.denominator:
             wrong.append(f"{name} divides by {release.denominator:g}, the expected cohort is {claim.denominator:g}")
     claim = next(iter(claims.values()))
@@ -118,7 +119,7 @@ def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
     budget, delta = setup.privacy.epsilon, channel.delta
     participations: Counter[int] = Counter()
     step, refused, again, limit = 0, False, 0, 4 * setup.steps + 64
-    cap = getattr(channel.sampler, "max_uses", None)
+    cap = channel.sampler.cap
     while step < limit:
         try:
             ranks = channel.draw(step)
@@ -128,13 +129,13 @@ def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
             break
         if step % 16 == 0:
             again += _begins_again(channel, step, ranks)
-            for name in channel._plans:
-                again += _releases_twice(channel, name, rows(step, name, ranks))
+            for plan in channel.plans:
+                again += _releases_twice(channel, plan.name, rows(step, plan.name, ranks))
         participations.update(ranks.tolist())
         step += 1
     uses = max(participations.values(), default=0) if claim.per_participation else step
     findings = [exact("charges: a step begins and releases once", again, f"second times accepted, in {step} steps")]
-    if budget is None or delta is None:
+    if not isinstance(budget, (int, float)) or delta is None:
         reason = "no budget is set"
         findings.append(skipped("charges: budget", reason))
     else:
@@ -166,12 +167,12 @@ def _releases_twice(channel: Channel, name: str, sent: tuple[Any, Any]) -> int:
 
 def _monotone(setup: Setup, claim: Claim) -> list[Finding]:
     """Epsilon grows with the rounds and the sampling rate, and falls with the noise."""
-    delta = setup.privacy.resolved_delta(setup.sampler.n)
+    delta = setup.delta
     base = max(1, setup.steps // 4)
     rounds = [epsilon(claim.event, base * k, delta, accountant=claim.accountant) for k in _DOUBLINGS]
     falls = sum(b < a for a, b in itertools.pairwise(rounds))
     findings = [exact("charges: monotone in rounds", falls, _shown("rounds", [base * k for k in _DOUBLINGS], rounds))]
-    if claim.sampled is not None:
+    if claim.sampled is not None and claim.largest is None:
         rates = [claim.sampled * f for f in (0.25, 0.5, 1.0)]
         at_q = [epsilon(_with_rate(claim.event, q), base, delta, accountant=claim.accountant) for q in rates]
         falls = sum(b < a for a, b in itertools.pairwise(at_q))
@@ -186,10 +187,10 @@ def _monotone(setup: Setup, claim: Claim) -> list[Finding]:
 
 def _accountants(setup: Setup, claim: Claim, seed: int) -> Finding:
     check = "charges: privacy loss distribution against Renyi"
-    if claim.kind != "gaussian" or claim.accountant != "pld":
+    if claim.kind != "gaussian" or claim.accountant != "pld" or claim.largest is not None:
         return skipped(check, "one of the two accountants does not support the event")
-    delta = setup.privacy.resolved_delta(setup.sampler.n)
-    cap = getattr(setup.open(seed).sampler, "max_uses", None) if claim.per_participation else None
+    delta = setup.delta
+    cap = setup.open(seed).sampler.cap if claim.per_participation else None
     uses = int(cap or setup.steps)
     tight = epsilon(claim.event, uses, delta, accountant="pld")
     loose = epsilon(claim.event, uses, delta, accountant="rdp")
@@ -210,6 +211,10 @@ def _with_noise(event: Any, factor: float) -> Any:
         return dp_event.GaussianDpEvent(event.noise_multiplier * factor)
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         return dp_event.PoissonSampledDpEvent(event.sampling_probability, _with_noise(event.event, factor))
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        return dp_event.TruncatedSubsampledGaussianDpEvent(
+            event.dataset_size, event.sampling_probability, event.truncated_batch_size, event.noise_multiplier * factor
+        )
     return dp_event.SampledWithoutReplacementDpEvent(
         event.source_dataset_size, event.sample_size, _with_noise(event.event, factor)
     )

@@ -8,10 +8,10 @@ import numpy as np
 from scipy import special, stats
 
 from ..channel import Channel
-from ..samplers import BoundFixed, BoundFull, BoundSampler
+from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
 from .findings import Finding, exact, low_p
 from .setup import Claim, Setup
-from .statistics import from_binomial, from_hypergeometric, normal_p
+from .statistics import from_binomial, from_discrete, from_hypergeometric, normal_p
 
 _CLIENTS = 512  # clients whose pairs are examined
 _LAGS = (1, 2, 3)
@@ -22,7 +22,8 @@ def cohorts(
 ) -> list[Finding]:
     """Sizes, fairness and independence across clients, rounds and channels.
 
-    Poisson: sizes are binomial with the q of the event. Fixed: of the exact size. Full: everybody, always.
+    Poisson: sizes are binomial with the q of the event (cut at its largest). Fixed: of the exact size. In turn: without
+    coins. Full: everybody, always.
 
     Args:
         setup: of the run.
@@ -38,24 +39,51 @@ def cohorts(
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
     findings = [exact("sampler: distinct clients", wrong, f"{draws} cohorts of {n} clients")]
     sizes = np.array([len(m) for m in members[0]])
+    if isinstance(sampler, BoundCyclic) and (claim is None or claim.sampled is None):
+        return [*findings, *_in_turn(members, n, sampler.cohort)]
     q = _claimed_probability(sampler, claim)
     if q is None:  # nothing random is claimed
         missing = int((sizes != n).sum())
         return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
     fixed = isinstance(sampler, BoundFixed) and (claim is None or claim.sampled is None)
+    both = q * (q * n - 1) / max(n - 1, 1) if fixed else q * q
     if fixed:
         size = round(q * n)
         findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
+    elif claim is not None and claim.largest is not None:
+        law, largest = stats.binom(n, q), claim.largest
+        below, full = law.cdf(sizes - 1), sizes == largest
+        p = normal_p(from_discrete(below, np.where(full, 1 - below, law.pmf(sizes)), coins))
+        findings.append(exact("sampler: largest size", int((sizes > largest).sum()), f"cohorts above {largest}"))
+        findings.append(
+            low_p("sampler: sizes", p, level, f"{draws} sizes of at most {largest}, mean {sizes.mean():.4g}")
+        )
+        cut = law.pmf(np.arange(largest + 1))
+        cut[largest] += law.sf(largest)
+        one, two = (cut * np.arange(largest + 1)).sum(), (cut * np.arange(largest + 1) * np.arange(-1, largest)).sum()
+        q, both = one / n, two / (n * (n - 1))
     else:
         p = normal_p(from_binomial(sizes, n, q, coins))
         detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
         findings.append(low_p("sampler: sizes", p, level, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"))
     inclusion = np.bincount(np.concatenate(members[0]), minlength=n)
     findings.append(_fairness(inclusion, draws, q, fixed, level, coins))
-    findings.append(_pairs(members[0], n, q, fixed, level, coins))
+    findings.append(_pairs(members[0], n, both, level, coins))
     findings.append(_rounds(members[0], n, level, coins))
     findings.append(_between(members, n, level, coins, setup.secure))
     return findings
+
+
+def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
+    """A public order without coins: everybody equally often, and the same in every channel."""
+    turns = np.bincount(np.concatenate(members[0]), minlength=n)
+    sizes = sum(len(m) != cohort for m in members[0])
+    differing = sum(not np.array_equal(a, b) for a, b in zip(*members, strict=True))
+    return [
+        exact("sampler: exact size", sizes, f"cohorts that are not of {cohort}"),
+        exact("sampler: turns", max(0, int(turns.max() - turns.min()) - 1), f"{turns.min()} to {turns.max()} turns"),
+        exact("sampler: public order", differing, "cohorts that depend on the seed"),
+    ]
 
 
 def _claimed_probability(sampler: BoundSampler, claim: Claim | None) -> float | None:
@@ -85,9 +113,7 @@ def _fairness(
     return low_p("sampler: fairness", p, level, f"uses of a client from {inclusion.min()} to {inclusion.max()}")
 
 
-def _pairs(
-    members: list[np.ndarray], n: int, q: float, fixed: bool, level: float, coins: np.random.Generator
-) -> Finding:
+def _pairs(members: list[np.ndarray], n: int, both: float, level: float, coins: np.random.Generator) -> Finding:
     """No two clients come together too often or too rarely: binomial counts, the most extreme of all pairs."""
     chosen = np.sort(coins.permutation(n)[:_CLIENTS])
     index = np.full(n, -1)
@@ -100,7 +126,6 @@ def _pairs(
     upper = together[np.triu_indices(len(chosen), 1)]
     if not upper.size:
         return low_p("sampler: pairs of clients", 1.0, level, "one client")
-    both = q * (q * n - 1) / (n - 1) if fixed else q * q
     law = stats.binom(len(members), both)
     extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
     p = min(1.0, 2 * upper.size * extreme)

@@ -10,7 +10,7 @@ from scipy import special
 
 from .findings import Finding, low_p, skipped, too_large
 from .setup import Claim
-from .statistics import correlations, energy_p, kolmogorov_p
+from .statistics import correlations, energy_p, kolmogorov_p, normal_p
 
 FRESH = 6.0
 """Correlations above this many times 1 / sqrt(d) are not chance: 2e-9 for one pair under the normal law."""
@@ -39,13 +39,14 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
 
 
 def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], level: float) -> list[Finding]:
-    """Two-sided chi-square tests on the total, on every tensor and on every tensor of every step; Kolmogorov-Smirnov.
+    """Two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the spread
+    of the lengths; Kolmogorov-Smirnov.
 
     Args:
         name: of the release.
         noise: (T, D), standardized.
         parts: (start, stop) of every tensor.
-        level: of each of the four findings.
+        level: of each of the five findings.
     """
     if not noise.size:
         return [skipped(f"noise law: {name}", "no step fits the budget")]
@@ -75,6 +76,12 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], le
             min(1.0, float(cells.min()) * cells.size),
             level,
             f"tensor {cell % len(parts)} in step {cell // len(parts)}",
+        ),
+        low_p(
+            f"noise law: lengths of {name}",
+            normal_p(special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))),
+            level,
+            f"chi-square quantiles of the {steps} lengths",
         ),
         low_p(
             f"noise law: shape of {name}",

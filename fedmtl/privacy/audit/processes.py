@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..channel import Channel
 from .findings import Finding, skipped
 from .noise import fresh_between, standardized
-from .setup import Claim, Setup, released
+from .setup import Claim, Setup, released, without_counts
 
 _PATIENCE = 30.0
 
@@ -23,7 +24,7 @@ _PATIENCE = 30.0
 def fresh_objects(setup: Setup, claims: dict[str, Claim], first: int, second: int, steps: int) -> list[Finding]:
     """Two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
     seeds = (first, first if setup.secure else second)
-    noise = [_standard(released(setup.open(seed), setup, start=0, stop=steps), claims) for seed in seeds]
+    noise = [_standard(_own(setup.open(seed), setup, claims, 0, steps), claims) for seed in seeds]
     return [fresh_between(f"freshness: channels, {name}", noise[0][name], noise[1][name]) for name in claims]
 
 
@@ -43,8 +44,8 @@ def fresh_forks(setup: Setup, claims: dict[str, Claim], seed: int, steps: int) -
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
     try:
-        theirs = _in_child(lambda: _flat(released(channel, setup, start=start, stop=start + half)))
-        ours = released(channel, setup, start=0, stop=half)
+        theirs = _in_child(lambda: _flat(_own(channel, setup, claims, start, start + half)))
+        ours = _own(channel, setup, claims, 0, half)
     finally:
         torch.set_num_threads(threads)
     if theirs is None:
@@ -67,17 +68,22 @@ def fresh_restores(setup: Setup, claims: dict[str, Claim], seed: int, steps: int
         path = Path(folder) / "ledger.jsonl"
         before = setup.open(seed, ledger=path)
         try:
-            first = released(before, setup, start=0, stop=half)
+            first = _own(before, setup, claims, 0, half)
         finally:
             before.close()
         start = 0 if setup.secure else half  # a replayed step: by design the same release in seeded mode
         after = setup.open(seed, ledger=path, resume=True)
         try:
-            second = released(after, setup, start=start, stop=start + half)
+            second = _own(after, setup, claims, start, start + half)
         finally:
             after.close()
     one, two = _standard(first, claims), _standard(second, claims)
     return [fresh_between(f"freshness: after a restore, {name}", one[name], two[name]) for name in claims]
+
+
+def _own(channel: Channel, setup: Setup, claims: dict[str, Claim], start: int, stop: int) -> dict[str, np.ndarray]:
+    """Releases that have a claim."""
+    return without_counts(released(channel, setup, start=start, stop=stop), claims)
 
 
 def _standard(noise: dict[str, np.ndarray], claims: dict[str, Claim]) -> dict[str, np.ndarray]:

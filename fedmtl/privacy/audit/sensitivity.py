@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .findings import Finding, too_large
-from .setup import Claim, Setup
+from .setup import Claim, Setup, coordinates
 
 _MOST_ELEMENTS = 1 << 23
 _EVERY_CLIENT = 64
@@ -30,7 +30,7 @@ def adversaries(dimension: int) -> list[Tensor]:
 def sensitivity(setup: Setup, claims: dict[str, Claim], seed: int, coins: np.random.Generator) -> list[Finding]:
     """Random and aligned cohorts with and without an adversary, and every client of a cohort as the adversary.
 
-    Add/remove: the adversary's row is there or is missing. Replace: it is there, or its negative is.
+    Add/remove: the adversary's row is there or is missing. Replace: it is there, or its opposite is.
     """
     return [_of_release(setup.seeded(), name, claim, seed, coins) for name, claim in claims.items()]
 
@@ -70,7 +70,6 @@ class _Game:
 
     def __init__(self, setup: Setup, name: str, claim: Claim, count: int) -> None:
         self.setup, self.name, self.claim, self.count = setup, name, claim, count
-        self.zero = [(plan.name, torch.zeros(0, plan.dimension)) for plan in setup.plans if plan.name != name]
 
     def cohort(self, seed: int, step: int) -> tuple[Tensor, int]:
         """The next cohort that is not empty, and its step."""
@@ -88,16 +87,22 @@ class _Game:
         present[place] = adversary
         if self.claim.relation == "replace":
             other, owners = rows.clone(), ranks
-            other[place] = -adversary
+            other[place] = self.opposite(adversary)
         else:
             keep = torch.arange(len(ranks)) != place
             other, owners = rows[keep], ranks[keep]
         change = self._release(seed, step, present, ranks) - self._release(seed, step, other, owners)
-        norm = float(torch.linalg.vector_norm(change, ord=1 if self.claim.norm == "l1" else 2))
+        norm = float(np.linalg.norm(change, ord=1 if self.claim.norm == "l1" else 2))
         return norm * self.claim.denominator / self.claim.sensitivity
 
-    def _release(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> Tensor:
+    def opposite(self, adversary: Tensor) -> Tensor:
+        """The row farthest from the adversary's: its negative, or for outer products an orthogonal one."""
+        if self.claim.form == "vector":
+            return -adversary
+        return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
+
+    def _release(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> np.ndarray:
         channel = self.setup.open(seed)
         channel.start(0)
         channel.begin(step, channel.draw(step))
-        return channel.release(self.name, rows, ranks)
+        return coordinates(channel.release(self.name, rows, ranks).numpy(), self.claim.form)

@@ -15,9 +15,11 @@ from torch import Tensor
 from ...errors import BudgetExhausted, PrivacyError
 from ..channel import Channel, Recording
 from ..opening import open_channel
-from ..release import ReleasePlan
-from ..samplers import BoundFixed, BoundSampler
-from ..settings import ClientPrivacy
+from ..quantile import QuantileClip
+from ..records import Owners
+from ..release import Form, ReleasePlan
+from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
+from ..settings import Privacy, RecordPrivacy
 
 Kind = Literal["gaussian", "laplace", "knorm"]
 Rows = Callable[[int, str, Tensor], tuple[Tensor, Tensor]]
@@ -36,23 +38,40 @@ class Setup:
         sampler: who takes part, bound to the population.
         steps: planned number of steps.
         tensors: sizes of the model's tensors in a released vector; releases of another total are one tensor.
+        owners: of the records, for record-level privacy.
     """
 
-    privacy: ClientPrivacy
+    privacy: Privacy
     plans: tuple[ReleasePlan, ...]
     sampler: BoundSampler
     steps: int
     tensors: tuple[int, ...] = ()
+    owners: Owners | None = None
+
+    @property
+    def records(self) -> bool:
+        """Whether the protected unit is one record."""
+        return isinstance(self.privacy, RecordPrivacy)
+
+    @property
+    def adaptive(self) -> QuantileClip | None:
+        """The settings of a clip norm that follows a quantile, or None."""
+        return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) else None
+
+    @property
+    def population(self) -> int:
+        """Number of protected units: it sets the default delta."""
+        return int(self.owners.counts.sum()) if self.records and self.owners is not None else self.sampler.n
+
+    @property
+    def delta(self) -> float:
+        """Of every epsilon."""
+        return self.privacy.resolved_delta(self.population)
 
     @property
     def secure(self) -> bool:
         """Whether the run takes its coins from the operating system."""
         return self.privacy.source == "secure"
-
-    @property
-    def noised(self) -> bool:
-        """Whether anything is released with noise."""
-        return bool(self.plans) and not self.privacy.noiseless
 
     def seeded(self) -> Setup:
         """The same with reproducible noise, so that two channels can share it."""
@@ -65,15 +84,15 @@ class Setup:
         ledger: Path | None = None,
         resume: bool = False,
         replay: Recording | None = None,
-        privacy: ClientPrivacy | None = None,
     ) -> Channel:
         """A channel of the run with another seed."""
         return open_channel(
-            privacy or self.privacy,
+            self.privacy,
             self.plans,
             self.sampler,
             seed=seed,
             steps=self.steps,
+            owners=self.owners,
             fingerprint="audit",
             ledger_path=ledger,
             resume=resume,
@@ -99,11 +118,14 @@ class Claim:
     Attributes:
         kind: law of the noise.
         multiplier: scale of the noise over the sensitivity.
-        bound: C, the clip norm in the settings.
-        relation: ``"replace"`` for cohorts of a fixed size, whose neighbours differ by a replaced client.
+        bound: C, the clip norm in the settings (of the first step, where it adapts).
+        relation: how neighbours differ: ``"replace"`` for random cohorts of a fixed size.
         norm: of the sensitivity that this law needs.
+        form: what is released of the rows.
+        size: noised coordinates.
         denominator: m, the public constant.
         sampled: probability of a Poisson-sampled event, else None.
+        largest: most units in one cohort of a truncated Poisson event, else None.
         event: of one whole step.
         accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
@@ -112,18 +134,25 @@ class Claim:
     kind: Kind
     multiplier: float
     bound: float
-    relation: Literal["add_remove", "replace"]
+    relation: Relation
     norm: Literal["l1", "l2"]
+    form: Form = "vector"
+    size: int
     denominator: float
     sampled: float | None
+    largest: int | None = None
     event: Any
     accountant: Any
     per_participation: bool
 
     @property
     def sensitivity(self) -> float:
-        """S, from the clip norm and the relation."""
-        return self.bound * (2.0 if self.relation == "replace" else 1.0)
+        """S, from the clip norm and the relation: C, doubled for replace-one. Of outer products w w^T, C^2; for
+        replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2 norm and 2 C^2 in the L1 norm."""
+        if self.form == "vector":
+            return self.bound * (2.0 if self.relation == "replace" else 1.0)
+        farther = 2.0 if self.norm == "l1" else math.sqrt(2.0)
+        return self.bound**2 * (farther if self.relation == "replace" else 1.0)
 
     @property
     def scale(self) -> float:
@@ -146,41 +175,46 @@ def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
     charged = step_event_of(channel)
     if charged is None:
         return {}
-    inner, sampled = charged.event, None
-    kind = type(inner).__name__
-    if kind == "PoissonSampledDpEvent":
-        inner, sampled = inner.event, float(inner.sampling_probability)
-    elif kind == "SampledWithoutReplacementDpEvent":
-        inner = inner.event
-    read = [_law(event) for event in _parts(inner, len(setup.plans))]
-    return {
-        plan.name: Claim(
-            kind=law,
+    inner, sampled, largest = unsampled(charged.event)
+    read = [law_of(event) for event in _parts(inner, len(setup.plans))]
+    adaptive = setup.adaptive
+    claims = {}
+    relation = _relation(setup, channel)
+    for plan, (kind, multiplier) in zip(setup.plans, read, strict=True):
+        if adaptive is not None:  # the count of unclipped clients takes its part of the step's noise
+            count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
+            multiplier = (multiplier**-2 - count**-2) ** -0.5
+        claims[plan.name] = Claim(
+            kind=kind,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
-            relation="replace" if isinstance(setup.sampler, BoundFixed) else "add_remove",
-            norm="l1" if law == "laplace" else "l2",
-            denominator=_expected_cohort(setup.sampler),
+            relation=relation,
+            norm="l1" if kind == "laplace" else "l2",
+            form=plan.form,
+            size=plan.size,
+            denominator=expected_cohort(setup.sampler),
             sampled=sampled,
+            largest=largest,
             event=charged.event,
             accountant=charged.accountant,
             per_participation=channel.account.per_participation,
         )
-        for plan, (law, multiplier) in zip(setup.plans, read, strict=True)
-    }
+    return claims
 
 
 def clip_claims(setup: Setup) -> dict[str, Claim]:
     """Of releases that are clipped and not noised: the bound on a client, and no event."""
-    relation: Literal["add_remove", "replace"] = "replace" if isinstance(setup.sampler, BoundFixed) else "add_remove"
+    laplace = setup.privacy.mechanism == "laplace"
     return {
         plan.name: Claim(
-            kind="gaussian",
+            kind="laplace" if laplace else "gaussian",
             multiplier=0.0,
             bound=setup.privacy.initial_norm,
-            relation=relation,
-            norm="l2",
-            denominator=_expected_cohort(setup.sampler),
+            relation=_relation(setup, None),
+            norm="l1" if laplace and plan.form == "vector" else "l2",
+            form=plan.form,
+            size=plan.size,
+            denominator=expected_cohort(setup.sampler),
             sampled=None,
             event=None,
             accountant=None,
@@ -188,6 +222,29 @@ def clip_claims(setup: Setup) -> dict[str, Claim]:
         )
         for plan in setup.plans
     }
+
+
+def _relation(setup: Setup, channel: Channel | None) -> Relation:
+    """How neighbours differ, by the kind of cohort; the published accounting of fixed cohorts takes another one."""
+    if channel is not None and channel.law is not None and channel.law.refuted is not None:
+        return channel.law.relation
+    if isinstance(setup.sampler, BoundFixed):
+        return "replace"
+    return "zero_out" if isinstance(setup.sampler, BoundCyclic) else "add_remove"
+
+
+def unsampled(event: Any) -> tuple[Any, float | None, int | None]:
+    """What happens to the units drawn, the probability of a Poisson draw, and its cap on the size."""
+    from dp_accounting import dp_event
+
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        return event.event, float(event.sampling_probability), None
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        inner = dp_event.GaussianDpEvent(event.noise_multiplier)
+        return inner, float(event.sampling_probability), int(event.truncated_batch_size)
+    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
+        return event.event, None, None
+    return event, None, None
 
 
 def _parts(event: Any, releases: int) -> list[Any]:
@@ -203,7 +260,8 @@ def _parts(event: Any, releases: int) -> list[Any]:
     return [event]
 
 
-def _law(event: Any) -> tuple[Kind, float]:
+def law_of(event: Any) -> tuple[Kind, float]:
+    """The law of an elementary event and its multiplier."""
     name = type(event).__name__
     if name == "GaussianDpEvent":
         return "gaussian", float(event.noise_multiplier)
@@ -214,16 +272,22 @@ def _law(event: Any) -> tuple[Kind, float]:
     raise PrivacyError(f"The audit cannot read the event {event}; it knows Gaussian, Laplace and K-norm noise.")
 
 
-def _expected_cohort(sampler: BoundSampler) -> float:
+def expected_cohort(sampler: BoundSampler) -> float:
+    """m, from the setting and not from the sampler's own property."""
     cohort = getattr(sampler, "cohort", None)
     return float(sampler.n if cohort is None else cohort)
+
+
+def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
+    """Standard deviation of the noise on the count of unclipped clients: as set, or a twentieth of the cohort."""
+    return expected_cohort(sampler) / 20 if adaptive.count_noise is None else adaptive.count_noise
 
 
 def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
     """Steps through the production path (draw, begin, release every plan) until the budget ends.
 
     Yields:
-        step, the ranks drawn, and the released values by name, float64 (D,).
+        step, the ranks drawn, and the released values by name, float64 coordinates (size,).
     """
     for step in range(start, stop):
         try:
@@ -232,10 +296,21 @@ def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tup
         except BudgetExhausted:
             return
         values = {}
-        for name in channel._plans:
-            sent, owners = rows(step, name, ranks)
-            values[name] = channel.release(name, sent, owners).numpy()
+        for plan in channel.plans:
+            sent, owners = rows(step, plan.name, ranks)
+            values[plan.name] = coordinates(channel.release(plan.name, sent, owners).numpy(), plan.form)
         yield step, ranks, values
+
+
+def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
+    """A release as the coordinates that are noised: the upper triangle of a symmetric matrix, off-diagonals times
+    sqrt(2); a matrix that is not symmetric gives NaN."""
+    if form != "symmetric":
+        return value
+    if not np.array_equal(value, value.T):
+        return np.full(len(value) * (len(value) + 1) // 2, np.nan)
+    upper = np.triu_indices(len(value))
+    return value[upper] * np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
 
 
 def silence(setup: Setup) -> Rows:
@@ -249,10 +324,33 @@ def silence(setup: Setup) -> Rows:
 
 
 def released(channel: Channel, setup: Setup, *, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Releases of clients that contribute nothing: {name: (T, D) float64}."""
+    """Releases of clients that contribute nothing: {name: (T, size) float64}.
+
+    Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
+    computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
+    standard deviation, is under ``"<name>/count"``.
+    """
     kept: dict[str, list[np.ndarray]] = {plan.name: [] for plan in setup.plans}
-    for _, _, values in play(channel, silence(setup), start=start, stop=stop):
+    adaptive = setup.adaptive
+    noted: list[tuple[int, str, Tensor]] = []
+    if adaptive is not None:
+        channel.record = noted
+        kept |= {f"{plan.name}/count": [] for plan in setup.plans}
+    growth = {plan.name: 1.0 for plan in setup.plans}
+    rows = silence(setup)
+    for step, ranks, values in play(channel, rows, start=start, stop=stop):
         for name, value in values.items():
-            kept[name].append(value)
-    sizes = {plan.name: plan.dimension for plan in setup.plans}
-    return {name: np.stack(rows) if rows else np.zeros((0, sizes[name])) for name, rows in kept.items()}
+            kept[name].append(value / growth[name])
+            if adaptive is None:
+                continue
+            (count,) = [float(v) for at, key, v in noted if (at, key) == (step, f"{name}/count")]
+            m, answered = expected_cohort(setup.sampler), len(rows(step, name, ranks)[0])
+            kept[f"{name}/count"].append(np.array([(count * m - answered / 2) / count_std(adaptive, setup.sampler)]))
+            growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
+    sizes = {plan.name: plan.size for plan in setup.plans}
+    return {name: np.stack(found) if found else np.zeros((0, sizes.get(name, 1))) for name, found in kept.items()}
+
+
+def without_counts(noise: dict[str, np.ndarray], claims: dict[str, Claim]) -> dict[str, np.ndarray]:
+    """The releases that have a claim of their own."""
+    return {name: noise[name] for name in claims}

@@ -87,7 +87,7 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 
 def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) -> list[Finding]:
-    smallest = min(plan.dimension for plan in setup.plans)
+    smallest = min(plan.size for plan in setup.plans)
     wanted = max(4, -(-effort.noise // smallest))
     steps = min(setup.steps, wanted)
     first, second = seeds(seed, "noise", 2)
@@ -95,8 +95,8 @@ def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) ->
     noise = {name: standardized(raw[name], claim) for name, claim in claims.items()}
     findings: list[Finding] = []
     if "noise law" in effort.checks:
-        for name in claims:
-            findings += noise_law(name, noise[name], setup.parts(noise[name].shape[1]), effort.alpha)
+        for name, sample in (noise | {name: raw[name] for name in raw if name not in claims}).items():
+            findings += noise_law(name, sample, setup.parts(sample.shape[1]), effort.alpha)
     if "freshness" not in effort.checks:
         return findings
     for name in claims:
