@@ -151,9 +151,9 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
             raise PrivacyError(f"The pld accountant does not support {part}.{hint}")
         pairs.append((pair, count))
     tail = min(_TAIL, delta * 1e-3)
-    value = pld.epsilon_at(pld.compose([(pair.remove, count) for pair, count in pairs], tail), delta)
+    value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
     if any(pair.add is not pair.remove for pair, _ in pairs):
-        value = max(value, pld.epsilon_at(pld.compose([(pair.add, count) for pair, count in pairs], tail), delta))
+        value = max(value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail))
     return min(value, sum(count * laws.pure_epsilon(part) for part, count in scaled))
 
 

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import fft, signal
 
-_CHERNOFF = np.array([1.0, 2.0, 4.0, 5.5, 7.0, 8.5, 10.5, 14.0, 20.0])
+_CHERNOFF = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.5, 10.5, 14.0, 20.0])
+_ROUNDING = 1e-16
+_ALLOWED = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,27 +120,54 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     return down, (losses, np.append(addition.masses, addition.infinity), 0.0)
 
 
-def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15) -> LossLaw:
+def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15) -> float:
+    """Epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for :func:`compose`.
+
+    A transform has rounding errors of up to T 1e-16, which may drown a small delta after many steps. There, the masses
+    around the epsilon found are made the largest ones by a tilt (see :func:`compose`), and epsilon is found again.
+    """
+    value = epsilon_at(compose(parts, tail), delta)
+    if sum(times for _, times in parts) * _ROUNDING <= _ALLOWED * delta:
+        return value
+    for _ in range(3):
+        previous = value
+        if math.isinf(value):
+            return value
+        value = epsilon_at(compose(parts, tail, value), delta)
+        if abs(value - previous) <= 1e-3 * value:
+            break
+    return value
+
+
+def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: float | None = None) -> LossLaw:
     """The law of the sum of independent losses.
 
     Args:
         parts: laws on one grid, each with its number of repetitions of at least 1.
         tail: mass given up, and added at infinity, to keep the window short.
+        near: a loss around and above which the masses are to be relatively exact: they are multiplied by
+            exp(order * loss) before the transform, with the order of the Chernoff bound there, and divided afterwards.
+            Well below it they are then good for nothing.
     """
     width = parts[0][0].width
     infinity = -math.expm1(sum(times * math.log1p(-law.infinity) for law, times in parts))
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
-    low, high = _window(parts, tail)
+    low, high, order = _window(parts, tail, near)
     size = fft.next_fast_len(high - low + 1, real=True)
     product = np.ones(size // 2 + 1, dtype=np.complex128)
+    back = 0.0
     for law, times in parts:
-        wrapped = law.masses
-        if wrapped.size > size:
-            wrapped = np.bincount(np.arange(wrapped.size) % size, wrapped, size)
-        product *= np.asarray(fft.rfft(wrapped, size)) ** times
-    first = sum(times * law.first for law, times in parts)
+        tilted, moment = _tilted(law, order)
+        back += times * moment
+        if tilted.size > size:
+            tilted = np.bincount(np.arange(tilted.size) % size, tilted, size)
+        product *= np.asarray(fft.rfft(tilted, size)) ** times
     masses = np.roll(np.asarray(fft.irfft(product, size)), -low)[: high - low + 1]
+    if order:
+        exponents = back - order * (low + np.arange(masses.size))
+        masses = np.minimum(np.maximum(masses, 0.0) * np.exp(np.minimum(exponents, 600.0)), 1.0)
+    first = sum(times * law.first for law, times in parts)
     return LossLaw(width, first + low, np.maximum(masses, 0.0), infinity + tail)
 
 
@@ -207,28 +236,49 @@ def _sampled_loss(losses: np.ndarray, probability: float) -> np.ndarray:
     )
 
 
-def _window(parts: Sequence[tuple[LossLaw, int]], tail: float) -> tuple[int, int]:
-    """Indices, relative to the sum of the first ones, outside which the sum has at most ``tail`` of its mass."""
-    means = [float(law.masses @ np.arange(law.masses.size) / law.masses.sum()) for law, _ in parts]
-    mean = sum(times * m for (_, times), m in zip(parts, means, strict=True))
-    deviation = math.sqrt(sum(times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts))
-    high = sum(times * (law.masses.size - 1) for law, times in parts)
-    low = 0
-    if deviation == 0 or high < 4096:
-        return 0, high
-    scale = _CHERNOFF / deviation
+def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
+    """The masses times exp(order * index) over their sum, and the logarithm of that sum."""
+    if order == 0:
+        return law.masses, 0.0
+    with np.errstate(divide="ignore"):
+        exponents = np.log(law.masses) + order * np.arange(law.masses.size)
+    top = float(exponents.max())
+    weights = np.exp(exponents - top)
+    total = float(weights.sum())
+    return weights / total, top + math.log(total)
+
+
+def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | None = None) -> tuple[int, int, float]:
+    """Indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and the order of the tilt.
+
+    Indices are relative to the sum of the first ones. Chernoff: P(sum >= x) <= exp(log M(s) - s x).
+    """
+    variance = sum(times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts)
+    low, high = 0, sum(times * (law.masses.size - 1) for law, times in parts)
+    if variance == 0:
+        return low, high, 0.0
     longest = max(law.masses.size for law, _ in parts)
-    logs = [np.log(np.maximum(law.masses, 1e-320)) for law, _ in parts]
-    for sign in (1.0, -1.0):
-        for order in sign * np.concatenate([scale, np.array([2.0, 10.0, 20.0, 50.0]) / longest]):
-            moment = 0.0
-            for (law, times), log_masses, m in zip(parts, logs, means, strict=True):
-                exponents = log_masses + order * (np.arange(law.masses.size) - m)
-                top = float(exponents.max())
-                moment += times * (top + math.log(float(np.exp(exponents - top).sum())))
-            bound = mean + (moment + math.log(2 / tail)) / order
-            if sign > 0:
-                high = min(high, math.ceil(bound))
-            else:
-                low = max(low, math.floor(bound))
-    return low, max(high, low)
+    orders = np.sort(np.concatenate([_CHERNOFF / math.sqrt(variance), np.array([2.0, 10.0, 20.0, 50.0]) / longest]))
+    log_tail = math.log(2 / tail)
+
+    def moment(order: float) -> float:
+        return sum(times * _tilted(law, order)[1] for law, times in parts)
+
+    above = [moment(order) for order in orders]
+    low = max(low, *(math.floor((moment(-order) + log_tail) / -order) for order in orders))
+    bound = min(math.ceil((m + log_tail) / order) for m, order in zip(above, orders, strict=True))
+    bound = max(low, min(high, bound))
+    if near is None:
+        return low, bound, 0.0
+    at = near / parts[0][0].width - sum(times * law.first for law, times in parts)
+    best, tilt, end = 0.0, 0.0, bound
+    for i, order in enumerate(orders[:-1]):
+        # the tilted mass must fit a window that is not much longer
+        fits = min(
+            math.ceil((m - above[i] + log_tail) / (further - order))
+            for m, further in zip(above[i + 1 :], orders[i + 1 :], strict=True)
+            if further > order
+        )
+        if above[i] - order * at < best and fits - low <= 3 * (bound - low):
+            best, tilt, end = above[i] - order * at, float(order), max(bound, min(high, fits))
+    return low, end, tilt

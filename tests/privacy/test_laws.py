@@ -78,6 +78,32 @@ def test_the_gaussian_pair_dominates_closely(z: float, q: float) -> None:
         assert exact * (1 - 1e-9) - 1e-15 <= pld.delta_at(pair.add, eps) <= exact + width * width
 
 
+@pytest.mark.parametrize("uses", [10, 1000, 100_000])
+def test_a_tiny_delta_survives_the_rounding_of_many_steps(uses: int) -> None:
+    """Composed on the grid against the closed form; without the tilt 1e5 steps fall below it at 1e-10 and 1e-12."""
+    z = math.sqrt(uses) / 0.8
+    parts = [(laws.gaussian_pair(z, 1.0, 0.03 / z).remove, uses)]
+    for delta in (1e-5, 1e-10, 1e-12):
+        exact = epsilon(GaussianDpEvent(0.8**-1), 1, delta)
+        value = pld.composed_epsilon(parts, delta, min(1e-15, 1e-3 * delta))
+        assert exact <= value <= exact * (1 + 2e-4)
+
+
+def test_a_long_thin_tail_is_not_tilted_away() -> None:
+    """Rarely sampled with little noise: the total is nearly the sum of the deltas of single steps."""
+    from scipy import optimize, stats
+
+    q, z, uses, delta = 1e-5, 0.5, 1000, 1e-9
+
+    def single(eps: float) -> float:
+        x = z * z * math.log((math.exp(eps) - 1 + q) / q) + 0.5
+        return float(q * stats.norm.sf((x - 1) / z) - (math.exp(eps) - 1 + q) * stats.norm.sf(x / z))
+
+    root = optimize.brentq(lambda eps: uses * single(eps) - delta, 0.1, 5)
+    value = epsilon(PoissonSampledDpEvent(q, GaussianDpEvent(z)), uses, delta)
+    assert value == pytest.approx(root, rel=5e-3)
+
+
 @pytest.mark.parametrize("q", [0.05, 0.4])
 def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> None:
     """Both directions; the loss under either hypothesis from noise vectors in three dimensions."""

@@ -59,7 +59,7 @@ def test_the_window_loses_no_more_than_its_tail() -> None:
 
     times, probability = 20_000, 0.3
     for tail in (1e-15, 1e-6):
-        low, high = pld._window([(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail)
+        low, high, _ = pld._window([(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail)
         outside = stats.binom.cdf(low - 1, times, probability) + stats.binom.sf(high, times, probability)
         assert 0 < outside <= tail
         assert high - low < times / 10
