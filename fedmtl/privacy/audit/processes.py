@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +18,30 @@ import torch
 
 from ..channel import Channel
 from .findings import Finding, skipped
-from .noise import fresh_between, standardized
-from .setup import Claim, Setup, released, without_counts
+from .noise import fresh_between
+from .setup import Setup
+
+Sample = Callable[[Channel, int, int], dict[str, np.ndarray]]
+"""(channel, first step, end) -> standardized noise (T, d) by release."""
 
 _PATIENCE = 30.0
 
 
-def fresh_objects(setup: Setup, claims: dict[str, Claim], first: int, second: int, steps: int) -> list[Finding]:
+def fresh_objects(setup: Setup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
     """Two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
     seeds = (first, first if setup.secure else second)
-    noise = [_standard(_own(setup.open(seed), setup, claims, 0, steps), claims) for seed in seeds]
-    return [fresh_between(f"freshness: channels, {name}", noise[0][name], noise[1][name]) for name in claims]
+    one, two = (sample(setup.open(seed), 0, steps) for seed in seeds)
+    return [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
 
 
-def fresh_forks(setup: Setup, claims: dict[str, Claim], seed: int, steps: int) -> list[Finding]:
+def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
     """A channel that is open when the process forks, used on both sides.
 
     In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
     both take the same step, and copied generator state would repeat the noise.
     """
-    names = [f"freshness: forked process, {name}" for name in claims]
     if not hasattr(os, "fork"):
-        return [skipped(name, "this system has no fork") for name in names]
+        return [skipped("freshness: forked process", "this system has no fork")]
     half = max(1, steps // 2)
     channel = setup.open(seed)
     channel.start(0)
@@ -44,59 +49,30 @@ def fresh_forks(setup: Setup, claims: dict[str, Claim], seed: int, steps: int) -
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
     try:
-        theirs = _in_child(lambda: _flat(_own(channel, setup, claims, start, start + half)))
-        ours = _own(channel, setup, claims, 0, half)
+        theirs = _in_child(lambda: sample(channel, start, start + half))
+        ours = sample(channel, 0, half)
     finally:
         torch.set_num_threads(threads)
     if theirs is None:
-        return [skipped(name, "the forked process did not answer") for name in names]
-    findings, position = [], 0
-    mine = _standard(ours, claims)
-    for check, (name, claim) in zip(names, claims.items(), strict=True):
-        width = ours[name].shape[1]
-        count = theirs[0][list(claims).index(name)]
-        rows = theirs[1][position : position + count * width].reshape(count, width)
-        position += count * width
-        findings.append(fresh_between(check, mine[name], standardized(rows, claim)))
-    return findings
+        return [skipped("freshness: forked process", "the forked process did not answer")]
+    return [fresh_between(f"freshness: forked process, {name}", ours[name], theirs[name]) for name in ours]
 
 
-def fresh_restores(setup: Setup, claims: dict[str, Claim], seed: int, steps: int) -> list[Finding]:
+def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
     """A run that ends and is resumed from its ledger: the noise after differs from the noise before."""
     half = max(1, steps // 2)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
-        before = setup.open(seed, ledger=path)
-        try:
-            first = _own(before, setup, claims, 0, half)
-        finally:
-            before.close()
+        with closing(setup.open(seed, ledger=path)) as before:
+            first = sample(before, 0, half)
         start = 0 if setup.secure else half  # a replayed step: by design the same release in seeded mode
-        after = setup.open(seed, ledger=path, resume=True)
-        try:
-            second = _own(after, setup, claims, start, start + half)
-        finally:
-            after.close()
-    one, two = _standard(first, claims), _standard(second, claims)
-    return [fresh_between(f"freshness: after a restore, {name}", one[name], two[name]) for name in claims]
+        with closing(setup.open(seed, ledger=path, resume=True)) as after:
+            second = sample(after, start, start + half)
+    return [fresh_between(f"freshness: after a restore, {name}", first[name], second[name]) for name in first]
 
 
-def _own(channel: Channel, setup: Setup, claims: dict[str, Claim], start: int, stop: int) -> dict[str, np.ndarray]:
-    """Releases that have a claim."""
-    return without_counts(released(channel, setup, start=start, stop=stop), claims)
-
-
-def _standard(noise: dict[str, np.ndarray], claims: dict[str, Claim]) -> dict[str, np.ndarray]:
-    return {name: standardized(noise[name], claim) for name, claim in claims.items()}
-
-
-def _flat(noise: dict[str, np.ndarray]) -> tuple[list[int], np.ndarray]:
-    return [len(rows) for rows in noise.values()], np.concatenate([rows.ravel() for rows in noise.values()])
-
-
-def _in_child(work: object) -> tuple[list[int], np.ndarray] | None:
+def _in_child(work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
     """What ``work()`` returns in a forked process; None if it fails or takes too long."""
-    assert callable(work)
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none
@@ -105,10 +81,10 @@ def _in_child(work: object) -> tuple[list[int], np.ndarray] | None:
         code = 1
         try:
             os.close(reading)
-            counts, values = work()
-            head = np.array([len(counts), *counts], dtype=np.int64)
+            buffer = io.BytesIO()
+            np.savez(buffer, **work())  # type: ignore[arg-type]
             with os.fdopen(writing, "wb") as pipe:
-                pipe.write(head.tobytes() + values.astype(np.float64).tobytes())
+                pipe.write(buffer.getvalue())
             code = 0
         finally:
             os._exit(code)
@@ -127,6 +103,5 @@ def _in_child(work: object) -> tuple[list[int], np.ndarray] | None:
     _, status = os.waitpid(child, 0)
     if status != 0:
         return None
-    count = int(np.frombuffer(received[:8], dtype=np.int64)[0])
-    counts = np.frombuffer(received[8 : 8 + 8 * count], dtype=np.int64).tolist()
-    return counts, np.frombuffer(received[8 + 8 * count :], dtype=np.float64)
+    with np.load(io.BytesIO(received)) as found:
+        return {name: found[name] for name in found.files}

@@ -349,8 +349,3 @@ def released(channel: Channel, setup: Setup, *, start: int, stop: int) -> dict[s
             growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
     sizes = {plan.name: plan.size for plan in setup.plans}
     return {name: np.stack(found) if found else np.zeros((0, sizes.get(name, 1))) for name, found in kept.items()}
-
-
-def without_counts(noise: dict[str, np.ndarray], claims: dict[str, Claim]) -> dict[str, np.ndarray]:
-    """The releases that have a claim of their own."""
-    return {name: noise[name] for name in claims}

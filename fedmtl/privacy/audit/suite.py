@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from ..._check import one_of, positive, positive_int
+from ..channel import Channel
 from .canary import canaries_composed, canaries_per_release
 from .charges import charges
 from .cohorts import cohorts
 from .findings import Finding, skipped
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
-from .processes import fresh_forks, fresh_objects, fresh_restores
+from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
 from .sensitivity import sensitivity
 from .setup import Claim, Setup, claims_of, clip_claims, released
 from .statistics import auditor, seeds
@@ -103,9 +106,22 @@ def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) ->
         some = noise[name][:64]
         findings += [fresh_steps(name, some), *fresh_within(name, some, setup.parts(some.shape[1]))]
     findings += fresh_names(noise)
-    few = max(2, min(steps, 32))
-    findings += fresh_objects(setup, claims, first, second, few)
+    findings += fresh_elsewhere(setup, _sample_of(setup, claims), first, second, max(2, min(steps, 32)), effort)
+    return findings
+
+
+def _sample_of(setup: Setup, claims: dict[str, Claim]) -> Sample:
+    def sample(channel: Channel, start: int, stop: int) -> dict[str, np.ndarray]:
+        raw = released(channel, setup, start=start, stop=stop)
+        return {name: standardized(raw[name], claim) for name, claim in claims.items()}
+
+    return sample
+
+
+def fresh_elsewhere(setup: Setup, sample: Sample, first: int, second: int, steps: int, effort: Effort) -> list[Finding]:
+    """Noise of another channel, of a forked process and of a restored run."""
+    findings = fresh_objects(setup, sample, first, second, steps)
     if effort.processes:
-        findings += fresh_forks(setup, claims, first, few)
-        findings += fresh_restores(setup, claims, first, few)
+        findings += fresh_forks(setup, sample, first, steps)
+        findings += fresh_restores(setup, sample, first, steps)
     return findings
