@@ -26,6 +26,7 @@ _EXPORTS = {
     "QuantileClip": "privacy",
     "RecordPrivacy": "privacy",
     "Callback": "trainer",
+    "EarlyStopping": "trainer",
     "Result": "trainer",
     "Trainer": "trainer",
 }
@@ -34,6 +35,7 @@ __all__ = [
     "Callback",
     "ClientPrivacy",
     "CyclicCohorts",
+    "EarlyStopping",
     "Execution",
     "FedAvg",
     "FedProx",
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
         QuantileClip,
         RecordPrivacy,
     )
-    from .trainer import Callback, Result, Trainer
+    from .trainer import Callback, EarlyStopping, Result, Trainer
 
 
 def __getattr__(name: str) -> Any:

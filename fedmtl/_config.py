@@ -7,6 +7,7 @@ PyTorch is imported only by :func:`settings` and :func:`build`.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 import re
@@ -142,12 +143,15 @@ def settings(config: Config) -> Config:
 
     from ._check import one_of, positive_int
     from .execution import Execution
+    from .trainer import EarlyStopping
     from .trainer.baselines import named_baselines
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
     with _ByKey(config):
         execution = config["execution"]
         made["execution"] = Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
+        if config["early_stopping"] is not None:
+            made["early_stopping"] = EarlyStopping(**_fields("early_stopping", config["early_stopping"], EarlyStopping))
         positive_int("Trainer", rounds=config["rounds"])
         for name in ("eval_every", "checkpoint_every"):
             if config[name] is not None:
@@ -167,6 +171,17 @@ def settings(config: Config) -> Config:
     made["baselines"] = tuple(config["baselines"] or ())
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     return made | {name: config[name] for name in names}
+
+
+def _fields(key: str, given: Any, kind: type) -> Config:
+    """``given`` as arguments of a dataclass; refused by key where it has none of that name."""
+    accepted = [field.name for field in dataclasses.fields(kind)]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{key} is {given!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(f"unknown key {key}.{name}; accepted: {', '.join(accepted)}.")
+    return {str(name): value for name, value in given.items()}
 
 
 def build(config: Config, folder: Path) -> Trainer:

@@ -134,8 +134,24 @@ class Account:
     def spent(self) -> int:
         """As ``charged``, without the reservations that a clean close returns."""
         if self._ledger is None or self.per_participation:
-            return self.uses
-        return max(self._ledger.spent(), self.uses)
+            return int(np.max(self.spent_uses, initial=0))
+        return max(self._ledger.spent(), self.uses, self._ledger.forfeited or 0)
+
+    @property
+    def forfeited(self) -> bool:
+        """Whether the run stopped because of what it showed, and is charged as if it had gone on."""
+        return self._ledger is not None and self._ledger.forfeited is not None
+
+    def forfeit(self, done: int) -> None:
+        """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
+
+        Stopping is then post-processing of a run that goes on; the epsilon of the steps made would be wrong, since
+        whether it is read at all depends on the data.
+        """
+        if self._ledger is not None and not self.forfeited:
+            more = max(0, self._steps - done)
+            charged = self.steps_charged
+            self._ledger.forfeit(charged if self.per_participation else charged + max(0, self._room(charged, more)))
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
         """The accountant's largest epsilon after ``uses`` steps, or participations of each client, (n,) by rank."""
@@ -151,7 +167,9 @@ class Account:
     @property
     def spent_uses(self) -> np.ndarray | int:
         """As ``spent``, by rank where participations are charged."""
-        return self._uses if self.per_participation else self.spent
+        if not self.per_participation:
+            return self.spent if self._ledger is not None else self.uses
+        return self.caps if self.forfeited and self.caps is not None else self._uses
 
     def start(self, step: int, draw: Callable[[int], Tensor]) -> None:
         """Set the account to the first step of this session; seeded: later charged steps will be replays.

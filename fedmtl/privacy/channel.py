@@ -295,9 +295,10 @@ class Channel:
         been released."""
         if not self._plans and self.records is None:
             return 0.0
-        return self.account.epsilon_at(
-            self.account.client_uses.numpy() if self.account.per_participation else self.uses
-        )
+        account = self.account
+        if account.forfeited:
+            return account.epsilon_at(account.spent_uses)
+        return account.epsilon_at(account.client_uses.numpy() if account.per_participation else account.uses)
 
     def epsilon_at(self, uses: int) -> float:
         """Epsilon of ``uses`` steps (of participations of every client, where these are charged)."""
@@ -318,6 +319,10 @@ class Channel:
     def report(self) -> PrivacyReport:
         """What may be said of the run so far; after :meth:`close`, of the run."""
         return channel_report(self)
+
+    def forfeit(self, done: int) -> None:
+        """Stop after ``done`` steps because of what was seen: everything planned is charged, see the account."""
+        self.account.forfeit(done)
 
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""

@@ -2,8 +2,8 @@
 
 Format: JSON lines, append-only. A header (settings, releases, noise, fingerprint), then ``open`` (a process
 begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
-participations are charged) and ``close`` (a clean end, which returns the steps that its own session reserved
-and never began).
+participations are charged), ``forfeit`` (the run stopped because of what it showed, and is charged as if it had gone
+on) and ``close`` (a clean end, which returns the steps that its own session reserved and never began).
 
 Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
 only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
@@ -64,6 +64,7 @@ class Ledger:
         self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
         self._participants: dict[tuple[int, int], np.ndarray] = {}  # (session, step) -> ranks
         self._session = 0
+        self._forfeited: int | None = None
         self._paid: set[int] = set()
         self._began: set[int] = set()
         opening = {
@@ -134,6 +135,11 @@ class Ledger:
             return len(self._began.union(*others))
         return sum(len(span) for span in others) + len(self._began)
 
+    @property
+    def forfeited(self) -> int | None:
+        """Steps to which :meth:`forfeit` raised the charge, or None."""
+        return self._forfeited
+
     def participants(self, step: int) -> np.ndarray | None:
         """Ranks recorded for ``step`` in the earliest session that has it, or None."""
         found = [(session, ranks) for (session, at), ranks in self._participants.items() if at == step]
@@ -153,6 +159,11 @@ class Ledger:
             line["cohorts"] = [[int(rank) for rank in cohort] for cohort in cohorts]
         self._append(line)
         self._charge(self._session, first, end, cohorts)
+
+    def forfeit(self, uses: int) -> None:
+        """Raise the charge to ``uses`` steps for good (or to the caps, where participations are charged)."""
+        self._append({"kind": "forfeit", "session": self._session, "uses": uses})
+        self._forfeited = uses
 
     def begin(self, step: int) -> None:
         """Note that the noise of a reserved ``step`` is about to be drawn, so that a clean close keeps its
@@ -231,6 +242,8 @@ class Ledger:
                 self._session = int(line["session"])
             elif line["kind"] == "reserve":
                 self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
+            elif line["kind"] == "forfeit":
+                self._forfeited = int(line["uses"])
             elif line["kind"] == "close":
                 self._refund(int(line["session"]), line["unused"])
             else:

@@ -46,6 +46,7 @@ class PrivacyReport:
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics, guarantee: how the figure and the noise were computed.
         ledger: where the charges are kept.
+        forfeited: whether the run stopped because of what it showed, and is charged as if it had gone on.
         outside: what the epsilon does not cover.
     """
 
@@ -72,6 +73,7 @@ class PrivacyReport:
     numerics: str
     guarantee: str
     ledger: str
+    forfeited: bool = False
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,6 +109,8 @@ class PrivacyReport:
             rows.append(("by client", f"smallest {low:.4g}, median {middle:.4g}, largest {high:.4g}"))
         if self.claimed is not None:
             rows.append(("claimed", f"{self.claimed:.4g}{at}, by the published accounting"))
+        if self.forfeited:
+            rows.append(("stopped", "early, because of private numbers: charged as all the planned rounds"))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
@@ -166,6 +170,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         numerics="float64 on a public power-of-two grid" if secure else "float64",
         guarantee=privacy.guarantee if isinstance(privacy, ClientPrivacy) else "sound" if privacy else "none",
         ledger=channel.ledger_name,
+        forfeited=account.forfeited,
         outside=() if privacy is None else OUTSIDE + (RECORDS_OUTSIDE if records is not None else ()) + channel.notes,
     )
 

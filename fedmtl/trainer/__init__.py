@@ -2,6 +2,7 @@
 
 from .callbacks import Callback, ProgressBar
 from .result import Result
+from .stopping import EarlyStopping
 from .trainer import Trainer
 
-__all__ = ["Callback", "ProgressBar", "Result", "Trainer"]
+__all__ = ["Callback", "EarlyStopping", "ProgressBar", "Result", "Trainer"]

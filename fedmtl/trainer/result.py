@@ -29,7 +29,8 @@ class Result:
         personal_accuracy: test accuracy (or mean squared error) of each client's own model, by id.
         shared_accuracy: the same for the shared model; ``None`` without one.
         final: the last row of the history.
-        stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run.
+        stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
+            it stopped improving.
         metric: ``"accuracy"`` or ``"mse"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
@@ -87,6 +88,8 @@ class Result:
         head = f"{self.algorithm} on {self.data_name}: {len(self.personal_accuracy):,} clients, {last['round']} rounds"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
+        if self.stopped == "early":
+            head += " (stopped early)"
         lines = [
             head,
             "",

@@ -29,6 +29,7 @@ from .evaluation import evaluate_personal, evaluate_shared, metric_name, summari
 from .folder import RunFolder
 from .problem import build_problem, client_ranks, fingerprint, record_owners
 from .result import Result
+from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
 _CHECKPOINT_SECONDS = 20.0
@@ -58,6 +59,8 @@ class Trainer:
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
+        early_stopping: ends the run when its history stops improving; the privacy budget of all planned rounds is
+            charged, because when a run stops then depends on private data.
         callbacks: called around the loop.
         progress: show a progress bar.
 
@@ -81,6 +84,7 @@ class Trainer:
     execution: Execution = field(default_factory=Execution)
     eval_every: int | None = None
     checkpoint_every: int | None = None
+    early_stopping: EarlyStopping | None = None
     callbacks: Sequence[Callback] = ()
     progress: bool = True
 
@@ -223,6 +227,9 @@ class _Loop:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
         trainer, stopped = self.trainer, "rounds"
         every = trainer.eval_every or max(1, trainer.rounds // 20)
+        if self.stops(step):  # it did before the resume
+            self.channel.forfeit(step)
+            return state, step, "early"
         try:
             for event in round_events(self.channel.draw, self.order, start=step, stop=trainer.rounds):
                 self.channel.begin(event.step, self.ranks[event.cohort])
@@ -232,12 +239,22 @@ class _Loop:
                     callback.on_event(event, state)
                 if step % every == 0 and step < trainer.rounds:
                     self.evaluate(state, step)
+                if self.stops(step):
+                    self.channel.forfeit(step)
+                    stopped = "early"
+                    break
                 self.checkpoint(state, step)
         except BudgetExhausted as spent:
             logger.info("%s", spent)
             stopped = "budget"
         self.checkpoint(state, step, force=True)
         return state, step, stopped
+
+    def stops(self, step: int) -> bool:
+        """Whether the run ends here because of the row that the history has of this step."""
+        rule = self.trainer.early_stopping
+        fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.trainer.rounds
+        return fresh and rule is not None and rule.stops(self.history)
 
     def evaluate(self, state: State, step: int) -> tuple[Tensor, Tensor | None]:
         """Append a row to the history; returns every client's score with its own and with the shared model."""

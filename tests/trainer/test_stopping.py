@@ -1,0 +1,104 @@
+"""Early stopping saves time, not budget."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedmtl import ClientPrivacy, EarlyStopping, FixedCohort
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import open_channel
+
+from .ledgers import read_lines
+from .settings import CLIENTS, DELTA, NOISE, epsilon, quick_figures, trainer
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+def rows(*losses: float, metric: str = "loss") -> list[dict[str, float]]:
+    return [{metric: value} for value in losses]
+
+
+def test_it_waits_for_patience_evaluations_without_a_better_one():
+    rule = EarlyStopping(patience=2)
+    assert not rule.stops(rows(3, 2))
+    assert not rule.stops(rows(3, 2, 2.5))
+    assert rule.stops(rows(3, 2, 2.5, 2.0))
+    assert not rule.stops(rows(3, 2, 2.5, 1.9))
+    assert rule.stops(rows(3, 2, math.nan, math.nan))
+    assert not rule.stops(rows(math.nan, math.nan, math.nan, 5.0))
+    assert EarlyStopping(patience=2, min_delta=0.5).stops(rows(3, 2, 1.9, 1.8))
+    assert EarlyStopping(patience=1, metric="accuracy").stops(rows(0.5, 0.6, 0.6, metric="accuracy"))
+    assert not EarlyStopping(patience=1, metric="accuracy").stops(rows(0.5, 0.6, 0.7, metric="accuracy"))
+
+
+ALWAYS = EarlyStopping(patience=1, min_delta=1e9)  # stops at the second evaluation, after round 4 of 6
+
+
+def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
+    result = trainer(early_stopping=ALWAYS, folder=tmp_path / "run").fit()
+    assert (result.stopped, result.final["round"]) == ("early", 4)
+    assert result.epsilon == result.privacy.epsilon == pytest.approx(epsilon(6), rel=1e-3)
+    assert result.privacy.forfeited
+    assert "charged as all the planned rounds" in result.summary()
+    assert [
+        line["uses"] for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "forfeit"
+    ] == [6]
+    again = trainer(early_stopping=ALWAYS, folder=tmp_path / "run").fit(resume=True)
+    assert (again.stopped, again.final["round"], again.epsilon) == ("early", 4, result.epsilon)
+    whole = trainer(folder=tmp_path / "whole").fit()
+    assert (whole.stopped, whole.epsilon) == ("rounds", result.epsilon)
+    assert not whole.privacy.forfeited
+
+
+def test_a_stop_at_the_last_round_is_none(tmp_path):
+    result = trainer(early_stopping=EarlyStopping(patience=2, min_delta=1e9)).fit()
+    assert (result.stopped, result.final["round"]) == ("rounds", 6)
+    assert not result.privacy.forfeited
+
+
+def test_where_participations_are_charged_everybody_is_charged_up_to_the_cap():
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
+    schedule = FixedCohort(cohort=4)
+    result = trainer(early_stopping=ALWAYS, schedule=schedule, privacy=privacy).fit()
+    plan = trainer(schedule=schedule, privacy=privacy)
+    assert result.stopped == "early"
+    cap = math.ceil(plan.rounds * 4 / CLIENTS) + 1
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    expected = PLDAccountant().compose(dp_event.GaussianDpEvent(NOISE), cap).get_epsilon(DELTA)
+    assert result.epsilon == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_interrupted_early_stop_stays_charged(tmp_path):
+    """The ledger says it before the result does."""
+    from fedmtl.privacy import PoissonSampling, ReleasePlan
+
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
+    plan = ReleasePlan(name="update", dimension=3, uses=6, stateful=True)
+
+    def opened(resume: bool):
+        return open_channel(
+            privacy, (plan,), PoissonSampling(4).bind(12), seed=0, steps=6, ledger_path=tmp_path / "l", resume=resume
+        )
+
+    first = opened(False)
+    first.begin(0, first.draw(0))
+    first.forfeit(1)
+    first.account._ledger._file.close()  # killed
+    second = opened(True)
+    second.start(1)
+    assert second.epsilon == pytest.approx(epsilon(6), rel=1e-3)
+    second.close()
+
+
+def test_impossible_rules_are_refused():
+    with pytest.raises(ConfigError, match="patience"):
+        EarlyStopping(patience=0)
+    with pytest.raises(ConfigError, match="metric"):
+        EarlyStopping(metric="luck")
