@@ -47,7 +47,8 @@ class Trainer:
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
             is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
         rounds: number of rounds.
-        loss: ``"cross_entropy"``, ``"mse"``, ``"binary_cross_entropy"``, or a function (outputs, targets) -> (N,).
+        loss: ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
+            (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, with this
