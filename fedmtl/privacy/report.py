@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .settings import ClientPrivacy, RecordPrivacy
+from .quantile import QuantileClip
+from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -40,6 +41,7 @@ class PrivacyReport:
         budget: the epsilon that ends the run (the largest of the clients' own), or None.
         clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation of
             one coordinate of a released mean. A range of multipliers is written as its largest.
+        clipping: which norm is bounded, and how C adapts, in words.
         mechanism: the law of the noise.
         sampler: the cohort's law, in words.
         records: the law of the records drawn by a client, in words; None where the unit is a client.
@@ -63,6 +65,7 @@ class PrivacyReport:
     clip_norm: float | None
     noise_multiplier: float | None
     noise_std: float | None
+    clipping: str = "L2 norm"
     mechanism: str = "gaussian"
     sampler: str
     records: str | None = None
@@ -120,7 +123,7 @@ class PrivacyReport:
             ("clients", self.sampler),
             *([("records", self.records)] if self.records is not None else []),
             ("releases", f"{self.releases} ({', '.join(self.names) or 'nothing is released'})"),
-            ("clip norm", f"{self.clip_norm:g}"),
+            ("clip norm", f"{self.clip_norm:g} ({self.clipping})"),
             ("noise", noise),
             ("accountant", f"{self.accountant}, guarantee {self.guarantee}"),
             ("noise source", f"{self.source}, {self.numerics}"),
@@ -160,6 +163,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         clip_norm=_clip_norm(channel),
         noise_multiplier=channel.noise_multiplier,
         noise_std=max(stds) if stds and channel.noise_multiplier is not None else None,
+        clipping=_clipping(privacy),
         mechanism=privacy.mechanism if privacy is not None else "none",
         sampler=channel.sampler.describe() + _amplification(law, noised=channel.noise_multiplier is not None),
         records=records.owners.describe() if records is not None else None,
@@ -201,6 +205,18 @@ def _clip_norm(channel: Channel) -> float | None:
         return None
     norms = [release.clip.bound for release in channel.releases.values()]
     return max(norms) if norms else float(channel.privacy.initial_norm)
+
+
+def _clipping(privacy: Privacy | None) -> str:
+    if privacy is None:
+        return "none"
+    norm = "L1 norm" if privacy.mechanism == "laplace" else "L2 norm"
+    if isinstance(privacy, RecordPrivacy):
+        return f"{norm} of the gradient of one record"
+    if isinstance(privacy.clip_norm, QuantileClip):
+        adapts = privacy.clip_norm
+        return f"{norm}; from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"
+    return norm
 
 
 def _amplification(law: SamplingLaw | None, *, noised: bool) -> str:
