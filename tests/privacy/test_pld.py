@@ -48,6 +48,7 @@ def test_a_long_composition_agrees_with_the_library(size: int, times: int) -> No
     library = pld_pmf.DensePLDPmf(H / 100, value.first, value.masses, 0.0, True).self_compose(times)
     composed = pld.compose([(centred, times)])
     assert composed.masses.size < size * times / 3
+    assert pld.compose([(centred, times)], 1e-9).infinity == pytest.approx(1e-9)  # the tail given up
     centre = float(composed.losses @ composed.masses)
     for eps in (centre - 1, centre, centre + 1, centre + 3):
         assert pld.delta_at(composed, eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12)
@@ -104,7 +105,7 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
     rate = 0.4
     mixed = (1 - rate) * q + rate * p
     down, up = (pld.on_grid(*atoms[:2], 1e-4, atoms[2]) for atoms in pld.sampled_atoms(LossPair(remove, add), rate))
-    for eps in (-0.4, 0.0, 0.1, 0.4):
+    for eps in (-0.6, -0.4, 0.0, 0.1, 0.4):  # the first one below log(1 - q)
         exact = np.maximum(mixed - math.exp(eps) * q, 0).sum()
         assert pld.delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
         exact = np.maximum(q - math.exp(eps) * mixed, 0).sum()
