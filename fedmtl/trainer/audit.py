@@ -13,23 +13,24 @@ import hashlib
 import itertools
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Problem
+from ..algorithms.base import Algorithm, Problem, State
 from ..data import FederatedDataset
 from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
 from ..errors import BudgetExhausted
 from ..execution import operation_threads
-from ..privacy import ClientPrivacy, open_channel
+from ..privacy import RecordPrivacy, open_channel
 from ..privacy.audit import Effort, Finding, Setup, audit_channel
 from ..privacy.audit.findings import exact, skipped
 from ..privacy.channel import Recording
 from ..random import derive_key
 from ..schedules import rounds as round_events
-from .problem import build_problem
+from .problem import build_problem, client_ranks, record_owners
 from .trainer import Trainer
 
 _ROUNDS = 10
@@ -65,7 +66,7 @@ def audit_trainer(
 
 def setup_of(trainer: Trainer) -> Setup | None:
     """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
-    if not isinstance(trainer.privacy, ClientPrivacy):
+    if trainer.privacy is None:
         return None
     problem = _problem(trainer, trainer.data)
     with closing(problem.executor):
@@ -77,6 +78,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
             sampler=sampler,
             steps=trainer.rounds,
             tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
+            owners=record_owners(problem, trainer.algorithm, trainer.privacy, client_ranks(problem.data)[1]),
         )
 
 
@@ -85,7 +87,8 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
 
     A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced
     and the releases forced to the recording. The public state and the shared model must be bit-identical from the
-    start to the last round.
+    start to the last round. Under record-level privacy the numbers of examples are public and stay, and the clients'
+    own models must be bit-identical too.
 
     Args:
         trainer: the configuration.
@@ -97,7 +100,7 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
     first = public_states(trainer, trainer.data, rounds, record=recording)
     if first[-1] == _digest({}, None):
         return skipped(check, "the algorithm has no public state")
-    data = replaced_data(trainer.data, seed)
+    data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
     again = public_states(trainer, data, rounds, replay=recording)
     differing = [index for index, (a, b) in enumerate(zip(first, again, strict=False)) if a != b]
     if len(first) != len(again):
@@ -121,43 +124,52 @@ def public_states(
     problem, algorithm = _problem(trainer, data), trainer.algorithm
     sampler = trainer.schedule.bind(problem.clients)
     with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
+        order, ranks = client_ranks(problem.data)
         channel = open_channel(
             trainer.privacy,
             algorithm.plan(problem, sampler),
             sampler,
             seed=trainer.seed,
             steps=trainer.rounds,
+            owners=record_owners(problem, algorithm, trainer.privacy, ranks),
             fingerprint="audit",
             replay=replay,
         )
+        if channel.records is not None:  # messages are functions of the released gradients: only these are forced
+            channel._replay = None
         channel.record = record
+        problem = replace(problem, records=channel.records)
+        digest = partial(_digest_of, algorithm, private=isinstance(trainer.privacy, RecordPrivacy))
         state = algorithm.init(problem)
-        digests = [_digest(state.public, algorithm.shared(state))]
-        order = torch.argsort(problem.data.keys, stable=True)
-        rank = torch.argsort(order)
+        digests = [digest(state)]
         with closing(channel):
             try:
                 for event in round_events(channel.draw, order, start=0, stop=rounds):
-                    channel.begin(event.step, rank[event.cohort])
+                    channel.begin(event.step, ranks[event.cohort])
                     state = algorithm.step(problem, state, event, channel)
-                    digests.append(_digest(state.public, algorithm.shared(state)))
+                    digests.append(digest(state))
             except BudgetExhausted:
                 pass
     return digests
 
 
-def replaced_data(data: FederatedDataset, seed: int) -> FederatedDataset:
+def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
     """The same clients with other examples, and other numbers of them: only public facts stay.
 
     Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
     uniform numbers; the total number of examples stays.
+
+    Args:
+        data: the clients' data.
+        seed: of the replacement.
+        counts: also replace the numbers of examples, which are public under record-level privacy.
     """
     generator = torch.Generator().manual_seed(derive_key(seed, "audit/replaced") >> 1)
-    train, test = (_replaced_side(side, data.classes, generator) for side in (data.train, data.test))
+    train, test = (_replaced_side(side, data.classes, generator, counts) for side in (data.train, data.test))
     return FederatedDataset(train, test, data.ids, data.transform, data.classes, data.name, verify=False)
 
 
-def _replaced_side(side: Examples, classes: int | None, generator: torch.Generator) -> Examples:
+def _replaced_side(side: Examples, classes: int | None, generator: torch.Generator, counts: bool) -> Examples:
     if side.x.layout == torch.sparse_csr:
         values = _noise_like(side.x.values(), generator)
         x = csr(side.x.crow_indices(), side.x.col_indices(), values, side.x.shape[1])
@@ -167,7 +179,7 @@ def _replaced_side(side: Examples, classes: int | None, generator: torch.Generat
         y = _noise_like(side.y, generator)
     else:
         y = (torch.rand(side.y.shape, generator=generator) ** 2 * classes).to(side.y.dtype)
-    return Examples(x, y, offsets_of(_replaced_counts(side.counts, generator)))
+    return Examples(x, y, offsets_of(_replaced_counts(side.counts, generator)) if counts else side.offsets)
 
 
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
@@ -205,6 +217,14 @@ def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
         trainer.dtype,
         store_folder=None,
     )
+
+
+def _digest_of(algorithm: Algorithm, state: State, *, private: bool) -> str:
+    """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
+    public = dict(state.public)
+    if private:
+        public |= {f"own {name}": value for name, value in state.private.snapshot(0).items()}
+    return _digest(public, algorithm.shared(state))
 
 
 def _digest(public: dict[str, Tensor], shared: Tensor | None) -> str:

@@ -28,12 +28,14 @@ from fedmtl.privacy import (
     LaplaceNoise,
     PoissonSampling,
     QuantileClip,
+    RecordPrivacy,
     SecureSource,
     SeededSource,
     account,
     clip,
     forms,
     opening,
+    records,
     release,
     samplers,
 )
@@ -66,6 +68,11 @@ CONFIGURATIONS = {
         replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0)),
     ),
 }
+_RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
+CONFIGURATIONS |= {
+    "records": (FullParticipation(), _RECORDS),
+    "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
+}
 
 
 def trainer_of(algorithm: str, configuration: str) -> Trainer:
@@ -77,7 +84,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
         model=models.mlp(hidden=16),
         schedule=schedule,
         privacy=privacy,
-        rounds=STEPS,
+        rounds=10 if isinstance(privacy, RecordPrivacy) else STEPS,
         device="cpu",
         progress=False,
     )
@@ -379,6 +386,100 @@ def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Ledger, "_append", late)
 
 
+# Gradients of single records
+
+_draw_rows, _segment_sums = GaussianNoise.draw_rows, clip.clipped_segment_sums
+_batch, _gradients = records.RecordReleases.batch, records.RecordReleases.release
+
+
+def _rows_scaled(factor: float) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return lambda patch, trainer: patch.setattr(
+        GaussianNoise, "draw_rows", lambda self, *address: factor * _draw_rows(self, *address)
+    )
+
+
+def _one_noise_for_all(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(
+        GaussianNoise, "draw_rows", lambda self, s, p, step, keys, size: _draw_rows(self, s, p, step, 0 * keys, size)
+    )
+
+
+def _one_noise_for_all_steps(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(
+        GaussianNoise, "draw_rows", lambda self, s, p, step, keys, size: _draw_rows(self, s, p, 0, keys, size)
+    )
+
+
+def _segments(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    return lambda patch, trainer: patch.setattr(records, "clipped_segment_sums", make)
+
+
+def _clip_of_the_mean(rows, owner, count, bound):
+    """Clips the sum of an owner, not each record."""
+    total = _segment_sums(rows, owner, count, None)
+    norms = total.norm(dim=1, keepdim=True)
+    return total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+
+
+def _realized_records(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def realized(self, clients, step, chunks):
+        chunks = list(chunks)
+        value = _gradients(self, clients, step, chunks)
+        drawn = torch.bincount(torch.cat([owner for _, owner in chunks]), minlength=len(clients)).double()
+        expected = self.owners.probabilities[clients] * self.owners.counts[clients]
+        return value * (expected / drawn.clamp(min=1.0))[:, None]
+
+    patch.setattr(records.RecordReleases, "release", realized)
+
+
+def _shuffled_batches(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Batches of a fixed size, accounted as Poisson."""
+
+    def fixed(self, clients, step):
+        rng = np.random.default_rng([7, self._round, step])
+        index = [np.sort(rng.permutation(int(n))[: min(8, int(n))]) for n in self.owners.counts[clients]]
+        width = max(map(len, index), default=1)
+        out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
+        for row, own in enumerate(index):
+            out[row, : len(own)], mask[row, : len(own)] = torch.from_numpy(own), True
+        return out, mask
+
+    patch.setattr(records.RecordReleases, "batch", fixed)
+
+
+def _one_batch_a_round(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(records.RecordReleases, "batch", lambda self, clients, step: _batch(self, clients, 0))
+
+
+def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    cost = opening.Cost
+
+    def cheap(delta, events, repeats=(1,), **options):
+        return cost(delta, events, (1,) * len(repeats), **options)
+
+    patch.setattr(opening, "Cost", cheap)
+
+
+def _steps_for_nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def unpaid(self, clients, step):
+        self._done[clients] = step + 1
+
+    patch.setattr(records.RecordReleases, "_spend", unpaid)
+
+
+def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Local training on the records themselves, after the private run."""
+    from fedmtl.algorithms.base import Problem
+
+    train = Problem._train_privately
+
+    def raw(self, solver, start, clients, result, *rest):
+        first = self.data.train.x[self.data.train.offsets[clients]].double().mean(1, keepdim=True)
+        return train(self, solver, start, clients, result, *rest).add_(1e-3 * first)
+
+    patch.setattr(Problem, "_train_privately", raw)
+
+
 # The algorithm
 
 
@@ -435,6 +536,8 @@ NO_OP = [
     Mutant("no-op: Laplace", _scaled(1.0), (), "laplace"),
     Mutant("no-op: L2-Laplace", _scaled(1.0), (), "l2_laplace"),
     Mutant("no-op: adaptive", _scaled(1.0), (), "adaptive"),
+    Mutant("no-op: records", _rows_scaled(1.0), (), "records"),
+    Mutant("no-op: records, secure", _rows_scaled(1.0), (), "records, secure"),
     Mutant("no-op: secure", lambda patch, trainer: None, (), "secure"),
 ]
 
@@ -479,6 +582,18 @@ MUTANTS = [
     Mutant("one use past the cap", _past_the_cap, CHARGES),
     Mutant("calibrated for one use less", _calibrated_for_less, CHARGES, "fixed"),
     Mutant("charged after the release", _charged_after, CHARGES),
+    Mutant("gradient noise halved", _rows_scaled(0.5), (*NOISE, *CANARY), "records"),
+    Mutant("gradient noise x 0.9", _rows_scaled(0.9), NOISE, "records"),
+    Mutant("one gradient noise for all owners", _one_noise_for_all, FRESH, "records"),
+    Mutant("one gradient noise for all rounds", _one_noise_for_all_steps, FRESH, "records"),
+    Mutant("gradients not clipped", _segments(lambda r, o, k, b: _segment_sums(r, o, k, None)), SENSITIVITY, "records"),
+    Mutant("sum of gradients clipped", _segments(_clip_of_the_mean), SENSITIVITY, "records"),
+    Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), "records"),
+    Mutant("batches of a fixed size accounted as Poisson", _shuffled_batches, SAMPLER, "records"),
+    Mutant("one batch for all local steps", _one_batch_a_round, SAMPLER, "records"),
+    Mutant("local steps charged once", _local_steps_charged_once, CHARGES, "records"),
+    Mutant("local steps without a charge", _steps_for_nothing, CHARGES, "records"),
+    Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, "records"),
     Mutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT),
     Mutant("numbers of examples in the public state", _counts_in_public, TRANSCRIPT),

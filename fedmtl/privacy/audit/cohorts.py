@@ -63,15 +63,52 @@ def cohorts(
         one, two = (cut * np.arange(largest + 1)).sum(), (cut * np.arange(largest + 1) * np.arange(-1, largest)).sum()
         q, both = one / n, two / (n * (n - 1))
     else:
-        p = normal_p(from_binomial(sizes, n, q, coins))
-        detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
-        findings.append(low_p("sampler: sizes", p, level, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"))
-    inclusion = np.bincount(np.concatenate(members[0]), minlength=n)
-    findings.append(_fairness(inclusion, draws, q, fixed, level, coins))
-    findings.append(_pairs(members[0], n, both, level, coins))
-    findings.append(_rounds(members[0], n, level, coins))
-    findings.append(_between(members, n, level, coins, setup.secure))
+        findings.append(binomial_sizes("sampler: sizes", members[0], n, q, level, coins))
+    findings += drawn_law("sampler: ", members, n, q, both, level, coins, fixed=fixed, secure=setup.secure)
     return findings
+
+
+def binomial_sizes(
+    check: str, members: list[np.ndarray], n: int, q: float, level: float, coins: np.random.Generator
+) -> Finding:
+    """Sizes of independent subsets: binomial."""
+    sizes = np.array([len(m) for m in members])
+    p = normal_p(from_binomial(sizes, n, q, coins))
+    detail = f"{len(sizes)} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
+    return low_p(check, p, level, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
+
+
+def drawn_law(
+    prefix: str,
+    members: list[list[np.ndarray]],
+    n: int,
+    q: float,
+    both: float,
+    level: float,
+    coins: np.random.Generator,
+    *,
+    fixed: bool,
+    secure: bool,
+) -> list[Finding]:
+    """Subsets of ``n`` are fair, and independent across units, rounds and channels.
+
+    Args:
+        prefix: of the checks' names.
+        members: the subsets that two channels drew, one list each.
+        n: size of the population.
+        q, both: probability that one unit, and that two given units, are drawn.
+        level: of each finding.
+        coins: the audit's own.
+        fixed: whether all subsets have the same size.
+        secure: whether both channels had the same seed.
+    """
+    inclusion = np.bincount(np.concatenate(members[0]), minlength=n)
+    return [
+        _fairness(f"{prefix}fairness", inclusion, len(members[0]), q, fixed, level, coins),
+        _pairs(f"{prefix}pairs", members[0], n, both, level, coins),
+        _rounds(f"{prefix}rounds", members[0], n, level, coins),
+        _between(f"{prefix}channels", members, n, level, coins, secure),
+    ]
 
 
 def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
@@ -100,7 +137,7 @@ def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
 
 
 def _fairness(
-    inclusion: np.ndarray, draws: int, q: float, fixed: bool, level: float, coins: np.random.Generator
+    check: str, inclusion: np.ndarray, draws: int, q: float, fixed: bool, level: float, coins: np.random.Generator
 ) -> Finding:
     """Every client takes part equally often: binomial counts (under a fixed size their sum is given as well)."""
     normal, n = from_binomial(inclusion, draws, q, coins), len(inclusion)
@@ -110,10 +147,12 @@ def _fairness(
         p = min(1.0, 2 * float(min(tails)))
     else:
         p = normal_p(normal)
-    return low_p("sampler: fairness", p, level, f"uses of a client from {inclusion.min()} to {inclusion.max()}")
+    return low_p(check, p, level, f"uses of one from {inclusion.min()} to {inclusion.max()}")
 
 
-def _pairs(members: list[np.ndarray], n: int, both: float, level: float, coins: np.random.Generator) -> Finding:
+def _pairs(
+    check: str, members: list[np.ndarray], n: int, both: float, level: float, coins: np.random.Generator
+) -> Finding:
     """No two clients come together too often or too rarely: binomial counts, the most extreme of all pairs."""
     chosen = np.sort(coins.permutation(n)[:_CLIENTS])
     index = np.full(n, -1)
@@ -125,11 +164,11 @@ def _pairs(members: list[np.ndarray], n: int, both: float, level: float, coins: 
     together = np.rint(included.T @ included).astype(np.int64)
     upper = together[np.triu_indices(len(chosen), 1)]
     if not upper.size:
-        return low_p("sampler: pairs of clients", 1.0, level, "one client")
+        return low_p(check, 1.0, level, "one unit")
     law = stats.binom(len(members), both)
     extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
     p = min(1.0, 2 * upper.size * extreme)
-    return low_p("sampler: pairs of clients", p, level, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
+    return low_p(check, p, level, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
 
 
 def _overlaps(one: list[np.ndarray], two: list[np.ndarray], n: int, coins: np.random.Generator) -> np.ndarray:
@@ -142,25 +181,23 @@ def _overlaps(one: list[np.ndarray], two: list[np.ndarray], n: int, coins: np.ra
     return from_hypergeometric(overlap, n, first, second, coins)
 
 
-def _rounds(members: list[np.ndarray], n: int, level: float, coins: np.random.Generator) -> Finding:
+def _rounds(check: str, members: list[np.ndarray], n: int, level: float, coins: np.random.Generator) -> Finding:
     """A cohort says nothing of those of the next rounds, and none returns."""
     p = 1.0
     for lag in _LAGS:
         p = min(p, len(_LAGS) * normal_p(_overlaps(members[:-lag], members[lag:], n, coins)))
     repeated = len(members) - len({m.tobytes() for m in members})
-    size = min(len(m) for m in members)
-    # log-probability that some pair of independent cohorts of at least this size is equal
-    chance = 2 * math.log(len(members)) - (
-        special.gammaln(n + 1) - special.gammaln(size + 1) - special.gammaln(n - size + 1)
-    )
+    sizes = np.array([len(m) for m in members])
+    choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
+    chance = 2 * math.log(len(members)) - float(choices.min())  # log-probability that two of them are equal, at most
     if repeated and chance < math.log(level):
         p = 0.0
-    return low_p("sampler: rounds", p, level, f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated")
+    return low_p(check, p, level, f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated")
 
 
 def _between(
-    members: list[list[np.ndarray]], n: int, level: float, coins: np.random.Generator, secure: bool
+    check: str, members: list[list[np.ndarray]], n: int, level: float, coins: np.random.Generator, secure: bool
 ) -> Finding:
     p = normal_p(_overlaps(members[0], members[1], n, coins))
     seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
-    return low_p("sampler: channels", p, level, f"overlap of the cohorts of two channels with {seeds}")
+    return low_p(check, p, level, f"overlap of the cohorts of two channels with {seeds}")

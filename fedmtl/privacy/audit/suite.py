@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,15 @@ from .cohorts import cohorts
 from .findings import Finding, skipped
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
 from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
+from .records import (
+    gradient_noise,
+    owner_claims,
+    owners_of,
+    record_canaries,
+    record_charges,
+    record_sensitivity,
+    record_subsets,
+)
 from .sensitivity import sensitivity
 from .setup import Claim, Setup, claims_of, clip_claims, released
 from .statistics import auditor, seeds
@@ -64,6 +74,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         The findings, in the order of the checks.
     """
     effort = effort or Effort()
+    if setup.records:
+        return _audit_records(setup, seed, effort)
     claims = claims_of(setup, setup.open(seed))
     findings: list[Finding] = []
     if not claims:
@@ -89,6 +101,47 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     return findings
 
 
+def _audit_records(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
+    """The checks of gradients that leave single records; cohorts of owners are public and claim nothing."""
+    claims = owner_claims(setup, setup.open(seed))
+    if claims is None:
+        return [skipped("release path", "no noise is claimed: epsilon is infinite")]
+    findings: list[Finding] = []
+    if {"noise law", "freshness"} & set(effort.checks):
+        sample = partial(gradient_noise, setup, claims)
+        first, second = seeds(seed, "noise", 2)
+        dimension = owners_of(setup).dimension
+        noise = _gathered(setup, sample, first, -(-effort.noise // dimension))
+        parts = setup.parts(dimension)
+        if "noise law" in effort.checks:
+            findings += noise_law("gradients", noise, parts, effort.alpha)
+        if "freshness" in effort.checks:
+            findings += [fresh_steps("gradients", noise), *fresh_within("gradients", noise[:64], parts)]
+            findings += fresh_elsewhere(setup, sample, first, second, min(setup.steps, 4), effort)
+    if "sensitivity" in effort.checks:
+        findings.append(record_sensitivity(setup, claims, seed, auditor(seed, "sensitivity")))
+    if "canary" in effort.checks:
+        named = partial(seeds, seed)
+        findings += record_canaries(setup, claims, named, effort.canaries, effort.alpha, auditor(seed, "canary"))
+    if "sampler" in effort.checks:
+        one, two = seeds(seed, "cohorts", 2)
+        coins = auditor(seed, "cohorts")
+        findings += record_subsets(setup, claims, (one, two), effort.cohorts, effort.alpha, coins)
+    if "charges" in effort.checks:
+        findings += record_charges(setup, claims, seed)
+    return findings
+
+
+def _gathered(setup: Setup, sample: Sample, seed: int, wanted: int) -> np.ndarray:
+    """At least ``wanted`` rows of noise where the run has them, from as few rounds as give them."""
+    few = min(setup.steps, 2)
+    rows = sample(setup.open(seed), 0, few)["gradients"]
+    if len(rows) < wanted and few < setup.steps:
+        more = min(setup.steps, math.ceil(few * wanted / max(1, len(rows))))
+        rows = sample(setup.open(seed), 0, more)["gradients"]
+    return rows
+
+
 def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) -> list[Finding]:
     smallest = min(plan.size for plan in setup.plans)
     wanted = max(4, -(-effort.noise // smallest))
@@ -104,7 +157,7 @@ def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) ->
         return findings
     for name in claims:
         some = noise[name][:64]
-        findings += [fresh_steps(name, some), *fresh_within(name, some, setup.parts(some.shape[1]))]
+        findings += [fresh_steps(name, noise[name]), *fresh_within(name, some, setup.parts(some.shape[1]))]
     findings += fresh_names(noise)
     findings += fresh_elsewhere(setup, _sample_of(setup, claims), first, second, max(2, min(steps, 32)), effort)
     return findings
