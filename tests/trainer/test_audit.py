@@ -13,8 +13,8 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
 from fedmtl.optim import LocalSGD
-from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling
-from fedmtl.privacy.audit import Effort, any_refuted
+from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
+from fedmtl.privacy.audit import CHECKS, Effort, any_refuted, table
 from fedmtl.trainer.audit import audit_trainer, public_states, replaced_data, setup_of, transcript
 from tests.helpers import ragged_classification, regression
 
@@ -158,3 +158,47 @@ def test_an_audit_without_privacy_checks_the_transcript_alone() -> None:
     findings = audit_trainer(trainer(privacy=None), rounds=2, effort=Effort(noise=100, canaries=100, cohorts=10))
     assert [finding.check for finding in findings if not finding.skipped] == ["transcript: public state"]
     assert not any_refuted(findings)
+
+
+RECORDS = {
+    "poisson over records": {},
+    "all records": {"algorithm": FedAvg(local=LocalSGD(lr=0.2, steps=2, batch_size=None))},
+    "laplace": {"mechanism": "laplace"},
+    "l2_laplace": {"mechanism": "l2_laplace"},
+    "secure": {"source": "secure"},
+    "owners sampled": {"sampler": "poisson"},
+    "a cap by the noise": {"noise_multiplier": 1.2, "epsilon": 12.0},
+    "budgets of their own": {"epsilon": {f"client-{k}": 3.0 + k for k in range(8)}},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
+    options = dict(RECORDS[name])
+    algorithm, sampler = options.pop("algorithm", "pmtl"), options.pop("sampler", "full")
+    privacy = RecordPrivacy(**({"clip_norm": 0.5, "epsilon": 6.0, "delta": 1e-3} | options))
+    run = trainer(algorithm, sampler, privacy=privacy)
+    findings = audit_trainer(run, rounds=2, effort=Effort(noise=4000, canaries=300, cohorts=100))
+    assert not any_refuted(findings), table(findings)
+    kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
+    assert kinds == set(CHECKS) - ({"canary"} if "laplace" in name else set())
+
+
+def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sees more than the released gradients is found although it uses the channel."""
+    run = trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3))
+    step = FedAvg.step
+
+    def leaky(self, problem, state, event, channel):
+        mean = problem.data.train.x.mean().to(problem.initial)
+        release = channel.release
+
+        def more(name, rows, clients):
+            return release(name, rows + mean, clients)
+
+        monkeypatch.setattr(channel, "release", more)
+        return step(self, problem, state, event, channel)
+
+    assert not transcript(run, rounds=2).refuted
+    monkeypatch.setattr(FedAvg, "step", leaky)
+    assert transcript(run, rounds=2).refuted
