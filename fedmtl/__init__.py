@@ -27,6 +27,7 @@ _EXPORTS = {
     "RecordPrivacy": "privacy",
     "Callback": "trainer",
     "EarlyStopping": "trainer",
+    "PrivateSearch": "trainer",
     "Result": "trainer",
     "Trainer": "trainer",
 }
@@ -46,6 +47,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "PoissonSampling",
+    "PrivateSearch",
     "QuantileClip",
     "RecordPrivacy",
     "Result",
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
         QuantileClip,
         RecordPrivacy,
     )
-    from .trainer import Callback, EarlyStopping, Result, Trainer
+    from .trainer import Callback, EarlyStopping, PrivateSearch, Result, Trainer
 
 
 def __getattr__(name: str) -> Any:

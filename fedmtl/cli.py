@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from ._audit_cli import audit as _audit
 from ._config import build, check, choices, config_folder, resolve
+from ._search_cli import resume_search
+from ._search_cli import search as _search
 from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
+from .report import CHOICE_NOT_COVERED
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -30,7 +33,8 @@ _USAGE = """\
 usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
        fedmtl -m [KEY=A,B,C ...]         train every combination
        fedmtl report FOLDER...           one table and one privacy-utility plot of many runs
-       fedmtl resume FOLDER              continue an interrupted run
+       fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
+       fedmtl resume FOLDER              continue an interrupted run or search
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
 """
 _EXAMPLES = """\
@@ -84,7 +88,12 @@ def _dispatch(words: list[str], debug: bool) -> int:
         print(f"fedmtl {__version__}")
         return 0
     if words and "=" not in words[0] and words[0][:1] not in ("-", "~", "+"):
-        commands: dict[str, Callable[[list[str], bool], int]] = {"report": _report, "resume": _resume, "audit": _audit}
+        commands: dict[str, Callable[[list[str], bool], int]] = {
+            "report": _report,
+            "search": _search,
+            "resume": _resume,
+            "audit": _audit,
+        }
         if words[0] not in commands:
             close = difflib.get_close_matches(words[0], commands, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
@@ -123,6 +132,8 @@ def _train(words: list[str], debug: bool) -> int:
             _run(config)
 
     _hydra(words, task)
+    if options.multirun:
+        print(f"\n{CHOICE_NOT_COVERED}")
     return max(codes)
 
 
@@ -174,7 +185,10 @@ def _resume(words: list[str], debug: bool) -> int:
 
     config = OmegaConf.to_container(OmegaConf.load(stored))
     assert isinstance(config, dict)
-    _fit(build({str(key): value for key, value in config.items()}, folder), folder, resume=True)
+    stored_settings = {str(key): value for key, value in config.items()}
+    if "search" in stored_settings:
+        return resume_search(stored_settings, folder)
+    _fit(build(stored_settings, folder), folder, resume=True)
     return 0
 
 

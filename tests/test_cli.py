@@ -303,6 +303,7 @@ def test_a_sweep_runs_every_combination_and_reports_the_failed_one(tmp_path: Pat
     done = command(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("fedmtl: error: ") == 2  # 31 of 30 clients, for both methods
+    assert done.stdout.splitlines()[-1].startswith("not private: choosing among runs")
     assert "Traceback" not in done.stderr
     results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
     found = [json.loads(file.read_text())["algorithm"] for file in results]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Report", "report"]
+from ._names import CHOICE_NOT_COVERED
+
+__all__ = ["CHOICE_NOT_COVERED", "Report", "report"]
 
 
 @dataclass(frozen=True)

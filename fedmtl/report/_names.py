@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+CHOICE_NOT_COVERED = "not private: choosing among runs by these metrics is covered by no epsilon (fedmtl search is)"
+
 _TITLES = {"pmtl": "PMTL", "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx"}
 
 

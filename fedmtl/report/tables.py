@@ -22,7 +22,7 @@ from rich.table import Table
 
 from .._files import write_bytes
 from ..errors import DataError
-from ._names import title_of
+from ._names import CHOICE_NOT_COVERED, title_of
 
 METRICS = (
     *("accuracy", "mse", "worst_tenth", "spread"),
@@ -243,9 +243,12 @@ def rich_table(groups: Sequence[Group]) -> Table:
     wide = [METRICS[i].replace("_", " ") for i in _shown(groups) if METRICS[i] not in PRINTED]
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
     same = [place for place in (1, 2, 4) if len(columns[place]) <= 1]
+    caption = ["; ".join(f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place])]
+    if len(groups) > 1:
+        caption.append(CHOICE_NOT_COVERED)
     table = Table(
         title="Accuracy over clients, on private test data: not covered by epsilon",
-        caption="; ".join(f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place]),
+        caption="\n".join(filter(None, caption)),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,
