@@ -17,6 +17,7 @@ from .laws import PureDpEvent
 from .ledger import Ledger
 from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .opening import open_channel
+from .owner_channel import OwnerChannel, open_owner_channel
 from .quantile import QuantileClip
 from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, step_event
@@ -54,6 +55,7 @@ __all__ = [
     "NoiseLaw",
     "NoiseSource",
     "Odometer",
+    "OwnerChannel",
     "Owners",
     "PoissonSampling",
     "Privacy",
@@ -88,6 +90,7 @@ __all__ = [
     "kov_homogeneous",
     "largest_uses",
     "open_channel",
+    "open_owner_channel",
     "selection_epsilon",
     "selection_event",
     "smat",

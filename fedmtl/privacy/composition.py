@@ -38,7 +38,7 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
             (replace-one), RepeatAndSelectDpEvent (see :mod:`.selection`) and what else the library supports. Noise
             multipliers are relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
-        delta: in (0, 1).
+        delta: in [0, 1); at 0 pure epsilons add up (infinite for Gaussian noise).
         accountant: ``"pld"`` or ``"rdp"``.
         coarsen: factor on the width of the grid; above 1 is faster and looser, still an upper bound.
 
@@ -117,6 +117,10 @@ def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coar
         return 0.0
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return math.inf
+    if delta == 0:
+        from .laws import pure_epsilon
+
+        return sum(count * uses * pure_epsilon(part) for part, count in parts)
     if accountant == "rdp":
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):

@@ -98,6 +98,11 @@ class Ledger:
         """Number of times that this ledger has been opened, this one included."""
         return self._session
 
+    @property
+    def replays_free(self) -> bool:
+        """Whether a step charged once is never charged again (seeded mode)."""
+        return self._free
+
     def reserved(self, step: int) -> bool:
         """Whether the noise of ``step`` is paid for: in this session, or (seeded mode) in any."""
         return step in self._paid
@@ -142,8 +147,8 @@ class Ledger:
 
     def participants(self, step: int) -> np.ndarray | None:
         """Ranks recorded for ``step`` in the earliest session that has it, or None."""
-        found = [(session, ranks) for (session, at), ranks in self._participants.items() if at == step]
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+        sessions = (self._participants.get((session, step)) for session in range(1, self._session + 1))
+        return next((ranks for ranks in sessions if ranks is not None), None)
 
     # writing
 

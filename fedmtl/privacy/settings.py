@@ -100,7 +100,8 @@ class RecordPrivacy:
             else the L2 norm.
         epsilon: the budget of every owner, or one for each owner by client id. As for :class:`ClientPrivacy`.
         noise_multiplier: scale of the noise over the sensitivity C, the same for every owner.
-        delta: in (0, 1); default ``min(1e-5, N ** -1.1)`` for N records of all owners.
+        delta: in [0, 1), 0 (pure epsilon) only without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N records
+            of all owners.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
         source, accountant: as for :class:`ClientPrivacy`.
 
@@ -120,7 +121,8 @@ class RecordPrivacy:
         positive(self, clip_norm=self.clip_norm)
         budgets = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
         for value in budgets:
-            _check_budget(self, value, self.noise_multiplier, self.delta)
+            pure = self.delta == 0 and self.mechanism != "gaussian"
+            _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
             raise ConfigError("RecordPrivacy.epsilon is inf for some owners; give each a finite budget, or inf to all.")
         one_of(self, ("gaussian", "laplace", "l2_laplace"), mechanism=self.mechanism)

@@ -1,0 +1,100 @@
+"""Accounts of owners who act one at a time: uses as arrays, a hard cap for each, charged in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import BudgetExhausted, PrivacyError, ResumeError
+from .account import Cost
+from .ledger import Ledger
+
+
+class OwnerAccount:
+    """Uses of every owner, of one run or of R repetitions of it.
+
+    Args:
+        caps: (n,) int64, most uses of each owner.
+        cost: what they cost, or None without noise.
+        ledger: where charges are kept, or None (without noise, and for repetitions, which are simulations).
+        replicates: R.
+    """
+
+    def __init__(self, caps: np.ndarray, *, cost: Cost | None, ledger: Ledger | None, replicates: int = 1) -> None:
+        if ledger is not None and replicates != 1:
+            raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
+        self.caps, self.cost = caps, cost
+        self._ledger, self._next = ledger, 0
+        self._uses = np.zeros((replicates, caps.size), dtype=np.int64)
+        if ledger is not None:
+            self._uses[0] = ledger.uses()
+
+    @property
+    def uses(self) -> np.ndarray:
+        """(R, n) int64 uses charged up to the current block."""
+        return self._uses
+
+    def start(self, step: int) -> None:
+        """Set the account to the first activation of this session; seeded: later charged ones will be replays.
+
+        Raises:
+            ResumeError: activations before this one are missing from the ledger.
+        """
+        self._next = step
+        if self._ledger is None:
+            return
+        if self._ledger.charged(before=step) < step:
+            raise ResumeError(
+                f"The run continues at activation {step}, but its ledger has charged only "
+                f"{self._ledger.charged(before=step)} of those before."
+            )
+        if self._ledger.replays_free:
+            self._uses[0] = self._ledger.uses(before=step)
+
+    def charge(self, first: int, owners: np.ndarray) -> None:
+        """Charge a block of activations; on return the charge is on the disk.
+
+        Args:
+            first: number of the first activation of the block; blocks follow one another.
+            owners: (R, S) int64, who acts; -1 is nobody.
+
+        Raises:
+            BudgetExhausted: an owner would pass its cap; nothing is charged.
+            PrivacyError: a block that does not follow the last one.
+            ResumeError: a replay with other owners.
+        """
+        if first != self._next:
+            raise PrivacyError(f"Activation {first} does not follow {self._next - 1}; its noise could be used twice.")
+        end = first + owners.shape[1]
+        more = np.stack([np.bincount(row[row >= 0], minlength=self.caps.size) for row in owners])
+        over = np.argwhere(self._uses + more > self.caps)
+        if over.size:
+            owner = int(over[0, 1])
+            raise BudgetExhausted(
+                f"Activations {first} to {end - 1}: owner {owner} would act {int((self._uses + more)[:, owner].max())} "
+                f"times, above its cap of {int(self.caps[owner])}."
+            )
+        if self._ledger is not None:
+            self._reserve(self._ledger, first, owners[0])
+        self._uses += more
+        self._next = end
+
+    def _reserve(self, ledger: Ledger, first: int, owners: np.ndarray) -> None:
+        steps = range(first, first + owners.size)
+        new = next((step for step in steps if not ledger.reserved(step)), steps.stop)
+        for step in range(first, new):
+            recorded = ledger.participants(step)
+            if recorded is None or recorded.tolist() != [o for o in owners[step - first : step - first + 1] if o >= 0]:
+                raise ResumeError(f"Activation {step} was charged to another owner; a replay has the same one.")
+        if new < steps.stop:
+            ledger.reserve(new, steps.stop, [[owner] if owner >= 0 else [] for owner in owners[new - first :].tolist()])
+        for step in steps:
+            ledger.begin(step)
+
+    def epsilons(self) -> np.ndarray | None:
+        """(n,) epsilon of each owner after its uses, the largest of the repetitions; None without noise."""
+        return None if self.cost is None else self.cost.epsilons(self._uses.max(0))
+
+    def close(self) -> None:
+        """End cleanly; idempotent."""
+        if self._ledger is not None:
+            self._ledger.close()

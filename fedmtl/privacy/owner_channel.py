@@ -1,0 +1,385 @@
+"""Releases of owners who act one at a time: a clipped, noised mean of the gradients of an owner's own records.
+
+The protected unit is one record of one owner; neighbours differ by one record replaced, and the numbers of records n_i
+are public. Observers are the server, the other owners and the public. Who acts when is public (a schedule never looks
+at data). With every record's gradient within C, a mean over n_i records moves by at most 2 C / n_i, and every owner
+has an account of its own with a hard cap on its answers: the noise is calibrated to the cap, not to an expectation.
+
+Order of a block of activations: ``begin`` charges it (on the disk before any noise is drawn) and draws its noise;
+``release`` is then called once for each activation, in order. R repetitions of a run, each with its own owners and
+noise, are computed together; they are simulations, and an epsilon is that of one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, PrivacyError
+from .account import Cost
+from .calibration import calibrate_multiplier
+from .clip import MARGIN
+from .composition import largest_uses
+from .grid import grid_width, to_grid
+from .ledger import Ledger, read_header
+from .mechanisms import Norm
+from .owner_account import OwnerAccount
+from .release import LAWS, StepEvent
+from .report import OUTSIDE, RECORDS_OUTSIDE, PrivacyReport
+from .settings import RecordPrivacy
+from .sources import NoiseSource, SecureSource, SeededSource
+
+Scales = Callable[[Tensor], Tensor]
+"""(k,) repetitions -> (k, n_i) or (n_i,): the factors s of per-record gradients ``s_j x_j`` of one owner."""
+
+
+@dataclass(frozen=True)
+class OwnerRecords:
+    """The rows x_j of one owner's records, whose gradients are multiples of them, and their norms.
+
+    Attributes:
+        x: (n_i, D) float64.
+        norms: (n_i,) float64, in the norm of the clip.
+    """
+
+    x: Tensor
+    norms: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, norm: Norm) -> OwnerRecords:
+        """Rows ``x`` (n_i, D) with their norms, computed here once."""
+        wide = x.detach().double()
+        return cls(wide, torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1))
+
+
+class OwnerChannel:
+    """The way out of a run whose owners act one at a time; made by :func:`open_owner_channel`.
+
+    Attributes:
+        caps: (n,) int64, most answers of each owner.
+        noise_multipliers: (n,) float64, noise scale over sensitivity of each owner's release, or None.
+        record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended.
+    """
+
+    def __init__(
+        self,
+        privacy: RecordPrivacy | None,
+        records: Sequence[OwnerRecords],
+        sources: Sequence[NoiseSource],
+        account: OwnerAccount,
+        *,
+        multipliers: np.ndarray | None = None,
+        ids: tuple[str, ...] = (),
+        schedule: str = "",
+        ledger_name: str = "none",
+        notes: tuple[str, ...] = (),
+        replay: Sequence[tuple[int, str, Tensor]] | None = None,
+    ) -> None:
+        self.noise_multipliers = multipliers
+        self.record: list[tuple[int, str, Tensor]] | None = None
+        self._privacy, self._records, self._sources, self.account = privacy, records, sources, account
+        self._ids, self._schedule, self._ledger_name, self._notes = ids, schedule, ledger_name, notes
+        self._replay = None if replay is None else {step: value for step, _, value in replay}
+        self._counts = np.array([len(r.x) for r in records])
+        self._dimension = records[0].x.shape[1]
+        self._first, self._position = 0, 0
+        self._owners = np.zeros((len(sources), 0), dtype=np.int64)
+        self._noise = np.zeros((0, len(sources), self._dimension))
+
+    @property
+    def caps(self) -> np.ndarray:
+        return self.account.caps
+
+    @property
+    def replicates(self) -> int:
+        """R."""
+        return len(self._sources)
+
+    @property
+    def bound(self) -> float:
+        """C on the norm of one record's gradient; infinite without privacy."""
+        return math.inf if self._privacy is None else self._privacy.clip_norm
+
+    def start(self, step: int) -> None:
+        """Say at which activation this session begins.
+
+        Raises:
+            ResumeError: charges of earlier activations are missing.
+        """
+        self.account.start(step)
+
+    def begin(self, first: int, owners: Tensor) -> None:
+        """Charge a block of activations and draw its noise.
+
+        Args:
+            first: number of the first activation.
+            owners: int64 (R, S), who acts; -1 is nobody.
+
+        Raises:
+            BudgetExhausted: an owner would pass its cap; nothing is charged, no data are read.
+            PrivacyError: a block that does not follow the last one, or a last block that was not finished.
+        """
+        if self._position < self._owners.shape[1]:
+            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
+        self.account.charge(first, owners.numpy())
+        self._first, self._position, self._owners = first, 0, owners.numpy()
+        self._noise = self._draw(first, self._owners)
+
+    def release(self, scales: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """The noised mean gradients of the owners of the next activation, one of each repetition.
+
+        Args:
+            scales: (owner, repetitions (k,) int64) -> (k, n_i): the factor of every record of the owner, so that record
+                j has the gradient ``s_j x_j``; called once for each owner that acts, however many repetitions it acts
+                in. A record whose factor is not finite counts as zero.
+
+        Returns:
+            (R, D) float64; zero where nobody acts.
+
+        Raises:
+            PrivacyError: no activation has begun.
+        """
+        return self._released(lambda owner, where: self._clipped_mean(owner, scales(owner, where)))
+
+    def release_bounded(self, means: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """As :meth:`release` for gradients whose norm the domain itself bounds by C: nothing is clipped.
+
+        Args:
+            means: (owner, repetitions (k,) int64) -> (k, D): means over the owner's records of gradients that are
+                within C for *every* record of the domain, by an analytic bound on clipped features, targets and
+                parameters (such as sufficient statistics of a quadratic loss).
+
+        Raises:
+            PrivacyError: a mean beyond C: the bound is wrong, and with it the sensitivity.
+        """
+
+        def checked(owner: int, where: Tensor) -> Tensor:
+            mean = means(owner, where)
+            order = 1 if self._norm == "l1" else 2
+            if bool((torch.linalg.vector_norm(mean, ord=order, dim=1) > self.bound * (1 + 1e-9)).any()):
+                raise PrivacyError(
+                    f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
+                    f"the release that clips every record."
+                )
+            return mean
+
+        return self._released(checked)
+
+    def _released(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
+        if self._position >= self._owners.shape[1]:
+            raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
+        at, step = self._position, self._first + self._position
+        self._position += 1
+        if self._replay is not None:
+            if step not in self._replay:
+                raise PrivacyError(f"The recording has no release of activation {step}.")
+            value = self._replay[step].clone()
+        else:
+            value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
+            column = self._owners[:, at]
+            for owner in {int(column[0])} if len(column) == 1 else np.unique(column).tolist():
+                if owner >= 0:
+                    where = torch.from_numpy(np.flatnonzero(column == owner))
+                    value[where] = mean_of(owner, where)
+            value = self._noised(value, at, column)
+        if self.record is not None:
+            self.record.append((step, "gradient", value.clone()))
+        return value
+
+    @property
+    def _norm(self) -> Norm:
+        return "l1" if self._privacy is not None and self._privacy.mechanism == "laplace" else "l2"
+
+    def _clipped_mean(self, owner: int, scale: Tensor) -> Tensor:
+        records = self._records[owner]
+        scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
+        if self._privacy is not None:
+            norms = scale.abs() * records.norms
+            limit = self._privacy.clip_norm * (1 - MARGIN)
+            scale = scale * torch.clamp(limit / torch.clamp(norms, min=limit), max=1.0)
+        return scale @ records.x / len(records.x)
+
+    def _noised(self, value: Tensor, at: int, column: np.ndarray) -> Tensor:
+        if self.noise_multipliers is None or self._privacy is None:
+            return value
+        owner = int(column[0])
+        noise = torch.from_numpy(self._noise[at])
+        if self._sources[0].name != "secure" or owner < 0:
+            return value + noise
+        n = int(self._counts[owner])  # of sums, whose sensitivity is 2 C
+        scale = 2 * self._privacy.clip_norm * float(self.noise_multipliers[owner])
+        width = grid_width(self._privacy.clip_norm, self._norm, self._dimension, scale)
+        dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(noise.numel())).view_as(noise)
+        return to_grid(value * n, noise * n, width, dither) / n
+
+    def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:
+        """(S, R, D) noise of a block in units of the means; nothing where nobody acts."""
+        shape = (owners.shape[1], self.replicates, self._dimension)
+        if self.noise_multipliers is None or self._privacy is None:
+            return np.zeros((shape[0], 0, 0))
+        law = LAWS[self._privacy.mechanism](1.0)
+        keys = torch.arange(first, first + owners.shape[1])
+        noise = np.empty(shape)
+        for r, source in enumerate(self._sources):
+            noise[:, r] = law.draw_rows(source, "noise/gradient", 0, keys, self._dimension)
+        scale = 2 * self._privacy.clip_norm * self.noise_multipliers / self._counts
+        noise *= np.where(owners >= 0, scale[owners], 0.0).T[:, :, None]
+        return noise
+
+    # What it costs
+
+    @property
+    def epsilon(self) -> float:
+        """The largest epsilon of an owner up to the current block; infinite without noise, 0 before any answer."""
+        if not self.account.uses.any():
+            return 0.0
+        epsilons = self.account.epsilons()
+        return math.inf if epsilons is None else float(epsilons.max())
+
+    @property
+    def report(self) -> PrivacyReport:
+        """What may be said of the run so far."""
+        privacy, account, noised = self._privacy, self.account, self.noise_multipliers is not None
+        epsilons = account.epsilons()
+        budgets = [] if privacy is None else [b for b in privacy.budgets(self._ids) if b is not None]
+        secure = self._sources[0].name == "secure"
+        return PrivacyReport(
+            private=privacy is not None,
+            unit="record",
+            relation="replace",
+            observer="none" if privacy is None else "server, other clients and public",
+            epsilon=self.epsilon,
+            delta=None if account.cost is None else account.cost.delta,
+            by_owner=None
+            if epsilons is None
+            else (float(epsilons.min()), float(np.median(epsilons)), float(epsilons.max())),
+            budget=max(budgets, default=None),
+            clip_norm=None if privacy is None else privacy.clip_norm,
+            noise_multiplier=float(self.noise_multipliers.max()) if self.noise_multipliers is not None else None,
+            noise_std=None,
+            clipping=f"{'L1' if self._norm == 'l1' else 'L2'} norm of the gradient of one record",
+            mechanism=privacy.mechanism if privacy is not None else "none",
+            sampler=f"{self._schedule}; every answer is charged to the owner that gives it",
+            records="all records of an owner in every answer",
+            names=("gradient",),
+            releases=int(account.uses.max(0).sum()),
+            accountant=account.cost.accountant if account.cost is not None else "none",
+            source=self._sources[0].name,
+            numerics="float64 on a public power-of-two grid" if secure else "float64",
+            guarantee="sound" if noised else "none",
+            ledger=self._ledger_name,
+            outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + self._notes,
+        )
+
+    def close(self) -> None:
+        """End cleanly: what was reserved and never begun returns to the budget; idempotent."""
+        self.account.close()
+
+
+def open_owner_channel(
+    privacy: RecordPrivacy | None,
+    x: Sequence[Tensor],
+    *,
+    ids: tuple[str, ...],
+    caps: np.ndarray,
+    seed: int,
+    replicates: int = 1,
+    schedule: str = "",
+    fingerprint: str = "",
+    ledger_path: Path | None = None,
+    resume: bool = False,
+    replay: Sequence[tuple[int, str, Tensor]] | None = None,
+    notes: tuple[str, ...] = (),
+) -> OwnerChannel:
+    """Calibrate every owner's noise to its cap, open the ledger and return the channel.
+
+    Args:
+        privacy: settings; its ``epsilon`` is a budget for each owner over all its answers. None: nothing is clipped or
+            noised.
+        x: (n_i, D) rows of each owner's records.
+        ids: of the owners.
+        caps: (n,) int64, most answers of each owner, at least 1 where it may answer.
+        seed: of seeded noise.
+        replicates: R repetitions, each with its own noise; simulations, in memory.
+        schedule: one phrase for the report.
+        fingerprint, ledger_path, resume, replay, notes: as for :func:`~fedmtl.privacy.open_channel`.
+
+    Raises:
+        ConfigError: a budget that cannot be met, or repetitions of a private or a kept run.
+        ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
+    """
+    caps = np.asarray(caps, dtype=np.int64)
+    secure = privacy is not None and privacy.source == "secure"
+    if replicates > 1 and (secure or ledger_path is not None):
+        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
+    sources: list[NoiseSource] = [SecureSource() if secure else SeededSource(seed, r) for r in range(replicates)]
+    norm: Norm = "l1" if privacy is not None and privacy.mechanism == "laplace" else "l2"
+    records = [OwnerRecords.of(rows, norm) for rows in x]
+    if privacy is None or privacy.noiseless:
+        account = OwnerAccount(caps, cost=None, ledger=None, replicates=replicates)
+        return OwnerChannel(privacy, records, sources, account, ids=ids, schedule=schedule, replay=replay, notes=notes)
+    delta = privacy.resolved_delta(sum(len(rows) for rows in x))
+    header = read_header(ledger_path) if resume and ledger_path is not None else None
+    dimension = records[0].x.shape[1]
+    if header is not None and "caps" in header:
+        multipliers, caps = list(header["noise_multipliers"]), np.array(header["caps"], dtype=np.int64)
+    else:
+        multipliers, caps = _terms(privacy, ids, caps, dimension, delta)
+    events = tuple(_step(privacy, z, dimension) for z in multipliers)
+    ledger = None
+    if replicates == 1:
+        about = {
+            "account": "owner",
+            "privacy": asdict(privacy),
+            "delta": delta,
+            "caps": caps.tolist(),
+            "noise_multipliers": multipliers,
+        }
+        ledger = Ledger(
+            ledger_path, about, fingerprint=fingerprint, replays_free=not secure, clients=len(ids), resume=resume
+        )
+    account = OwnerAccount(caps, cost=Cost(delta, events), ledger=ledger, replicates=replicates)
+    in_memory = "in memory only: a crash forgets what was spent"
+    return OwnerChannel(
+        privacy,
+        records,
+        sources,
+        account,
+        multipliers=np.array(multipliers),
+        ids=ids,
+        schedule=schedule,
+        ledger_name=in_memory if ledger_path is None else ledger_path.name,
+        notes=notes,
+        replay=replay,
+    )
+
+
+def _step(privacy: RecordPrivacy, multiplier: float, dimension: int) -> StepEvent:
+    return StepEvent(LAWS[privacy.mechanism](multiplier).event(dimension), privacy.accountant)
+
+
+def _terms(
+    privacy: RecordPrivacy, ids: tuple[str, ...], caps: np.ndarray, dimension: int, delta: float
+) -> tuple[list[float], np.ndarray]:
+    """Noise multiplier and hard cap of each owner."""
+    multipliers, capped = [], caps.copy()
+    for k, budget in enumerate(privacy.budgets(ids)):
+        if privacy.noise_multiplier is None:
+            assert budget is not None
+            uses = max(1, int(caps[k]))
+            multipliers.append(
+                calibrate_multiplier(lambda z: _step(privacy, z, dimension), target=budget, delta=delta, uses=uses)
+            )
+            continue
+        multipliers.append(float(privacy.noise_multiplier))
+        if budget is not None:
+            step = _step(privacy, privacy.noise_multiplier, dimension)
+            fitting = largest_uses(step.event, budget, delta, accountant=step.accountant)
+            capped[k] = min(int(capped[k]), fitting)
+    return multipliers, capped

@@ -1,0 +1,255 @@
+"""Releases of owners who act one at a time: clip, noise, caps, charges, repetitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
+from fedmtl.privacy import RecordPrivacy, open_owner_channel
+from fedmtl.privacy.composition import epsilon
+
+COUNTS, D = (5, 20, 60), 4
+IDS = ("a", "b", "c")
+
+
+def rows(dimension: int = D, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in COUNTS]
+
+
+LAPLACE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
+
+
+def door(privacy: RecordPrivacy | None = LAPLACE, *, caps=(4, 4, 4), dimension: int = D, seed: int = 0, **options):
+    return open_owner_channel(privacy, rows(dimension), ids=IDS, caps=np.array(caps), seed=seed, **options)
+
+
+def ones(owner: int, where: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(where), COUNTS[owner], dtype=torch.float64)
+
+
+def nothing(owner: int, where: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(where), COUNTS[owner], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
+def test_a_release_is_the_mean_of_clipped_gradients_and_noise(mechanism: str) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
+    channel, silent, x = door(privacy), door(privacy), rows()
+    owners = torch.tensor([[1, 0, 2, 1]])
+    channel.begin(0, owners)
+    silent.begin(0, owners)
+    for owner in owners[0].tolist():
+        scale = torch.linspace(-3, 3, COUNTS[owner], dtype=torch.float64)[None]
+        scale[0, 0] = math.nan
+        moved = channel.release(lambda k, where, scale=scale: scale) - silent.release(nothing)
+        gradients = scale[0, :, None].nan_to_num() * x[owner]
+        norms = torch.linalg.vector_norm(gradients, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
+        expected = (gradients * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
+        assert torch.allclose(moved[0], expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
+def test_noise_is_twice_the_clip_over_the_number_of_records(mechanism: str) -> None:
+    wide = 3000
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
+    channel = door(privacy, dimension=wide)
+    channel.begin(0, torch.tensor([[0, 1, 2, 2]]))
+    drawn = []
+    for owner in (0, 1, 2, 2):
+        noise = channel.release(nothing)[0].numpy() / (3.0 * 2 * 0.5 / COUNTS[owner])
+        drawn.append(noise)
+        if mechanism == "l2_laplace":
+            assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
+        else:
+            assert stats.kstest(noise, "norm" if mechanism == "gaussian" else "laplace").pvalue > 1e-7
+    assert np.abs(np.corrcoef(drawn)[np.triu_indices(4, 1)]).max() < 6 / math.sqrt(wide)
+
+
+def test_replacing_one_record_moves_a_release_by_at_most_its_sensitivity() -> None:
+    moved = []
+    x = rows()
+    x[0][2] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    for one, other in ((1e9, -1e9), (math.inf, -1e9), (math.nan, 3e300), (1e-3, -1e300), (0.0, math.inf)):
+        values = []
+        for factor in (one, other):
+            channel = open_owner_channel(LAPLACE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
+            channel.begin(0, torch.tensor([[0]]))
+            scale = torch.tensor([[5.0, -2.0, factor, 0.1, 7.0]], dtype=torch.float64)
+            values.append(channel.release(lambda k, where, scale=scale: scale))
+        moved.append(float((values[0] - values[1]).abs().sum()))
+    assert max(moved) <= 2 * 0.5 / 5
+    assert max(moved) > 0.999 * 2 * 0.5 / 5
+
+
+def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
+    channel = door(caps=(2, 4, 4))
+    channel.begin(0, torch.tensor([[0, 1, 0]]))
+    for _ in range(3):
+        channel.release(nothing)
+    with pytest.raises(BudgetExhausted, match="owner 0 would act 3 times, above its cap of 2"):
+        channel.begin(3, torch.tensor([[1, 0]]))
+    assert channel.account.uses.tolist() == [[2, 1, 0]]
+    channel.begin(3, torch.tensor([[1, -1]]))
+    assert bool(channel.release(nothing).any())
+    assert not channel.release(nothing).any(), "nobody acts, nothing is released"
+
+
+def test_pure_epsilons_add_up_to_each_owners_budget() -> None:
+    budgets = {"a": 0.5, "b": 1.0, "c": 4.0}
+    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, mechanism="laplace", delta=0.0), caps=(2, 5, 8))
+    assert channel.noise_multipliers == pytest.approx(np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4)
+    channel.begin(0, torch.tensor([[0, 0, 1, 1, 1, 1, 1, *[2] * 8]]))
+    assert channel.account.epsilons() == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
+    assert (channel.account.epsilons() <= np.array([0.5, 1.0, 4.0])).all()
+    report = channel.report
+    assert (report.unit, report.relation, report.delta) == ("record", "replace", 0.0)
+    assert report.releases == 15
+    assert "Poisson" not in report.text()
+
+
+def test_approximate_epsilons_are_what_dp_accounting_says() -> None:
+    channel = door(
+        RecordPrivacy(clip_norm=0.5, noise_multiplier=6.0, mechanism="laplace", delta=1e-5), caps=(30, 30, 30)
+    )
+    channel.begin(0, torch.tensor([[1] * 30 + [2] * 5]))
+    found = channel.account.epsilons()
+    assert found[0] == 0.0
+    for owner, uses in ((1, 30), (2, 5)):
+        expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(6.0), uses).get_epsilon(1e-5)
+        assert found[owner] == pytest.approx(expected, rel=1e-3)
+    assert channel.epsilon == found.max()
+
+
+def test_a_fixed_multiplier_and_a_budget_give_the_cap() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=10.0, epsilon=0.55, mechanism="laplace", delta=0.0)
+    assert door(privacy, caps=(3, 9, 9)).caps.tolist() == [3, 5, 5]  # 5 x 0.1 fits, 6 x 0.1 does not
+
+
+def test_repetitions_are_the_single_runs() -> None:
+    generator = np.random.default_rng(0)
+    owners = torch.from_numpy(generator.integers(0, 3, (5, 7)))
+    together = door(caps=(9, 9, 9), replicates=5)
+    together.begin(0, owners)
+    values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
+    from fedmtl.privacy.owner_account import OwnerAccount
+    from fedmtl.privacy.owner_channel import OwnerChannel, OwnerRecords
+    from fedmtl.privacy.sources import SeededSource
+
+    for r in range(5):
+        alone = OwnerChannel(
+            LAPLACE,
+            [OwnerRecords.of(x, "l1") for x in rows()],
+            [SeededSource(0, r)],
+            OwnerAccount(np.array([9] * 3), cost=together.account.cost, ledger=None),
+            multipliers=together.noise_multipliers,
+            ids=IDS,
+        )
+        alone.begin(0, owners[r : r + 1])
+        for step in range(7):
+            value = alone.release(lambda k, where, r=r: (r + 1.0) * ones(k, where))
+            assert torch.allclose(values[step][r], value[0], rtol=1e-12)
+    assert together.account.uses.tolist() == [np.bincount(row, minlength=3).tolist() for row in owners.numpy()]
+    assert together.epsilon == pytest.approx(2.0 * together.account.uses.max() / 9, rel=1e-4)
+
+
+def test_bounded_means_are_checked_and_noised() -> None:
+    channel, silent = door(), door()
+    for c in (channel, silent):
+        c.begin(0, torch.tensor([[1, 1]]))
+    inside = torch.full((1, D), 0.1, dtype=torch.float64)
+    assert torch.allclose(channel.release_bounded(lambda k, where: inside) - silent.release(nothing), inside)
+    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
+        channel.release_bounded(lambda k, where: 2 * inside)
+
+
+def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+
+    def opened(resume: bool = True, **options):
+        return door(caps=(9, 9, 9), ledger_path=path, resume=resume, **options)
+
+    first = opened(False)
+    first.begin(0, torch.tensor([[0, 1, 2]]))
+    values = [first.release(ones) for _ in range(3)]
+    first.begin(3, torch.tensor([[2, 2, 1]]))
+    first.release(ones)
+    first.account._ledger._file.close()  # killed
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [[[0], [1], [2]], [[2], [2], [1]]]
+    second = opened()
+    second.start(2)  # a checkpoint after two activations; the next block is cut elsewhere
+    assert second.account.uses.tolist() == [[1, 1, 0]]
+    second.begin(2, torch.tensor([[2, 2, 2, 1, 0]]))
+    assert torch.equal(second.release(ones), values[2])
+    assert second.account.uses.tolist() == [[2, 2, 3]]
+    second.close()
+    third = opened()
+    third.start(2)
+    with pytest.raises(ResumeError, match="Activation 4 was charged to another owner"):
+        third.begin(2, torch.tensor([[2, 2, 1]]))
+    third.close()
+    with pytest.raises(ResumeError, match="charged only 7"):
+        opened().start(9)
+
+
+def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure")
+    first = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l")
+    first.begin(0, torch.tensor([[0, 1]]))
+    value = first.release(ones)
+    first.account._ledger._file.close()
+    second = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l", resume=True)
+    second.start(0)
+    second.begin(0, torch.tensor([[0, 1]]))
+    assert second.account.uses.tolist() == [[2, 2, 0]]
+    assert not torch.isclose(second.release(ones), value).any()
+
+
+def test_recorded_releases_are_replayed() -> None:
+    channel = door()
+    channel.record = []
+    channel.begin(0, torch.tensor([[0, 2]]))
+    values = [channel.release(ones) for _ in range(2)]
+    again = door(seed=5, replay=channel.record)
+    again.begin(0, torch.tensor([[0, 2]]))
+    assert all(torch.equal(again.release(nothing), value) for value in values)
+
+
+def test_misuse_is_refused() -> None:
+    channel = door()
+    with pytest.raises(PrivacyError, match="No activation has begun"):
+        channel.release(ones)
+    channel.begin(0, torch.tensor([[0, 1]]))
+    with pytest.raises(PrivacyError, match="releases left"):
+        channel.begin(2, torch.tensor([[0]]))
+    channel.release(ones)
+    channel.release(ones)
+    with pytest.raises(PrivacyError, match="does not follow"):
+        channel.begin(1, torch.tensor([[0]]))
+    with pytest.raises(ConfigError, match="simulation"):
+        door(replicates=2, ledger_path=Path("x"))
+    with pytest.raises(ConfigError, match="delta"):
+        RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=0.0)
+
+
+def test_without_privacy_nothing_is_clipped_or_noised() -> None:
+    channel, x = door(None), rows()
+    channel.begin(0, torch.tensor([[1]]))
+    assert torch.allclose(channel.release(lambda k, where: 100 * ones(k, where))[0], 100 * x[1].mean(0))
+    assert channel.epsilon == math.inf
+    assert channel.report.text() == "not private: epsilon = inf, no clip, no noise"
+
+
+def test_composition_at_delta_zero_is_the_sum_of_pure_epsilons() -> None:
+    assert epsilon(dp_event.LaplaceDpEvent(4.0), 10, 0.0) == 2.5
+    assert epsilon(dp_event.GaussianDpEvent(4.0), 10, 0.0) == math.inf
