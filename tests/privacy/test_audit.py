@@ -238,6 +238,15 @@ def test_the_published_accounting_of_fixed_cohorts_is_refuted_by_the_cohorts_alo
     assert [finding.check for finding in findings if finding.refuted] == ["sampler: sizes"]
 
 
+def test_wishart_noise_is_refuted_by_its_support() -> None:
+    plan = ReleasePlan(name="update", dimension=6, uses=30, stateful=True, form="symmetric")
+    wishart = setup(FullParticipation(), mechanism="wishart", guarantee="paper", epsilon=None, noise_multiplier=1.0)
+    findings = audit_channel(replace(wishart, plans=(plan,)), effort=SMALL)
+    (found,) = [finding for finding in findings if finding.refuted]
+    assert found.check == "canary: one release of update"
+    assert found.statistic > found.threshold == 1.0
+
+
 def test_several_releases_in_a_step() -> None:
     both = setup(releases=2)
     findings = audit_channel(both, effort=SMALL)

@@ -57,7 +57,8 @@ def canaries_per_release(
         if claim.form != "vector" and claim.relation == "replace":
             findings.append(skipped(check, "replaced outer products have no game here"))
             continue
-        most = 25 * trials if claim.kind != "knorm" else max(200, trials // 5)  # one canary a release
+        alone = claim.kind in ("knorm", "wishart")  # one canary a release
+        most = max(2000, trials // 5) if alone else 25 * trials
         wanted = enough_trials(claim.multiplier, min(trials, most), most)
         scores, present = _one_release(setup, name, claim, seeds, wanted, coins)
         if len(scores) < 100:
@@ -186,6 +187,8 @@ def _held_out(
 
 def _curve_of_law(claim: Claim) -> list[tuple[float, float]]:
     """Of one release of a law that is not Gaussian: its pure epsilon, and its curve."""
+    if claim.kind == "wishart":
+        return [(1 / claim.multiplier, 0.0)]
     event = LAWS["laplace" if claim.kind == "laplace" else "l2_laplace"](claim.multiplier).event(claim.size)
     return [(1 / claim.multiplier, 0.0), *curve_of(event, 1, "pld")]
 
@@ -208,7 +211,9 @@ def _one_release(
     def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
         if plan != name:
             return setup.zeros(next(p.dimension for p in setup.plans if p.name == plan), ranks[:0])
-        width = 1 if claim.kind == "knorm" else min(len(ranks), dimension, max(1, _MOST_ELEMENTS // dimension))
+        width = (
+            1 if claim.kind in ("knorm", "wishart") else min(len(ranks), dimension, max(1, _MOST_ELEMENTS // dimension))
+        )
         width = min(width, len(ranks))
         places, inside = coins.permutation(dimension)[:width], coins.random(width) < 0.5
         chosen[step] = places, inside
@@ -219,15 +224,26 @@ def _one_release(
         stop = 1 if setup.adaptive is not None else setup.steps
         for step, _, values in play(setup.open(seed), rows, start=0, stop=stop):
             places, inside = chosen[step]
-            at = places * dimension - places * (places - 1) // 2 if claim.form == "symmetric" else places
-            scores.append(values[name][at] * claim.denominator / claim.sensitivity)
             present.append(inside)
             collected += len(inside)
+            units = values[name] * claim.denominator / claim.sensitivity
+            at = places * dimension - places * (places - 1) // 2 if claim.form == "symmetric" else places
+            scores.append(_support(units, dimension, places) if claim.kind == "wishart" else units[at])
             if collected >= trials:
                 return np.concatenate(scores), np.concatenate(present)
         if collected == before:
             break
     return np.concatenate([np.zeros(0), *scores]), np.concatenate([np.zeros(0, bool), *present])
+
+
+def _support(units: np.ndarray, dimension: int, places: np.ndarray) -> np.ndarray:
+    """Smallest eigenvalue of the released matrix less the canary's outer product: negative where the canary cannot have
+    taken part, because Wishart noise is positive definite."""
+    matrix = np.zeros((dimension, dimension))
+    rows, columns = np.triu_indices(dimension)
+    matrix[rows, columns] = matrix[columns, rows] = units / np.where(rows == columns, 1.0, math.sqrt(2.0))
+    matrix[places, places] -= 1.0
+    return np.linalg.eigvalsh(matrix)[:1]
 
 
 def _canary_rows(

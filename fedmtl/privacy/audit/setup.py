@@ -21,7 +21,7 @@ from ..release import Form, ReleasePlan
 from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
-Kind = Literal["gaussian", "laplace", "knorm"]
+Kind = Literal["gaussian", "laplace", "knorm", "wishart"]
 Rows = Callable[[int, str, Tensor], tuple[Tensor, Tensor]]
 """(step, release, ranks drawn) -> rows (k, D) and the ranks whose rows they are."""
 
@@ -269,7 +269,11 @@ def law_of(event: Any) -> tuple[Kind, float]:
         return "laplace", float(event.noise_multiplier)
     if name == "KNormDpEvent":
         return "knorm", 1 / float(event.epsilon)
-    raise PrivacyError(f"The audit cannot read the event {event}; it knows Gaussian, Laplace and K-norm noise.")
+    if name == "PureDpEvent":
+        return "wishart", 1 / float(event.epsilon)
+    raise PrivacyError(
+        f"The audit cannot read the event {event}; it knows Gaussian, Laplace, K-norm and Wishart noise."
+    )
 
 
 def expected_cohort(sampler: BoundSampler) -> float:
