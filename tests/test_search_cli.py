@@ -1,0 +1,139 @@
+"""``fedmtl search``: one budget for every combination, and an end that says what may be published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedmtl import _search_cli
+from fedmtl.cli import help_text, main
+from fedmtl.privacy import SeededSource, draw_repetitions
+from tests.trainer.settings import quick_figures
+
+TINY = ["data.clients=30", "schedule.cohort=6", "rounds=2", "eval_every=2", "progress=false"]
+QUICK = ["--mean", "2", "--score-noise", "0.1"]
+SEED = next(
+    s for s in range(100) if draw_repetitions(SeededSource(s).coins("search/repetitions", 0), 2.0, 1.0) == 2
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    quick_figures(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    words = ["search", *TINY, f"seed={SEED}", "algorithm.lam=0.1,1", "privacy.clip_norm=0.5,1", "privacy.epsilon=3"]
+    assert main([*words, *QUICK]) == 0
+    told = capsys.readouterr()
+    (folder,) = here.glob("outputs/2*/*")
+    assert f"Saved in {folder.relative_to(here)}" in told.out
+    assert "private search over 4 candidates" in told.out
+    assert "number of repetitions: secret" in told.out
+    assert told.err == ""  # progress=false
+    report = json.loads((folder / "public" / "privacy.json").read_text())
+    names = [f"algorithm.lam={lam} privacy.clip_norm={clip}" for lam in ("0.1", "1") for clip in ("0.5", "1")]
+    assert report["candidates"] == names
+    assert report["observer"] == "public"
+    assert 0.99 * 3 < report["epsilon"] <= 3
+    assert json.loads((folder / "public" / "search.json").read_text())["chosen"] in names
+    kept = json.loads((folder / "private" / "search.json").read_text())
+    assert len(kept["scores"]) == len(kept["candidates"]) == 2
+    assert all("seed" not in file.read_text() for file in (folder / "public").glob("*.json") if "search" in file.name)
+
+    assert main(["report", str(folder), "--out", "table"]) == 0  # a search is one run of the table
+    table = (here / "table" / "table.csv").read_text().splitlines()
+    assert len(table) == 2
+    assert f",{report['epsilon']}," in table[1]
+    assert "not private: choosing" not in capsys.readouterr().out
+
+    assert main(["search", *TINY, "algorithm.lam=0.1,1", *QUICK, "--folder", str(folder)]) == 2
+    assert "already holds a run; go on with fedmtl resume" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_resumes(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmtl.trainer.search import _Search
+
+    words = ["search", *TINY, f"seed={SEED}", "algorithm=pmtl,fedavg", *QUICK, "--folder"]
+    assert main([*words, "whole"]) == 0
+    train = _Search._train
+
+    def interrupted(self: _Search, index: int, candidate: int) -> object:
+        if index == 1:
+            raise KeyboardInterrupt
+        return train(self, index, candidate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Search, "_train", interrupted)
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "part"])
+    assert stopped.value.code == 130
+    assert "Go on with: fedmtl resume part" in capsys.readouterr().err
+    stored = yaml.safe_load((here / "part/private/config.yaml").read_text())["search"]
+    assert list(stored["candidates"]) == ["algorithm=pmtl", "algorithm=fedavg"]
+    assert main(["resume", "part"]) == 0
+    for name in ("search.json", "privacy.json"):
+        assert (here / "part/public" / name).read_bytes() == (here / "whole/public" / name).read_bytes()
+    both = [json.loads((here / name / "private/search.json").read_text()) for name in ("part", "whole")]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing to search: list the values of a setting"),
+        (["algorithm.lam=1,1"], "nothing to search"),
+        (["algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
+        (["algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
+        (["algorithm.lam=-1,2"], "algorithm.lam is -1"),
+        (["data.clients=20,30"], "has other data than 'data.clients=20'"),
+        (["rounds=2,3"], "rounds is 3, but candidate 'rounds=2' has 2"),
+        (["seed=1,2"], "has other data than 'seed=1'"),
+        (["privacy.epsilon=1,2"], "privacy.epsilon is 2"),
+        (["algorithm.lam=1,2", "privacy=none"], "privacy is NoneType"),
+        (["algorithm.lam=1,2", "privacy.observer=clients"], "privacy.observer is 'clients'"),
+        (["algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
+        (["algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),
+        (["algorithm.lam=1,2", "--score-noise", "0.001"], "raise score_noise"),
+        (["algorithm.lam=1,2", "--score-bound", "1"], "score_bound is for regression"),
+        (["algorithm=pmtl,local"], "'algorithm=local': its algorithm releases nothing"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_work(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    assert main(["search", "data.clients=30", "schedule.cohort=6", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("fedmtl: error: ")
+    assert said in told
+    assert list(here.iterdir()) == []
+
+
+def test_names_are_the_values_that_differ() -> None:
+    found = _search_cli.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
+    assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
+    assert {config["rounds"] for config in found.values()} == {3}
+    assert {config["privacy"]["observer"] for config in found.values()} == {"public"}
+
+
+def test_a_table_of_several_runs_says_that_choosing_is_not_private(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    for name, lam in (("a", 0.1), ("b", 1.0)):
+        (here / name / "private").mkdir(parents=True)
+        result = {"algorithm": "pmtl", "epsilon": 2.0, "delta": 1e-5, "accuracy": 0.5, "lam": lam, "seed": 0}
+        (here / name / "private" / "result.json").write_text(json.dumps(result))
+    assert main(["report", "a", "b"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "not private: choosing among runs by these metrics is covered by no epsilon" in words
+
+
+def test_the_help_names_it() -> None:
+    assert "fedmtl search KEY=A,B,C" in help_text()
