@@ -1,4 +1,7 @@
-"""The mutation gate: the production release path passes the audit, and every broken version of it is caught."""
+"""The mutation gate: the production release path passes the audit, and every broken version of it is caught.
+
+``pytest -s`` prints which checks caught each mutant; ``python scripts/mutants.py`` makes a table with all checks.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import pytest
 
 from .mutants import ALGORITHMS, MUTANTS, NO_OP, Mutant, caught
 
+SOUND = [
+    (name, mutant) for name in ALGORITHMS for mutant in NO_OP if name == "pmtl" or mutant.configuration == "poisson"
+]
 
-@pytest.mark.parametrize("mutant", NO_OP, ids=lambda mutant: mutant.name)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+@pytest.mark.parametrize(("algorithm", "mutant"), SOUND, ids=[f"{name}-{mutant.name}" for name, mutant in SOUND])
 def test_a_no_op_passes_every_check(algorithm: str, mutant: Mutant) -> None:
     assert caught(algorithm, mutant) == []
 

@@ -15,7 +15,7 @@ K-norm law they share a radius, and every run plays one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ _LOUD = 1e3
 _MOST_ELEMENTS = 1 << 22
 _COMPOSED = 10
 _TRIES = 400
-Seeds = Callable[[str, int], list[int]]
+Seeds = Callable[[str, int], Iterator[int]]
 """(purpose, count) -> seeds of that many channels."""
 
 Limits = tuple[float, float, float, float]
@@ -105,7 +105,7 @@ def canaries_composed(
             break
     if uses == 0:
         return skipped(check, "no step fits the budget")
-    channel = setup.open(seeds("canary/composed", 1)[0])
+    channel = setup.open(next(seeds("canary/composed", 1)))
     curve = curve_of(claim.event, uses, claim.accountant)
     if channel.delta is not None:
         curve.append((channel.epsilon_at(uses), channel.delta))

@@ -8,6 +8,7 @@ the observation, with the audit's own coins), which is exactly uniform. One pair
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from scipy import special, stats
@@ -20,9 +21,9 @@ def auditor(seed: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive_key(seed, f"audit/{purpose}")))
 
 
-def seeds(seed: int, purpose: str, count: int) -> list[int]:
+def seeds(seed: int, purpose: str, count: int) -> Iterator[int]:
     """Seeds of ``count`` channels."""
-    return [derive_key(seed, f"audit/{purpose}", index) >> 1 for index in range(count)]
+    return (derive_key(seed, f"audit/{purpose}", index) >> 1 for index in range(count))
 
 
 def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndarray:
