@@ -1,0 +1,121 @@
+"""Blocks of events that commute, so that they can be computed together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from .._check import positive_int
+from ..errors import ConfigError
+from .table import EventTable
+
+Conflicts = Literal["none", "all"] | csr_array
+_QUERIES = 1 << 21
+
+
+def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
+    """Where to cut a table so that the events within a block commute: each block is as long as it can be.
+
+    Two events of one client never share a block. With R replicates the cuts are common: a block ends where the first
+    of the replicates has a conflict.
+
+    Args:
+        table: S events of R replicates.
+        conflicts: "none": events of different clients commute; "all": no two events do; or a sparse adjacency (n, n):
+            events of clients i and j do not commute where its entry (i, j) or (j, i) is not 0.
+        limit: the most events of a block.
+
+    Returns:
+        int64 (B + 1,) rising from 0 to S; block b is events ``bounds[b]`` to ``bounds[b + 1] - 1`` of the table.
+
+    Raises:
+        ConfigError: ``conflicts`` is none of the three, or its shape does not fit the clients.
+    """
+    positive_int("block_bounds", limit=limit)
+    events = len(table)
+    if isinstance(conflicts, str) and conflicts == "all":
+        return torch.arange(events + 1)
+    latest = np.full(events, -1, np.int64)
+    for client in table.client.numpy():
+        np.maximum(latest, _last_conflict(client, _neighbours(conflicts, client)), out=latest)
+    reach = np.maximum.accumulate(latest).tolist() if events else []
+    return torch.from_numpy(_cuts(reach, limit))
+
+
+def blocks(table: EventTable, conflicts: Conflicts, limit: int) -> Iterator[EventTable]:
+    """The tables between the cuts of :func:`block_bounds`, in order."""
+    bounds = block_bounds(table, conflicts, limit).tolist()
+    for start, stop in pairwise(bounds):
+        yield table.window(start, stop)
+
+
+def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
+    """Greedy cuts: a block from b ends at the first event whose latest conflict is at b or after it.
+
+    ``reach`` is the running maximum of the latest conflicts. Events up to b have theirs before b, so the first entry
+    of at least b is that event.
+    """
+    cuts = [0]
+    while (start := cuts[-1]) < len(reach):
+        cuts.append(bisect_left(reach, start, start + 1, min(len(reach), start + limit)))
+    return np.array(cuts, np.int64)
+
+
+def _neighbours(conflicts: Conflicts, client: NDArray[np.int64]) -> csr_array | None:
+    """The symmetric pattern of an adjacency, without the diagonal; None for "none"."""
+    if isinstance(conflicts, str):
+        if conflicts != "none":
+            raise ConfigError(f"conflicts is {conflicts!r}; accepted: 'none', 'all' or a sparse adjacency.")
+        return None
+    most = int(client.max(initial=-1))
+    if conflicts.shape[0] != conflicts.shape[1] or conflicts.shape[0] <= most:
+        raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n) with n above client {most}.")
+    row, column = conflicts.tocoo().coords if hasattr(conflicts.tocoo(), "coords") else conflicts.nonzero()
+    there = (conflicts.tocoo().data != 0) & (row != column)
+    pattern = csr_array(
+        (np.ones(2 * there.sum(), np.int8), (np.r_[row[there], column[there]], np.r_[column[there], row[there]])),
+        shape=conflicts.shape,
+    )
+    pattern.sum_duplicates()
+    return pattern
+
+
+def _last_conflict(client: NDArray[np.int64], graph: csr_array | None) -> NDArray[np.int64]:
+    """(S,) for every event the latest earlier event of the same or an adjacent client, or -1."""
+    events = len(client)
+    latest = np.full(events, -1, np.int64)
+    order = np.argsort(client, kind="stable")
+    order = order[client[order] >= 0]
+    owner = client[order]
+    again = owner[1:] == owner[:-1]
+    latest[order[1:][again]] = order[:-1][again]
+    if graph is None or not len(order):
+        return latest
+    address = owner * events + order  # rises: sorted by client, then by event
+    degree = np.diff(graph.indptr)[owner]
+    ends = np.cumsum(degree)
+    start = 0
+    while start < len(order):  # events in pieces that bound the memory
+        base = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, base + _QUERIES, side="right")))
+        mine, counts = slice(start, stop), degree[start:stop]
+        event = np.repeat(order[mine], counts)
+        inner = np.arange(len(event)) - np.repeat(ends[mine] - counts - base, counts)
+        other = graph.indices[np.repeat(graph.indptr[owner[mine]], counts) + inner].astype(np.int64)
+        place = np.searchsorted(address, other * events + event) - 1
+        found = (place >= 0) & (owner[place] == other)
+        some = counts > 0
+        if some.any():
+            first = (ends[mine] - counts - base)[some]
+            newest = np.maximum.reduceat(np.where(found, order[place], -1), first)
+            latest[order[mine][some]] = np.maximum(latest[order[mine][some]], newest)
+        start = stop
+    return latest

@@ -1,0 +1,120 @@
+"""Laws of latencies, traces from files, and absences: what is refused, and how it is said."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.schedules import (
+    ConstantLatency,
+    Dropouts,
+    ExponentialLatency,
+    Latencies,
+    LogNormalLatency,
+    TraceLatency,
+    UniformLatency,
+)
+
+
+def times(source, names, activations):
+    bound = Latencies(latency=TraceLatency(source), activations=activations).bind(len(names), names=names)
+    table = bound.events(0, 0, bound.steps)
+    return [table.time[0][table.client[0] == i].tolist() for i in range(len(names))]
+
+
+def test_a_trace_is_used_in_order_and_again(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client, seconds\nann,1.5\nbob,4\nann,0.25\nunused,7\n")
+    expected = [[1.5, 1.75, 3.25, 3.5, 5.0], [4.0, 8.0, 12.0, 16.0, 20.0]]
+    assert times(path, ["ann", "bob"], 5) == expected
+    assert times(str(path), ["bob", "ann"], 5) == expected[::-1]
+    packed = tmp_path / "trace.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert times(packed, ["ann", "bob"], 5) == expected
+    assert times({"ann": [1.5, 0.25], "bob": (4,)}, ["ann", "bob"], 5) == expected
+    assert times([[1.5, 0.25], [4]], ["ann", "bob"], 5) == expected
+
+
+def test_a_trace_is_scaled_for_stragglers():
+    bound = Latencies(latency=TraceLatency([[1.0, 2.0], [1.0]]), activations=2, scale=[1.0, 10.0]).bind(2)
+    assert bound.events(0, 0, 4).time[0].tolist() == [1.0, 3.0, 10.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "row 1: the header is ''"),
+        ("client,ms\na,1\n", "row 1: the header is 'client,ms'"),
+        ("client,seconds\n", "no rows under the header"),
+        ("client,seconds\na,1\nb,\n", "row 3: the latency of client 'b' is missing"),
+        ("client,seconds\na,-1\n", "row 2: the latency of client 'a' is '-1'"),
+        ("client,seconds\na,nan\n", "row 2: the latency of client 'a' is 'nan'"),
+        ("client,seconds\na,inf\n", "row 2: the latency of client 'a' is 'inf'"),
+        ("client,seconds\na,fast\n", "row 2: the latency of client 'a' is 'fast'"),
+        ("client,seconds\na,1,2\n", "row 2: 3 cells"),
+        ("client,seconds\na,1\n\nb,1\n", "row 3: 0 cells"),
+        ("client,seconds\n,1\n", "row 2: no client"),
+        ("client,seconds\na,1\n", "client 'b' has no row"),
+        ("client,seconds\na,0\na,0\nb,1\n", "client 'a' has only latencies of 0"),
+    ],
+)
+def test_bad_trace_files_are_refused_by_file_row_and_client(tmp_path, text, says):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=says) as error:
+        times(path, ["a", "b"], 2)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "says"),
+    [
+        ({"a": [1.0]}, DataError, "client 'b' has no row"),
+        ({"a": [1.0], "b": []}, DataError, "client 'b' has an empty list"),
+        ({"a": [1.0], "b": [1.0, -2.0]}, DataError, "client 'b', value 2 is -2.0"),
+        ({"a": [1.0], "b": [float("nan")]}, DataError, "client 'b', value 1 is nan"),
+        ({"a": [1.0], "b": [None]}, DataError, "client 'b', value 1 is None"),
+        ([[1.0]], ConfigError, "has 1 lists; it must have one a client, 2"),
+        ("nowhere.csv", DataError, "nowhere.csv: no such file"),
+    ],
+)
+def test_bad_traces_are_refused(source, error, says):
+    with pytest.raises(error, match=says):
+        times(source, ["a", "b"], 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ConstantLatency(0.0), "value is 0.0"),
+        (lambda: ConstantLatency(float("inf")), "value is inf"),
+        (lambda: UniformLatency(-1.0, 1.0), "low is -1.0"),
+        (lambda: UniformLatency(0.0, 0.0), "high is 0.0"),
+        (lambda: UniformLatency(2.0, 2.0), "must be above low"),
+        (lambda: LogNormalLatency(0.0, 1.0), "median is 0.0"),
+        (lambda: LogNormalLatency(1.0, -1.0), "sigma is -1.0"),
+        (lambda: LogNormalLatency(1.0, 11.0), "sigma is 11.0"),
+        (lambda: ExponentialLatency(float("nan")), "scale is nan"),
+        (lambda: Dropouts(), "needs intervals, or both"),
+        (lambda: Dropouts(rate=1.0), "needs intervals, or both"),
+        (lambda: Dropouts(rate=0.0, duration=1.0), "rate is 0.0"),
+        (lambda: Dropouts(intervals={}, rate=1.0), "give one of the two"),
+        (lambda: Dropouts(intervals={"a": [(2.0, 1.0)]}), "client 'a'"),
+        (lambda: Dropouts(intervals={"a": [(-1.0, 1.0)]}), "0 <= from < to"),
+        (lambda: Dropouts(intervals={"a": [(0.0, float("nan"))]}), "0 <= from < to"),
+        (lambda: Dropouts(intervals={"a": [(0.0, 1.0, 2.0)]}), "0 <= from < to"),
+        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (4.0, 6.0)]}), "in order and apart"),
+        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (5.0, 6.0)]}), "in order and apart"),
+    ],
+)
+def test_bad_laws_are_refused(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+def test_a_trace_must_be_resolved_first():
+    with pytest.raises(ConfigError, match="resolved"):
+        TraceLatency([[1.0]]).gaps(np.empty(0), np.zeros(1, np.int64), np.zeros(1, np.int64))
