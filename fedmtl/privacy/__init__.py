@@ -17,7 +17,8 @@ from .laws import PureDpEvent
 from .ledger import Ledger
 from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .opening import open_channel
-from .owner_channel import OwnerChannel, open_owner_channel
+from .owner_channel import OwnerChannel, Published
+from .owner_opening import open_owner_channel
 from .quantile import QuantileClip
 from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, step_event
@@ -61,6 +62,7 @@ __all__ = [
     "Privacy",
     "PrivacyFilter",
     "PrivacyReport",
+    "Published",
     "PureDpEvent",
     "QuantileClip",
     "RecordPrivacy",

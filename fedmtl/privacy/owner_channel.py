@@ -14,26 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, PrivacyError
-from .account import Cost
-from .calibration import calibrate_multiplier
+from ..errors import PrivacyError
 from .clip import MARGIN
-from .composition import largest_uses
 from .grid import grid_width, to_grid
-from .ledger import Ledger, read_header
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
-from .release import LAWS, StepEvent
+from .release import LAWS
 from .report import OUTSIDE, RECORDS_OUTSIDE, PrivacyReport
 from .settings import RecordPrivacy
-from .sources import NoiseSource, SecureSource, SeededSource
+from .sources import NoiseSource
 
 Scales = Callable[[Tensor], Tensor]
 """(k,) repetitions -> (k, n_i) or (n_i,): the factors s of per-record gradients ``s_j x_j`` of one owner."""
@@ -58,8 +53,21 @@ class OwnerRecords:
         return cls(wide, torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1))
 
 
+@dataclass(frozen=True)
+class Published:
+    """A published accounting that does not hold: the report prints its figure beside an infinite epsilon.
+
+    Attributes:
+        claim: from an owner's noise multiplier to the epsilon that is claimed of one answer.
+        refuted: why it does not hold, in words.
+    """
+
+    claim: Callable[[float], float]
+    refuted: str
+
+
 class OwnerChannel:
-    """The way out of a run whose owners act one at a time; made by :func:`open_owner_channel`.
+    """The way out of a run whose owners act one at a time; made by :func:`~fedmtl.privacy.open_owner_channel`.
 
     Attributes:
         caps: (n,) int64, most answers of each owner.
@@ -80,11 +88,13 @@ class OwnerChannel:
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
         replay: Sequence[tuple[int, str, Tensor]] | None = None,
+        published: Published | None = None,
     ) -> None:
         self.noise_multipliers = multipliers
         self.record: list[tuple[int, str, Tensor]] | None = None
         self._privacy, self._records, self._sources, self.account = privacy, records, sources, account
         self._ids, self._schedule, self._ledger_name, self._notes = ids, schedule, ledger_name, notes
+        self._published = published
         self._replay = None if replay is None else {step: value for step, _, value in replay}
         self._counts = np.array([len(r.x) for r in records])
         self._dimension = records[0].x.shape[1]
@@ -105,6 +115,11 @@ class OwnerChannel:
     def bound(self) -> float:
         """C on the norm of one record's gradient; infinite without privacy."""
         return math.inf if self._privacy is None else self._privacy.clip_norm
+
+    @property
+    def mechanism(self) -> str | None:
+        """Name of the noise's law; None without noise."""
+        return None if self.noise_multipliers is None or self._privacy is None else self._privacy.mechanism
 
     def start(self, step: int) -> None:
         """Say at which activation this session begins.
@@ -147,6 +162,44 @@ class OwnerChannel:
         """
         return self._released(lambda owner, where: self._clipped_mean(owner, scales(owner, where)))
 
+    def release_run(self, count: int, scales: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+        """The next ``count`` releases at once, for gradients that do not wait for one another's releases.
+
+        Args:
+            count: number of activations.
+            scales: (owner, which (k,) int64 of the ``count`` activations, repetitions (k,) int64) -> (k, n_i), as in
+                :meth:`release`; called once for each owner that acts in any of them.
+
+        Returns:
+            (count, R, D) float64, each as :meth:`release` would give it; zero where nobody acts.
+
+        Raises:
+            PrivacyError: fewer activations have begun.
+        """
+        at = self._position
+        if at + count > self._owners.shape[1]:
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        columns = self._owners[:, at : at + count].T
+        value = torch.zeros(count, self.replicates, self._dimension, dtype=torch.float64)
+        if self._replay is None:
+            for owner in np.unique(columns[columns >= 0]).tolist():
+                which, where = (torch.from_numpy(index) for index in np.nonzero(columns == owner))
+                value[which, where] = self._clipped_mean(owner, scales(owner, which, where))
+        return torch.stack([self._finished(value[i]) for i in range(count)])
+
+    def local_noise(self) -> Tensor:
+        """Noise that the owners of this block add inside, to a point at which they take a gradient.
+
+        It is of the releases' law at scale 1 and independent of their noise; nothing leaves by it.
+
+        Returns:
+            (S, R, D) float64; zero without noise.
+        """
+        shape = (self._owners.shape[1], self.replicates, self._dimension)
+        if self.mechanism is None:
+            return torch.zeros(shape, dtype=torch.float64)
+        return torch.from_numpy(self._units("noise/local", self._first, shape))
+
     def release_bounded(self, means: Callable[[int, Tensor], Tensor]) -> Tensor:
         """As :meth:`release` for gradients whose norm the domain itself bounds by C: nothing is clipped.
 
@@ -174,6 +227,17 @@ class OwnerChannel:
     def _released(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
         if self._position >= self._owners.shape[1]:
             raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
+        value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
+        column = self._owners[:, self._position]
+        if self._replay is None:
+            for owner in {int(column[0])} if len(column) == 1 else np.unique(column).tolist():
+                if owner >= 0:
+                    where = torch.from_numpy(np.flatnonzero(column == owner))
+                    value[where] = mean_of(owner, where)
+        return self._finished(value)
+
+    def _finished(self, value: Tensor) -> Tensor:
+        """The release of the next activation, whose means are ``value`` (R, D): noise, or the recording."""
         at, step = self._position, self._first + self._position
         self._position += 1
         if self._replay is not None:
@@ -181,13 +245,7 @@ class OwnerChannel:
                 raise PrivacyError(f"The recording has no release of activation {step}.")
             value = self._replay[step].clone()
         else:
-            value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
-            column = self._owners[:, at]
-            for owner in {int(column[0])} if len(column) == 1 else np.unique(column).tolist():
-                if owner >= 0:
-                    where = torch.from_numpy(np.flatnonzero(column == owner))
-                    value[where] = mean_of(owner, where)
-            value = self._noised(value, at, column)
+            value = self._noised(value, at, self._owners[:, at])
         if self.record is not None:
             self.record.append((step, "gradient", value.clone()))
         return value
@@ -223,14 +281,23 @@ class OwnerChannel:
         shape = (owners.shape[1], self.replicates, self._dimension)
         if self.noise_multipliers is None or self._privacy is None:
             return np.zeros((shape[0], 0, 0))
-        law = LAWS[self._privacy.mechanism](1.0)
-        keys = torch.arange(first, first + owners.shape[1])
-        noise = np.empty(shape)
-        for r, source in enumerate(self._sources):
-            noise[:, r] = law.draw_rows(source, "noise/gradient", 0, keys, self._dimension)
+        noise = self._units("noise/gradient", first, shape)
         scale = 2 * self._privacy.clip_norm * self.noise_multipliers / self._counts
         noise *= np.where(owners >= 0, scale[owners], 0.0).T[:, :, None]
         return noise
+
+    def _multipliers(self) -> list[float]:
+        return [] if self.noise_multipliers is None else self.noise_multipliers.tolist()
+
+    def _units(self, purpose: str, first: int, shape: tuple[int, int, int]) -> np.ndarray:
+        """(S, R, D) draws at scale 1 for the activations from ``first``."""
+        assert self._privacy is not None
+        law = LAWS[self._privacy.mechanism](1.0)
+        keys = torch.arange(first, first + shape[0])
+        draws = np.empty(shape)
+        for r, source in enumerate(self._sources):
+            draws[:, r] = law.draw_rows(source, purpose, 0, keys, shape[2])
+        return draws
 
     # What it costs
 
@@ -239,14 +306,15 @@ class OwnerChannel:
         """The largest epsilon of an owner up to the current block; infinite without noise, 0 before any answer."""
         if not self.account.uses.any():
             return 0.0
-        epsilons = self.account.epsilons()
+        epsilons = self.account.epsilons() if self._published is None else None
         return math.inf if epsilons is None else float(epsilons.max())
 
     @property
     def report(self) -> PrivacyReport:
         """What may be said of the run so far."""
         privacy, account, noised = self._privacy, self.account, self.noise_multipliers is not None
-        epsilons = account.epsilons()
+        published = self._published if noised else None
+        epsilons = account.epsilons() if published is None else None
         budgets = [] if privacy is None else [b for b in privacy.budgets(self._ids) if b is not None]
         secure = self._sources[0].name == "secure"
         return PrivacyReport(
@@ -256,6 +324,8 @@ class OwnerChannel:
             observer="none" if privacy is None else "server, other clients and public",
             epsilon=self.epsilon,
             delta=None if account.cost is None else account.cost.delta,
+            claimed=None if published is None else max(map(published.claim, self._multipliers())),
+            refuted=None if published is None else published.refuted,
             by_owner=None
             if epsilons is None
             else (float(epsilons.min()), float(np.median(epsilons)), float(epsilons.max())),
@@ -272,7 +342,7 @@ class OwnerChannel:
             accountant=account.cost.accountant if account.cost is not None else "none",
             source=self._sources[0].name,
             numerics="float64 on a public power-of-two grid" if secure else "float64",
-            guarantee="sound" if noised else "none",
+            guarantee="none" if not noised else "sound" if self._published is None else "paper",
             ledger=self._ledger_name,
             outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + self._notes,
         )
@@ -280,106 +350,3 @@ class OwnerChannel:
     def close(self) -> None:
         """End cleanly: what was reserved and never begun returns to the budget; idempotent."""
         self.account.close()
-
-
-def open_owner_channel(
-    privacy: RecordPrivacy | None,
-    x: Sequence[Tensor],
-    *,
-    ids: tuple[str, ...],
-    caps: np.ndarray,
-    seed: int,
-    replicates: int = 1,
-    schedule: str = "",
-    fingerprint: str = "",
-    ledger_path: Path | None = None,
-    resume: bool = False,
-    replay: Sequence[tuple[int, str, Tensor]] | None = None,
-    notes: tuple[str, ...] = (),
-) -> OwnerChannel:
-    """Calibrate every owner's noise to its cap, open the ledger and return the channel.
-
-    Args:
-        privacy: settings; its ``epsilon`` is a budget for each owner over all its answers. None: nothing is clipped or
-            noised.
-        x: (n_i, D) rows of each owner's records.
-        ids: of the owners.
-        caps: (n,) int64, most answers of each owner, at least 1 where it may answer.
-        seed: of seeded noise.
-        replicates: R repetitions, each with its own noise; simulations, in memory.
-        schedule: one phrase for the report.
-        fingerprint, ledger_path, resume, replay, notes: as for :func:`~fedmtl.privacy.open_channel`.
-
-    Raises:
-        ConfigError: a budget that cannot be met, or repetitions of a private or a kept run.
-        ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
-    """
-    caps = np.asarray(caps, dtype=np.int64)
-    secure = privacy is not None and privacy.source == "secure"
-    if replicates > 1 and (secure or ledger_path is not None):
-        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
-    sources: list[NoiseSource] = [SecureSource() if secure else SeededSource(seed, r) for r in range(replicates)]
-    norm: Norm = "l1" if privacy is not None and privacy.mechanism == "laplace" else "l2"
-    records = [OwnerRecords.of(rows, norm) for rows in x]
-    if privacy is None or privacy.noiseless:
-        account = OwnerAccount(caps, cost=None, ledger=None, replicates=replicates)
-        return OwnerChannel(privacy, records, sources, account, ids=ids, schedule=schedule, replay=replay, notes=notes)
-    delta = privacy.resolved_delta(sum(len(rows) for rows in x))
-    header = read_header(ledger_path) if resume and ledger_path is not None else None
-    dimension = records[0].x.shape[1]
-    if header is not None and "caps" in header:
-        multipliers, caps = list(header["noise_multipliers"]), np.array(header["caps"], dtype=np.int64)
-    else:
-        multipliers, caps = _terms(privacy, ids, caps, dimension, delta)
-    events = tuple(_step(privacy, z, dimension) for z in multipliers)
-    ledger = None
-    if replicates == 1:
-        about = {
-            "account": "owner",
-            "privacy": asdict(privacy),
-            "delta": delta,
-            "caps": caps.tolist(),
-            "noise_multipliers": multipliers,
-        }
-        ledger = Ledger(
-            ledger_path, about, fingerprint=fingerprint, replays_free=not secure, clients=len(ids), resume=resume
-        )
-    account = OwnerAccount(caps, cost=Cost(delta, events), ledger=ledger, replicates=replicates)
-    in_memory = "in memory only: a crash forgets what was spent"
-    return OwnerChannel(
-        privacy,
-        records,
-        sources,
-        account,
-        multipliers=np.array(multipliers),
-        ids=ids,
-        schedule=schedule,
-        ledger_name=in_memory if ledger_path is None else ledger_path.name,
-        notes=notes,
-        replay=replay,
-    )
-
-
-def _step(privacy: RecordPrivacy, multiplier: float, dimension: int) -> StepEvent:
-    return StepEvent(LAWS[privacy.mechanism](multiplier).event(dimension), privacy.accountant)
-
-
-def _terms(
-    privacy: RecordPrivacy, ids: tuple[str, ...], caps: np.ndarray, dimension: int, delta: float
-) -> tuple[list[float], np.ndarray]:
-    """Noise multiplier and hard cap of each owner."""
-    multipliers, capped = [], caps.copy()
-    for k, budget in enumerate(privacy.budgets(ids)):
-        if privacy.noise_multiplier is None:
-            assert budget is not None
-            uses = max(1, int(caps[k]))
-            multipliers.append(
-                calibrate_multiplier(lambda z: _step(privacy, z, dimension), target=budget, delta=delta, uses=uses)
-            )
-            continue
-        multipliers.append(float(privacy.noise_multiplier))
-        if budget is not None:
-            step = _step(privacy, privacy.noise_multiplier, dimension)
-            fitting = largest_uses(step.event, budget, delta, accountant=step.accountant)
-            capped[k] = min(int(capped[k]), fitting)
-    return multipliers, capped

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import RecordPrivacy, open_owner_channel
+from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel
 from fedmtl.privacy.composition import epsilon
 
 COUNTS, D = (5, 20, 60), 4
@@ -253,3 +253,65 @@ def test_without_privacy_nothing_is_clipped_or_noised() -> None:
 def test_composition_at_delta_zero_is_the_sum_of_pure_epsilons() -> None:
     assert epsilon(dp_event.LaplaceDpEvent(4.0), 10, 0.0) == 2.5
     assert epsilon(dp_event.GaussianDpEvent(4.0), 10, 0.0) == math.inf
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_run_of_releases_is_its_releases(source: str) -> None:
+    replicates = 3 if source == "seeded" else 1
+    owners = torch.from_numpy(np.random.default_rng(1).integers(-1, 3, (replicates, 8)))
+    tiny = RecordPrivacy(clip_norm=0.5, noise_multiplier=1e-6, mechanism="l2_laplace", delta=1e-5, source=source)
+
+    def factors(owner: int, which: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-1, 1, COUNTS[owner], dtype=torch.float64)
+        return (1.0 + which + 10.0 * where)[:, None] * ramp
+
+    one, many = door(tiny, caps=(9,) * 3, replicates=replicates), door(tiny, caps=(9,) * 3, replicates=replicates)
+    for channel in (one, many):
+        channel.record = []
+        channel.begin(0, owners)
+    expected = [one.release(lambda k, w, i=i: factors(k, torch.full_like(w, i), w)) for i in range(8)]
+    first = many.release_run(5, factors)
+    rest = many.release_run(3, lambda owner, which, where: factors(owner, which + 5, where))
+    found = torch.cat([first, rest])
+    assert found.abs().max() > 0.1
+    assert torch.allclose(found, torch.stack(expected), rtol=1e-9, atol=0 if source == "seeded" else 1e-3)
+    assert (found[owners.T < 0] == 0).all()
+    assert [entry[0] for entry in many.record] == list(range(8))
+    assert all(torch.equal(entry[2], value) for entry, value in zip(many.record, found, strict=True))
+    with pytest.raises(PrivacyError, match="Fewer activations"):
+        many.release_run(1, factors)
+    if source == "seeded":
+        again = door(tiny, caps=(9,) * 3, replicates=replicates, replay=many.record)
+        again.begin(0, owners)
+        assert torch.equal(again.release_run(8, lambda *_: torch.full((1, 1), math.nan)), found)
+
+
+def test_local_noise_is_of_the_same_law_and_independent_of_the_releases() -> None:
+    wide = 3000
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism="l2_laplace", delta=1e-5)
+    channel = door(privacy, dimension=wide)
+    channel.begin(0, torch.tensor([[0, 1]]))
+    local = channel.local_noise()
+    assert local.shape == (2, 1, wide)
+    draws = [*local[:, 0].numpy(), *(channel.release(nothing)[0].numpy() for _ in range(2))]
+    for draw in draws[:2]:
+        assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(draw) < stats.gamma(wide).isf(1e-7)
+    assert np.abs(np.corrcoef(draws)[np.triu_indices(4, 1)]).max() < 6 / math.sqrt(wide)
+    assert (channel.mechanism, door(None).mechanism) == ("l2_laplace", None)
+    plain = door(None)
+    plain.begin(0, torch.tensor([[0, 1]]))
+    assert not plain.local_noise().any()
+
+
+def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="l2_laplace", delta=1e-5)
+    channel = door(privacy, published=Published(lambda z: 1.0 / z + 0.5, "a private state is not protected"))
+    assert channel.epsilon == 0.0
+    channel.begin(0, torch.tensor([[0]]))
+    report = channel.report
+    assert (channel.epsilon, report.epsilon, report.by_owner) == (math.inf, math.inf, None)
+    assert (report.claimed, report.guarantee) == (0.75, "paper")
+    assert report.refuted == "a private state is not protected"
+    assert report.headline.startswith("not private")
+    assert channel.caps.tolist() == [4, 4, 4], "caps hold as ever"
+    assert door(privacy).report.guarantee == "sound"
