@@ -218,21 +218,21 @@ class _Search:
 
     def run(self) -> SearchResult:
         chosen, scores = self._begin()
-        kept: tuple[int, Result] | None = None
+        kept: Result | None = None
         for index in range(len(scores), len(chosen)):
             began = time.monotonic()
             result = self._train(index, chosen[index])
             scores.append(self._score(index, chosen[index], result))
             self._write(chosen, scores)
             if _best(scores) == index:
-                kept = index, result
+                kept = result
             self._say(index, chosen[index], scores[-1], time.monotonic() - began)
         best = _best(scores)
         if best is None:
             return self._result(chosen, scores, None, None)
-        if kept is None or kept[0] != best:  # it was trained before an interruption
-            kept = best, self._train(best, chosen[best])
-        return self._result(chosen, scores, best, kept[1])
+        if kept is None:  # the best was trained before an interruption
+            kept = self._train(best, chosen[best])
+        return self._result(chosen, scores, best, kept)
 
     # The secret coins, and what is kept of them
 
