@@ -175,7 +175,8 @@ def test_every_choice_goes_with_every_other(algorithm: str, privacy: str, schedu
 
 def test_every_option_of_every_group_composes() -> None:
     root = ["data.root=x"]
-    needed = {"femnist": root, "school": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
+    needed = {"femnist": root, "school": root, "lending": root, "hospital": root, "adult": root,
+              "pmtl_femnist": root, "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():

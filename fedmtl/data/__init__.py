@@ -7,12 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
+from .adult import adult_owners, read_adult
 from .dataset import FederatedDataset
 from .digits import load_digits_clients
 from .examples import DataSpec, Examples
+from .hospital import hospital_owners, read_hospital
 from .leaf import read_femnist, read_leaf
+from .lending import lending_owners, read_lending
+from .owners import Domain, OwnerData
 from .partition import by_column, dirichlet, from_partition, shards
 from .school import read_school
+from .synthetic import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
 from .table import read_table
 from .transforms import Affine, Cast, Transform
 
@@ -20,26 +25,41 @@ __all__ = [
     "Affine",
     "Cast",
     "DataSpec",
+    "Domain",
     "Examples",
     "FederatedDataset",
+    "OwnerData",
+    "SyntheticTasks",
     "Transform",
+    "adult_owners",
     "by_column",
     "dirichlet",
     "from_partition",
+    "hospital_owners",
+    "lending_owners",
     "load_data",
     "load_digits_clients",
+    "load_synthetic_tasks",
+    "make_synthetic_tasks",
+    "read_adult",
     "read_femnist",
+    "read_hospital",
     "read_leaf",
+    "read_lending",
     "read_school",
     "read_table",
     "shards",
 ]
 
 LOADERS: dict[str, Callable[..., FederatedDataset]] = {
+    "adult": read_adult,
     "digits": load_digits_clients,
     "femnist": read_femnist,
+    "hospital": read_hospital,
     "leaf": read_leaf,
+    "lending": read_lending,
     "school": read_school,
+    "synthetic_tasks": load_synthetic_tasks,
     "table": read_table,
 }
 
@@ -48,8 +68,10 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
     """Data by name, as a config gives them.
 
     Args:
-        name: ``"digits"`` (:func:`load_digits_clients`), ``"femnist"`` (:func:`read_femnist`), ``"leaf"``
-            (:func:`read_leaf`), ``"school"`` (:func:`read_school`) or ``"table"`` (:func:`read_table`).
+        name: ``"adult"`` (:func:`read_adult`), ``"digits"`` (:func:`load_digits_clients`), ``"femnist"``
+            (:func:`read_femnist`), ``"hospital"`` (:func:`read_hospital`), ``"leaf"`` (:func:`read_leaf`),
+            ``"lending"`` (:func:`read_lending`), ``"school"`` (:func:`read_school`), ``"synthetic_tasks"``
+            (:func:`load_synthetic_tasks`) or ``"table"`` (:func:`read_table`).
         options: arguments of that function.
 
     Raises:

@@ -65,7 +65,7 @@ def read_table(
     file = Path(path)
     positive_int("read_table", min_examples=min_examples)
     check_fraction(test_fraction)
-    frame = _load(file, (client, *one_hot, *(() if labels is None else (target,))))
+    frame = load_frame(file, (client, *one_hot, *(() if labels is None else (target,))))
     if features is None:
         features = [column for column in frame.columns if column not in (client, target)]
     for role, column in [("client", client), ("target", target), *(("features", c) for c in features)]:
@@ -104,7 +104,7 @@ def read_table(
     )
 
 
-def _load(file: Path, text: Sequence[str]) -> pd.DataFrame:
+def load_frame(file: Path, text: Sequence[str]) -> pd.DataFrame:
     """The table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
     import pandas as pd
 

@@ -13,7 +13,12 @@ def test_data_by_name_are_the_loaders_data():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, "data.name is 'digit'; accepted: 'digits', 'femnist', 'leaf', 'school', 'table'"),
+        (
+            "digit",
+            {},
+            "data.name is 'digit'; accepted: 'adult', 'digits', 'femnist', 'hospital', 'leaf', 'lending', 'school', "
+            "'synthetic_tasks', 'table'",
+        ),
         (
             "digits",
             {"client": 5},

@@ -1,0 +1,132 @@
+"""Synthetic tasks: the stated model holds, exactly where it is exact and by its law where it is random."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from fedmtl.data import load_data, load_synthetic_tasks, make_synthetic_tasks
+from fedmtl.data.synthetic import keyed_normal, true_weights
+from fedmtl.errors import ConfigError
+
+ALPHA = 1e-6
+
+
+def blocks(given, side: str) -> tuple[np.ndarray, np.ndarray]:
+    part = given.data.side(side)
+    tasks = len(given.data)
+    return part.x.view(tasks, -1, part.x.shape[1]).double().numpy(), part.y.view(tasks, -1).double().numpy()
+
+
+@pytest.mark.parametrize("structure", ["low_rank", "group_sparse"])
+@pytest.mark.parametrize("problem", ["regression", "classification"])
+def test_without_noise_targets_are_those_of_the_true_models(structure, problem):
+    given = make_synthetic_tasks(7, structure=structure, problem=problem, noise=0, rank=2, seed=5)
+    for side, count in (("train", 60), ("test", 140)):
+        x, y = blocks(given, side)
+        assert x.shape == (7, count, 28)
+        for task in range(7):
+            score = x[task] @ given.weights[:, task].numpy()
+            expected = score if problem == "regression" else np.where(score > 0, 1, -1)
+            np.testing.assert_allclose(y[task], expected, rtol=1e-6, atol=1e-6)
+    assert given.domain.target == (1.0 if problem == "classification" else np.inf)
+
+
+def test_rows_have_unit_norm_and_never_more():
+    given = make_synthetic_tasks(50, features=5)
+    norms = np.linalg.norm(blocks(given, "train")[0], axis=2)
+    assert norms.max() <= given.domain.l2 == 1
+    assert norms.min() >= 1 - 2.0**-19
+    assert given.domain.l1 == 5**0.5
+
+
+def test_low_rank_and_group_sparse_models():
+    low = make_synthetic_tasks(40, features=12, rank=3).weights.numpy()
+    assert low.shape == (12, 40)
+    values = np.linalg.svd(low, compute_uv=False)
+    assert values[2] > 1
+    assert values[3] < 1e-10
+    sparse = make_synthetic_tasks(40, features=12, rank=3, structure="group_sparse").weights.numpy()
+    assert (sparse[3:] == 0).all()
+    assert (np.abs(sparse[:3]) > 0).all()
+    own = make_synthetic_tasks(40, features=12, rank=3, deviation=0.1).weights.numpy()
+    assert np.linalg.matrix_rank(own) == 12
+    assert scipy.stats.kstest((own - low).ravel() / 0.1, "norm").pvalue > ALPHA
+
+
+def test_the_laws_are_the_stated_ones():
+    given = make_synthetic_tasks(2000, train_examples=5, test_examples=1, features=6, rank=2, problem="regression",
+                                 noise=0.5)  # fmt: skip
+    x, y = blocks(given, "train")
+    weights = given.weights.numpy()
+    beta = scipy.stats.beta(2.5, 2.5)  # a coordinate of a uniform point of the sphere in 6 dimensions
+    for axis in range(6):
+        assert scipy.stats.kstest((1 + x[..., axis].ravel()) / 2, beta.cdf).pvalue > ALPHA
+    residual = y - np.einsum("tnd,dt->tn", x, weights)
+    assert scipy.stats.kstest(residual.ravel() / 0.5, "norm").pvalue > ALPHA
+    assert abs(np.corrcoef(residual[:, 0], residual[:, 1])[0, 1]) < 0.12  # 5 standard deviations
+    sizes = (weights**2).sum(0) * 2 / 6
+    assert scipy.stats.kstest(sizes, scipy.stats.chi2(2).cdf).pvalue > ALPHA
+    sparse = make_synthetic_tasks(2000, train_examples=1, test_examples=1, features=6, rank=2,
+                                  structure="group_sparse").weights.numpy()  # fmt: skip
+    assert scipy.stats.kstest(sparse[:2].ravel(), scipy.stats.uniform(-3, 6).cdf).pvalue > ALPHA
+
+
+def test_the_shared_directions_are_uniform():
+    """A fixed coordinate of the first direction, over seeds: also a coordinate of a uniform point of the sphere."""
+    found = []
+    for seed in range(400):
+        weights = true_weights(torch.tensor([1]), 4, "low_rank", 1, seed)
+        found.append(float(weights[0, 0] / weights.norm()))
+    assert scipy.stats.kstest((1 + np.array(found)) / 2, scipy.stats.beta(1.5, 1.5).cdf).pvalue > ALPHA
+
+
+def test_a_task_does_not_depend_on_how_many_there_are():
+    few = make_synthetic_tasks(3, train_examples=4, test_examples=2, seed=9, deviation=0.3)
+    many = make_synthetic_tasks(30, train_examples=9, test_examples=5, seed=9, deviation=0.3)
+    for side, count in (("train", 4), ("test", 2)):
+        for a, b in zip(blocks(few, side), blocks(many, side), strict=True):
+            np.testing.assert_array_equal(a, b[:3, :count])
+    torch.testing.assert_close(few.weights, many.weights[:, :3], rtol=1e-14, atol=0)
+    other = make_synthetic_tasks(3, train_examples=4, test_examples=2, seed=10, deviation=0.3)
+    assert not (few.data.train.x == other.data.train.x).any()
+    assert not (few.weights == other.weights).any()
+    x = np.concatenate([blocks(many, "train")[0], blocks(many, "test")[0]], axis=1).reshape(-1, 28)
+    assert len(np.unique(x, axis=0)) == len(x)
+
+
+def test_tasks_by_name():
+    data = load_data("synthetic_tasks", tasks=4, seed=2)
+    assert data.fingerprint() == load_synthetic_tasks(4, seed=2).fingerprint()
+    assert data.fingerprint() == make_synthetic_tasks(4, seed=2).data.fingerprint()
+    assert data.ids == ("task-0", "task-1", "task-2", "task-3")
+    assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == ((28,), None, (), torch.float32)
+
+
+def test_normal_numbers_by_inversion():
+    keys = torch.tensor([3, -8])
+    values = keyed_normal(1, "p", keys, 0, 20000).numpy()
+    for row in values:
+        assert scipy.stats.kstest(row, "norm").pvalue > ALPHA
+    assert abs(np.corrcoef(values)[0, 1]) < 5 / 20000**0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": 0}, r"make_synthetic_tasks\.tasks is 0"),
+        ({"train_examples": 0}, r"train_examples is 0"),
+        ({"test_examples": 1.5}, r"test_examples is 1\.5"),
+        ({"features": 0}, r"features is 0"),
+        ({"rank": 29}, r"rank is 29; it must be at most the number of features, 28"),
+        ({"noise": -1}, r"noise is -1"),
+        ({"deviation": float("nan")}, r"deviation is nan"),
+        ({"structure": "dense"}, r"structure is 'dense'; accepted: 'low_rank', 'group_sparse'"),
+        ({"problem": "ranking"}, r"problem is 'ranking'; accepted: 'regression', 'classification'"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_synthetic_tasks(**options)
