@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._check import one_of, positive, positive_int
 from ..channel import Channel
-from .canary import canaries_composed, canaries_per_release
+from .canary import canaries_composed, canaries_per_release, shortened
 from .charges import charges
 from .cohorts import cohorts
 from .findings import Finding, skipped
@@ -96,8 +96,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     if claims and "canary" in effort.checks:
         coins = auditor(seed, "canary")
         named = partial(seeds, seed)
-        findings += canaries_per_release(setup, claims, named, effort.canaries, effort.alpha, coins)
-        findings.append(canaries_composed(setup, claims, named, effort.canaries, effort.alpha, coins))
+        findings += canaries_per_release(shortened(setup), claims, named, effort.canaries, effort.alpha, coins)
+        findings.append(canaries_composed(shortened(setup), claims, named, effort.canaries, effort.alpha, coins))
     if "sampler" in effort.checks:
         one, two = seeds(seed, "cohorts", 2)
         claim = next(iter(claims.values()), None)
