@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._check import positive
 from .._files import write_bytes
-from ..errors import ConfigError, ResumeError
+from ..errors import ConfigError, PrivacyError, ResumeError
 from ..privacy import (
     ClientPrivacy,
     FullParticipation,
@@ -274,7 +274,13 @@ class _Search:
         if place is not None:
             store = self.settings.candidates[name].client_store
             trainer = replace(trainer, folder=place.root, client_store=store)
-        return trainer._run(place, place is not None and place.started)
+        result = trainer._run(place, place is not None and place.started)
+        if not result.epsilon <= self.plan.budget:
+            raise PrivacyError(
+                f"candidate {name!r}: a run spent epsilon = {result.epsilon:.6g}, more than the {self.plan.budget:.6g} "
+                f"that the search accounts for; nothing of it is released."
+            )
+        return result
 
     def _score(self, index: int, candidate: int, result: Result) -> float | None:
         """The noised mean score, through a channel of its own with its own ledger."""

@@ -146,8 +146,8 @@ def test_more_repetitions_and_quieter_scores_need_more_noise():
 
 
 def run_of(values):
-    """All of a run that its score depends on."""
-    return SimpleNamespace(personal_accuracy={f"client-{k}": float(v) for k, v in enumerate(values)})
+    """All of a run that a search looks at."""
+    return SimpleNamespace(personal_accuracy={f"client-{k}": float(v) for k, v in enumerate(values)}, epsilon=0.0)
 
 
 def drawn_by(monkeypatch, seeds: range, mean: float, shape: float) -> list[list[str]]:
@@ -547,6 +547,14 @@ def test_what_costs_nothing_may_differ():
     quiet = replace(PRIVACY, clip_norm=QuantileClip(initial=1.0, count_noise=0.1))
     with pytest.raises(PrivacyError, match="candidate 'loud': Adaptive clipping"):
         searching(candidates=mixed | {"loud": trainer(privacy=quiet)}).plan()
+
+
+def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, tmp_path):
+    whole = Trainer._run
+    monkeypatch.setattr(Trainer, "_run", lambda self, *place: replace(whole(self, *place), epsilon=math.inf))
+    with pytest.raises(PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"):
+        searching(folder=tmp_path / "run").fit()
+    assert not (tmp_path / "run/public").exists()
 
 
 def test_budgets_and_samplers_that_cannot_be_accounted_are_refused():
