@@ -97,8 +97,10 @@ class OwnerChannel:
         self._published = published
         self._replay = None if replay is None else {step: value for step, _, value in replay}
         self._counts = np.array([len(r.x) for r in records])
+        limit = self.bound * (1 - MARGIN)  # of norms; by record, of the factors of its row
+        self._limits = [torch.clamp(limit / r.norms, max=torch.finfo(torch.float64).max) for r in records]
         self._dimension = records[0].x.shape[1]
-        self._first, self._position = 0, 0
+        self._first, self._position, self._first_run = 0, 0, torch.zeros(1, dtype=torch.int64)
         self._owners = np.zeros((len(sources), 0), dtype=np.int64)
         self._noise = np.zeros((0, len(sources), self._dimension))
 
@@ -227,13 +229,16 @@ class OwnerChannel:
     def _released(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
         if self._position >= self._owners.shape[1]:
             raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
-        value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
         column = self._owners[:, self._position]
+        if len(column) == 1 and column[0] >= 0 and self._replay is None:
+            return self._finished(mean_of(int(column[0]), self._first_run).reshape(1, -1))
+        value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
         if self._replay is None:
-            for owner in {int(column[0])} if len(column) == 1 else np.unique(column).tolist():
-                if owner >= 0:
-                    where = torch.from_numpy(np.flatnonzero(column == owner))
-                    value[where] = mean_of(owner, where)
+            order = np.argsort(column, kind="stable")
+            for where in np.split(order, np.flatnonzero(np.diff(column[order])) + 1):
+                if column[where[0]] >= 0:
+                    chosen = torch.from_numpy(where)
+                    value[chosen] = mean_of(int(column[where[0]]), chosen)
         return self._finished(value)
 
     def _finished(self, value: Tensor) -> Tensor:
@@ -256,11 +261,10 @@ class OwnerChannel:
 
     def _clipped_mean(self, owner: int, scale: Tensor) -> Tensor:
         records = self._records[owner]
-        scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
+        if not math.isfinite(scale.sum().item()):
+            scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
         if self._privacy is not None:
-            norms = scale.abs() * records.norms
-            limit = self._privacy.clip_norm * (1 - MARGIN)
-            scale = scale * torch.clamp(limit / torch.clamp(norms, min=limit), max=1.0)
+            scale = torch.clamp(scale, -self._limits[owner], self._limits[owner])  # |s_j| ||x_j|| <= C
         return scale @ records.x / len(records.x)
 
     def _noised(self, value: Tensor, at: int, column: np.ndarray) -> Tensor:
