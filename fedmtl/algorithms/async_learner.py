@@ -1,0 +1,372 @@
+"""The asynchronous central learner of Farokhi, Wu, Smith, Kaafar.
+
+"The Cost of Privacy in Asynchronous Differentially-Private Machine Learning", IEEE TIFS 2021, Algorithm 1.
+
+    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)      (1), (2)
+
+with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a time, when their
+own clocks tick; the learner keeps a central model theta_L and a copy theta_i for each of the N owners, all 0 at first.
+At a tick owner i answers with the noised mean gradient Qbar_i of its records at tbar (equations (3), (4)), and
+
+    tbar    = (theta_L + theta_i) / 2                                                              (6)
+    theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
+    theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
+
+where a = rho / (T^2 sigma). The printed (7) has (N - 1) / N in place of 1/2, which together with (5) minimizes
+another function; the paper's own proof (eta = 1 / (2 N), f_L = (1 - eta N) g) gives 1/2. They agree for N = 2 only.
+
+The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
+theta_L and every theta_i are functions of releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import one_of, positive, positive_int
+from ..errors import ConfigError, PrivacyError
+from ..privacy import OwnerChannel
+from .base import Problem, State
+from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared
+from .store import ClientStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncLearner:
+    """Settings of the asynchronous learner; all of them public.
+
+    Args:
+        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.LinearLoss`.
+        reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
+        theta_max: bound on ||theta||_inf, above 0.
+        step: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for which
+            the sum of a over a run moves the mean of the models by kappa / 2 in units of gradient flow.
+        kappa: of ``step="auto"``, above 0; :func:`~fedmtl.algorithms.collaboration.choose_kappa` chooses it by noisy
+            simulation on public rows.
+        horizon: T, planned number of ticks; None: the problem's number of events.
+        cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
+            hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
+            although it gives about T / N (safe, and N times too noisy).
+        groups: fixed groups of owners, by id, who answer the same query (Remark 2); others stay alone. Each member
+            noises its own answer, the learner averages them by numbers of records, and N counts groups. A group's
+            models move when its last member has answered; several answers of a member to one query are averaged.
+        frequencies: how often owners answer (Remark 4): a public positive number for each owner, in the order of the
+            data (a group counts as its slowest member), or ``"observed"``: the frequencies so far, (k_i + 1) / (k + N).
+            Answers are weighted by 1 / (N frequency), after the noise. None: equal weights.
+        bound: what bounds one record's gradient. ``"clip"``: the release clips every record. ``"domain"``: ``domain``
+            bounds all gradients by Xi (:attr:`xi`), which must be within the clip norm of the privacy settings; then a
+            query of the squared loss costs nothing per record, from sufficient statistics.
+        domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``.
+        guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+
+    loss: LossName = "squared"
+    reg: float = 1e-5
+    theta_max: float = 10.0
+    step_size: float | Literal["auto"] = "auto"
+    kappa: float = 10.0
+    horizon: int | None = None
+    cap: int | Literal["horizon"] | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
+    frequencies: tuple[float, ...] | Literal["observed"] | None = None
+    bound: Literal["clip", "domain"] = "clip"
+    domain: DomainBound | None = None
+    guarantee: Literal["sound", "paper"] = "sound"
+    name: str = "async_learner"
+
+    def __post_init__(self) -> None:
+        LinearLoss(self.loss)
+        positive(self, reg=self.reg, theta_max=self.theta_max, kappa=self.kappa)
+        if self.step_size != "auto":
+            positive(self, step_size=self.step_size)
+        if self.horizon is not None:
+            positive_int(self, horizon=self.horizon)
+        if self.cap is not None and self.cap != "horizon":
+            positive_int(self, cap=self.cap)
+        one_of(self, ("clip", "domain"), bound=self.bound)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
+        if self.frequencies is not None and self.frequencies != "observed":
+            object.__setattr__(self, "frequencies", tuple(self.frequencies))
+            for value in self.frequencies:
+                positive(self, frequencies=value)
+        if self.bound == "domain" and self.domain is None:
+            raise ConfigError(
+                "AsyncLearner.bound='domain' needs domain=DomainBound(x_l1=..., y=...), which are public."
+            )
+
+    @property
+    def xi(self) -> float | None:
+        """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
+        return None if self.domain is None else self.domain.xi(LinearLoss(self.loss), self.theta_max)
+
+    def rows(self, problem: Problem) -> list[Tensor]:
+        """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.
+
+        Raises:
+            ModelError: the model is not linear.
+            DataError: targets that do not suit the loss.
+        """
+        return list(self._work(problem).data.x)
+
+    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
+        """Most answers of each owner, int64 (n,): what noise is calibrated to."""
+        given = np.asarray(schedule_caps, dtype=np.int64)
+        if self.cap == "horizon":
+            return np.full_like(given, self.horizon or problem.rounds)
+        return given if self.cap is None else np.minimum(given, self.cap)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """All models 0."""
+        return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
+
+    def step(self, problem: Problem, state: State, block: Any, channel: OwnerChannel) -> State:
+        """All activations of the block, in order; each needs the one before it."""
+        work = self._work(problem)
+        work.advance(state.public, block.client, channel, self.effective_step(work.copies, problem))
+        return state
+
+    def effective_step(self, copies: int, problem: Problem) -> float:
+        """a, for N = ``copies`` owners or groups."""
+        if self.step_size != "auto":
+            return float(self.step_size)
+        ticks = (
+            (self.horizon or problem.rounds) * copies / problem.clients
+        )  # a group's tick is all its members' answers
+        return self.kappa * (copies + 1) / (2 * ticks)
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The central model for everyone, (k, p)."""
+        return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1).clone()
+
+    def shared(self, state: State) -> Tensor | None:
+        """theta_L, (p,) float64."""
+        return state.public["theta_l"][0]
+
+    def conflicts(self, problem: Problem) -> Literal["all"]:
+        """Every event moves the central model; :meth:`step` takes blocks of any length in order."""
+        return "all"
+
+    def _work(self, problem: Problem) -> Work:
+        return prepared(problem, self, lambda: Work.of(self, LinearData.of(problem), problem.data.ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What the updates need besides the state; a function of the settings and the records.
+
+    Attributes:
+        settings: of the learner.
+        data: the owners' records, forced into the domain where one is given.
+        copy_of: int64 (n,), the copy theta_i that an owner's answers move.
+        copies: N, owners or groups.
+        weights: float64 (N,), factors of (n_i / n) Qbar_i.
+        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss, else None.
+    """
+
+    settings: AsyncLearner
+    data: LinearData
+    copy_of: np.ndarray
+    copies: int
+    weights: np.ndarray
+    statistics: tuple[tuple[Tensor, Tensor], ...] | None
+
+    @classmethod
+    def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> Work:
+        """From records; ``ids`` name the owners."""
+        LinearLoss(settings.loss).check_targets(data.y, data.name)
+        data = data if settings.domain is None else data.bounded(settings.domain)
+        copy_of = _copies(settings.groups, ids)
+        copies = int(copy_of.max()) + 1
+        weights = np.ones(copies)
+        if isinstance(settings.frequencies, tuple):
+            if len(settings.frequencies) != len(ids):
+                raise ConfigError(
+                    f"AsyncLearner.frequencies has {len(settings.frequencies)} numbers for {len(ids)} owners; "
+                    f"give one to each, in the order of the data."
+                )
+            slowest = np.full(copies, np.inf)
+            np.minimum.at(slowest, copy_of, np.array(settings.frequencies, dtype=np.float64))
+            weights = slowest.sum() / (copies * slowest)
+        statistics = None
+        if settings.loss == "squared":
+            statistics = tuple(
+                (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
+            )
+        return cls(settings, data, copy_of, copies, weights, statistics)
+
+    def start(self, replicates: int) -> dict[str, Tensor]:
+        """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
+        query point (R, N, p) that is being answered, sums of answers (R, n, p) and their numbers (R, n)."""
+        r, n, p = replicates, len(self.data.x), self.data.dimension
+        shapes: dict[str, tuple[int, ...]] = {"theta_l": (r, p), "theta": (r, self.copies, p)}
+        if self.settings.frequencies == "observed":
+            shapes["events"] = (r, self.copies)
+        if self.copies < n:
+            shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
+        return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: float) -> None:
+        """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
+
+        Raises:
+            PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
+        """
+        run = _Run(self, {name: value.numpy() for name, value in public.items()}, channel, a)
+        move = run.move_groups if self.copies < len(self.data.x) else run.move
+        for who in clients.numpy().T.copy():
+            move(who)
+
+
+class _Run:
+    """The updates of one block, on the arrays of the state."""
+
+    def __init__(self, work: Work, state: dict[str, np.ndarray], channel: OwnerChannel, a: float) -> None:
+        settings, counts = work.settings, work.data.counts.numpy()
+        self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
+        self.central, self.own = state["theta_l"], state["theta"]
+        self.top, n_copies = settings.theta_max, work.copies
+        slope = 2 * settings.reg  # grad g(theta) = 2 reg theta
+        self.keep_own = 1 - a * slope / 2  # (5): a N / (2 N)
+        share = 0.5 if settings.guarantee == "sound" else (n_copies - 1) / n_copies
+        self.keep_central = 1 - a * share * slope  # (7'), or the printed (7)
+        self.gain = a * n_copies * counts / counts.sum() * work.weights[work.copy_of]  # of Qbar_i in (5), (n,)
+        self.points = np.zeros_like(self.central)
+        self.query = torch.from_numpy(self.points)
+        self.alone = len(self.points) == 1
+        self.every = np.arange(len(self.points))
+        self.release = self._door(channel)
+
+    def _door(self, channel: OwnerChannel) -> Callable[[], np.ndarray]:
+        settings = self.work.settings
+        if settings.bound == "domain":
+            xi = settings.xi
+            if xi is None or xi > channel.bound:
+                raise PrivacyError(
+                    f"The domain bounds gradients by Xi = {xi:g}, but clip_norm is {channel.bound:g}; set "
+                    f"clip_norm to at least {xi:g}, or bound='clip'."
+                )
+            return lambda: channel.release_bounded(self.means).numpy()
+        if self.work.statistics is not None and channel.bound == np.inf:
+            return lambda: channel.release_bounded(self.means).numpy()  # nothing is clipped
+        return lambda: channel.release(self.scales).numpy()
+
+    # What owners compute at the query points
+
+    def scales(self, owner: int, where: Tensor) -> Tensor:
+        """(k, n_i) factors of the rows at the points of repetitions ``where``."""
+        points = self.query if self.alone else self.query[where]
+        return self.loss.scale(points, self.work.data.x[owner], self.work.data.y[owner])
+
+    def means(self, owner: int, where: Tensor) -> Tensor:
+        """(k, p) mean gradients, equation (3)."""
+        if self.work.statistics is None:
+            x = self.work.data.x[owner]
+            return self.scales(owner, where) @ x / len(x)
+        second, first = self.work.statistics[owner]
+        return torch.addmm(first, self.query if self.alone else self.query[where], second, beta=-1)
+
+    # What the learner computes
+
+    def move(self, who: np.ndarray) -> None:
+        """One activation of every repetition, owners ``who`` (R,); -1 is nobody."""
+        at: Any = (slice(0, 1), who[0]) if self.alone else (self.every, who)  # a view where there is one
+        np.add(self.central, self.own[at], out=self.points)  # (6); nobody's is not used
+        self.points *= 0.5
+        answer = self.release()
+        active = self.alone and who[0] >= 0
+        if active or (not self.alone and who.min() >= 0):
+            gain = self.gain[who[0]] if self.alone else self.gain[who][:, None]
+            self._update(at, slice(None), self.points, answer * (gain * self._weights(at)))
+        elif not self.alone:
+            some = np.flatnonzero(who >= 0)
+            at = (some, who[some])
+            self._update(at, some, self.points[some], answer[some] * (self.gain[at[1]][:, None] * self._weights(at)))
+
+    def _update(self, at: Any, where: Any, tbar: np.ndarray, push: np.ndarray) -> None:
+        """(5) and (7') at copies ``at`` of repetitions ``where``; ``push`` is a N (n_i / n) Qbar_i, weighted."""
+        moved = tbar * self.keep_own
+        moved -= push
+        self.own[at] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
+        moved = tbar * self.keep_central
+        self.central[where] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
+
+    def _weights(self, at: Any) -> Any:
+        """Reciprocal observed frequencies (Remark 4) of copies that act now, (k, 1); 1 where they are not asked for."""
+        if "events" not in self.state:
+            return 1.0
+        events, n_copies = self.state["events"], self.work.copies
+        events[at] += 1
+        total = events.sum(1)[at[0]]
+        return ((total + n_copies) / (n_copies * (events[at] + 1)))[:, None]
+
+    def move_groups(self, who: np.ndarray) -> None:
+        """As :meth:`move` where owners answer in groups: a group moves when its last member has answered."""
+        answers, sums, query, copy_of = (
+            self.state["answers"],
+            self.state["sums"],
+            self.state["query"],
+            self.work.copy_of,
+        )
+        where = np.flatnonzero(who >= 0)
+        owner, group = who[where], copy_of[who[where]]
+        members = copy_of[None, :] == group[:, None]  # (k, n)
+        new = ~(members & (answers[where] > 0)).any(1)
+        query[where[new], group[new]] = 0.5 * (self.central[where[new]] + self.own[where[new], group[new]])  # (6)
+        self.points[where] = query[where, group]
+        answer = self.release()
+        sums[where, owner] += answer[where]
+        answers[where, owner] += 1
+        done = (~members | (answers[where] > 0)).all(1)
+        if not done.any():
+            return
+        where, group, members = where[done], group[done], members[done]
+        share = np.where(members, self.gain / np.maximum(answers[where], 1), 0.0)  # of each sum, (k, n)
+        push = np.einsum("kn,knp->kp", share, sums[where])
+        at = (where, group)
+        tbar = 0.5 * (self.central[where] + self.own[at])
+        self._update(at, where, tbar, push * self._weights(at))
+        sums[where] = np.where(members[:, :, None], 0.0, sums[where])
+        answers[where] = np.where(members, 0.0, answers[where])
+
+
+def _copies(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.ndarray:
+    """int64 (n,): the number of each owner's copy; groups first come in the order of their first member."""
+    place = {name: k for k, name in enumerate(ids)}
+    leader = np.arange(len(ids))
+    seen: set[str] = set()
+    for group in groups:
+        for name in group:
+            if name not in place:
+                raise ConfigError(f"AsyncLearner.groups names {name!r}; the owners are {ids[0]!r} .. {ids[-1]!r}.")
+            if name in seen:
+                raise ConfigError(f"AsyncLearner.groups has owner {name!r} twice; an owner is in one group at most.")
+            seen.add(name)
+        if not group:
+            raise ConfigError("AsyncLearner.groups has an empty group; each needs at least 1 owner.")
+        leader[[place[name] for name in group]] = min(place[name] for name in group)
+    return np.unique(leader, return_inverse=True)[1].astype(np.int64)
+
+
+def expand_groups(copies: Tensor, groups: list[list[int]]) -> Tensor:
+    """Ticks of groups as activations of their members, one after the other.
+
+    Args:
+        copies: int64 (R, S), which group ticks; -1 is nobody.
+        groups: positions of the members of each group.
+
+    Returns:
+        int64 (R, S'), the owners, -1 after the last one of a repetition.
+    """
+    rows = [[owner for group in row if group >= 0 for owner in groups[group]] for row in copies.tolist()]
+    width = max((len(row) for row in rows), default=0)
+    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int64).reshape(len(rows), width)
