@@ -67,6 +67,11 @@ def test_the_laws_are_the_stated_ones():
     residual = y - np.einsum("tnd,dt->tn", x, weights)
     assert scipy.stats.kstest(residual.ravel() / 0.5, "norm").pvalue > ALPHA
     assert abs(np.corrcoef(residual[:, 0], residual[:, 1])[0, 1]) < 0.12  # 5 standard deviations
+    draws = [x.reshape(2000, -1), residual, weights.T]
+    for i, a in enumerate(draws):
+        for b in draws[:i]:
+            cross = np.corrcoef(a.T, b.T)[: a.shape[1], a.shape[1] :]
+            assert np.abs(cross).max() < 6 / 2000**0.5
     sizes = (weights**2).sum(0) * 2 / 6
     assert scipy.stats.kstest(sizes, scipy.stats.chi2(2).cdf).pvalue > ALPHA
     sparse = make_synthetic_tasks(2000, train_examples=1, test_examples=1, features=6, rank=2,
