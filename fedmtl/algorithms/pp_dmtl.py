@@ -1,0 +1,342 @@
+"""PP-DMTL: private multi-task learning by asynchronous proximal gradient, with an untrusted server.
+
+Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with Asynchronous Updates", KDD 2017.
+
+    min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
+
+P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and waits for nobody;
+the server puts it in column t of a matrix S whose other columns stay as they are, takes one proximal step on all of P
+and returns p_t, which task t uses at its next activation (Algorithm 1). The protected unit is a record of a task, the
+observers are the server and the other tasks, neighbours differ by one record replaced.
+
+``guarantee="sound"``: the published accounting bounds one step of q_t from the *same* q_t, but q_t is a private state
+that nothing noises, so its sensitivity grows along the run (:func:`published_sensitivity`). Here one clipped, noised
+gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then
+functions of releases alone. After training, q_t is fitted once to the raw records and never sent.
+
+``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite.
+
+    algorithm = PPDMTL(loss="logistic", lam=0.015, tau=1e-3)
+    channel = open_owner_channel(RecordPrivacy(clip_norm=1.0, epsilon=10.0, mechanism="l2_laplace"),
+                                 algorithm.rows(problem), ids=problem.data.ids, caps=np.full(20, 5), seed=0)
+    state = algorithm.init(problem)
+    channel.begin(0, block.client)
+    state = algorithm.step(problem, state, block, channel)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import non_negative, one_of, positive
+from ..errors import ConfigError, PrivacyError
+from ..privacy import OwnerChannel, Published
+from ..schedules import EventTable, block_bounds
+from .base import Problem, State
+from .linear import LinearData, LinearLoss
+from .pp_dmtl_server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
+from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, own_step
+
+REFUTED = (
+    "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private state without noise, "
+    "whose sensitivity after k iterations grows up to S1 (1 - (1 - a1 tau)^k) / (a1 tau)"
+)
+
+
+def published_sensitivity(a1: float, tau: float, slope: float, row_norm: float, records: int, steps: int) -> float:
+    """Bound on how far q_t moves after ``steps`` iterations when one record is replaced, where Lemma 1 has one step.
+
+    With ``S1 = 2 a1 C1 C2 / n_t`` (Lemma 1) every step adds S1 and shrinks what was there by ``1 - a1 tau`` at least
+    (a gradient step on a convex function expands nothing, a1 <= 1 / (L + tau)): ``S1 (1 - (1 - a1 tau)^k) / (a1 tau)``.
+
+    Args:
+        a1, tau: step size and ridge of q_t.
+        slope: C2, bound on abs(l').
+        row_norm: C1, bound on ||x||_2.
+        records: n_t.
+        steps: k.
+    """
+    shrink = a1 * tau
+    growth = float(steps) if shrink == 0 else (1 - (1 - shrink) ** steps) / shrink
+    return 2 * a1 * row_norm * slope / records * growth
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPDMTL:
+    """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
+
+    Args:
+        loss: ``"logistic"``, or ``"squared"``: (y - w.x)^2, without 1/2.
+        lam: lambda, the strength of r(P). The server's proximal threshold is ``a2 lam``.
+        threshold: that threshold itself (the paper's mu), in place of ``lam``.
+        tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
+        a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
+        a2: step size of P; at most ``2 / ((2 T + 1) L)`` for T tasks, which ``None`` takes: a gradient is used up to
+            2 T events after it was taken, and larger steps diverge.
+        smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
+            B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
+            be public knowledge; only stability rests on it.
+        row_norm: features are shortened to this L2 norm, a public constant; the 1 of a bias stays.
+        penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
+        own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
+        guarantee: ``"sound"`` or ``"paper"``.
+        gauss_seidel: the gradient is taken at the new q_t (Algorithm 1) and not at the old one. ``None``: True in
+            ``"paper"``. ``"sound"`` cannot, since its new q_t is made of that very release.
+        exact_q: solve for q_t (Equation 8) in place of one step; ``"paper"`` only.
+        start: of q_t, ``"zero"``, or ``"single_task"``, the fit of the task alone that Algorithm 1 starts from;
+            ``"paper"`` only.
+        query_epsilon: epsilon_1, of the noise z1 at the point where the gradient is taken. ``None``: that of the
+            release. ``"paper"`` only.
+        refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent. ``None``: True in
+            ``"sound"``, False in ``"paper"``.
+        refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
+
+    Raises:
+        ConfigError: a value outside these ranges, or one that the guarantee does not allow.
+    """
+
+    loss: Literal["logistic", "squared"] = "logistic"
+    lam: float = 0.015
+    threshold: float | None = None
+    tau: float = 1e-3
+    a1: float = 0.0
+    a2: float | None = None
+    smoothness: float | None = None
+    row_norm: float = 1.0
+    penalty: SharedPenalty = "nuclear"
+    own_penalty: OwnPenalty = "frobenius"
+    guarantee: Literal["sound", "paper"] = "sound"
+    gauss_seidel: bool | None = None
+    exact_q: bool = False
+    start: Literal["zero", "single_task"] = "zero"
+    query_epsilon: float | None = None
+    refine: bool | None = None
+    refine_tau: float | None = None
+
+    name = "pp_dmtl"
+
+    def __post_init__(self) -> None:
+        one_of(self, ("logistic", "squared"), loss=self.loss)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, ("zero", "single_task"), start=self.start)
+        non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
+        positive(self, row_norm=self.row_norm)
+        for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
+            if getattr(self, field) is not None:
+                positive(self, **{field: getattr(self, field)})
+        if self.threshold is not None:
+            non_negative(self, threshold=self.threshold)
+        if self.guarantee == "sound":
+            self._check_sound()
+        if self.tau == 0 and (self.exact_q or self.start == "single_task" or (self.refines and not self.refine_tau)):
+            raise ConfigError(
+                "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
+                "refine_tau for the refinement alone."
+            )
+
+    def _check_sound(self) -> None:
+        reasons = {
+            "gauss_seidel": "takes the gradient at the new q_t, which in this mode is made of that very release",
+            "exact_q": "moves q_t by the raw records, and nothing noises q_t",
+            "query_epsilon": "is of the noise z1 of Algorithm 1; here the points of the gradients are public",
+        }
+        for field, reason in reasons.items():
+            if getattr(self, field):
+                raise ConfigError(f"PPDMTL.{field} {reason}: with guarantee='sound' leave it out.")
+        if self.start != "zero":
+            raise ConfigError(
+                "PPDMTL.start='single_task' is a fit of raw records, and nothing noises q_t: with guarantee='sound' it "
+                "must be 'zero'."
+            )
+
+    @property
+    def refines(self) -> bool:
+        """Whether the personal models fit q_t to the raw records."""
+        return self.guarantee == "sound" if self.refine is None else self.refine
+
+    # What it needs of the problem
+
+    def rows(self, problem: Problem) -> list[Tensor]:
+        """The rows x_j of every task, (n_t, p) float64, within the bound of the domain."""
+        return list(self._data(problem).x)
+
+    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
+        """(n,) int64, the most answers of each task: as many as the schedule has."""
+        return np.asarray(schedule_caps, dtype=np.int64).copy()
+
+    def conflicts(self, problem: Problem) -> Literal["none"]:
+        """A gradient of a task is taken at a point that its own last activation fixed, so those of different tasks are
+        computed together; the server's steps are taken in order within :meth:`step`."""
+        return "none"
+
+    def published(self, problem: Problem) -> Published | None:
+        """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
+        if self.guarantee == "sound":
+            return None
+        return Published(lambda z: 1.0 / z + (1.0 / z if self.query_epsilon is None else self.query_epsilon), REFUTED)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """P = S = 0, no data are read; except with ``start="single_task"``.
+
+        Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
+        that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)); where P is large,
+        ``basis`` and ``basis_use`` carry the server's decomposition from event to event.
+
+        Raises:
+            ConfigError: a step size beyond the stable ones.
+        """
+        self._steps(problem)
+        shape = (replicates, problem.clients, problem.dimension)
+        names = ("shared", "stale", "returned") + (("own",) if self.guarantee == "sound" else ())
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
+        public |= carried_basis(replicates, problem.clients, problem.dimension, self.penalty)
+        if self.guarantee == "sound":
+            return State(public, problem.client_store({}))
+        store = problem.client_store({"own": ((replicates, problem.dimension), torch.float64)})
+        if self.start == "single_task":
+            data, zero = self._data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
+            for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+                own = fit_own(self._loss, x, y, zero, self.tau, self.own_penalty)
+                store.scatter("own", torch.tensor([task]), own.expand(1, replicates, -1))
+        return State(public, store)
+
+    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
+        """All activations of a block, of all replicates; in place."""
+        data, (a2, threshold) = self._data(problem), self._steps(problem)
+        table = EventTable(block.step, block.time, block.client, block.client)
+        bounds = block_bounds(table, "none", max(1, len(table))).tolist()
+        noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
+        prox = SharedProx(state.public, self.penalty, threshold)
+        clients = block.client.T  # (S, R)
+        for start, stop in pairwise(bounds):
+            part = clients[start:stop]
+            if noise is None:
+                released = self._sound_answers(data, state, part, channel)
+            else:
+                released = self._paper_answers(data, state, part, channel, noise[start:stop])
+            serve(state.public, part, released, a2, prox)
+        prox.keep()
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if ``refines``."""
+        shared = state.public["shared"][0][clients]
+        if not self.refines:
+            own = self._own(state)[0][clients]
+        elif len(clients):
+            data, tau = self._data(problem), self.tau if self.refine_tau is None else self.refine_tau
+            fits = [
+                fit_own(self._loss, data.x[t], data.y[t], p, tau, self.own_penalty)
+                for t, p in zip(clients.tolist(), shared, strict=True)
+            ]
+            own = torch.stack(fits)
+        else:
+            own = torch.zeros_like(shared)
+        return (shared + own).to(problem.initial)
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: P has a column for every task, and no model is common to all."""
+        return None
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """Equation (2) on the training records, (R,) float64, not private."""
+        data, own = self._data(problem), self._own(state)
+        shared = state.public["shared"]
+        a2, threshold = self._steps(problem)
+        total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
+        total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
+        for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+            total = total + self._loss.value(shared[:, t] + own[:, t], x, y).mean(1)
+        return total
+
+    # Inside
+
+    @property
+    def _loss(self) -> LinearLoss:
+        return LinearLoss(self.loss)
+
+    def _data(self, problem: Problem) -> LinearData:
+        return bounded_rows(problem, self._loss, self.row_norm)
+
+    def _own(self, state: State) -> Tensor:
+        """Q (R, T, p)."""
+        if self.guarantee == "sound":
+            return state.public["own"]
+        return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
+
+    def _steps(self, problem: Problem) -> tuple[float, float]:
+        """a2 and the proximal threshold."""
+        bias = problem.dimension - int(np.prod(problem.data.spec.shape))
+        smooth = self._loss.smoothness((self.row_norm**2 + bias) ** 0.5) if self.smoothness is None else self.smoothness
+        largest = 2.0 / ((2 * problem.clients + 1) * smooth)
+        a2 = largest if self.a2 is None else self.a2
+        if a2 > largest * (1 + 1e-9):
+            raise ConfigError(
+                f"PPDMTL.a2 is {a2:g}; with {problem.clients} tasks and L = {smooth:g} it must be at most "
+                f"2 / ((2 T + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every event, and one "
+                f"is up to 2 T events old. A smaller public bound on the curvature may be given as smoothness."
+            )
+        if self.a1 * (smooth + self.tau) > 1 + 1e-9:
+            raise ConfigError(
+                f"PPDMTL.a1 is {self.a1:g}; with L = {smooth:g} it must be at most 1 / (L + tau) = "
+                f"{1 / (smooth + self.tau):.4g}."
+            )
+        return a2, a2 * self.lam if self.threshold is None else self.threshold
+
+    def _sound_answers(self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel) -> Tensor:
+        """One release for both blocks: G_t at p_t + q_t, then q_t <- q_t - a1 (G_t + tau q_t). (S, R, p)."""
+        returned, own, loss = state.public["returned"], state.public["own"], self._loss
+
+        def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
+            return loss.scale(returned[where, task] + own[where, task], data.x[task], data.y[task])
+
+        released = channel.release_run(len(part), scales)
+        if self.a1 > 0:
+            which, where = (part >= 0).nonzero(as_tuple=True)
+            task = part[which, where]
+            q = own[where, task]
+            own[where, task] = own_step(q, released[which, where], self.a1, self.tau, self.own_penalty)
+        return released
+
+    def _paper_answers(
+        self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel, noise: Tensor
+    ) -> Tensor:
+        """Algorithm 1, lines 10-13: q_t moves on raw records; G_t = mean gradient at p_t + q_t + z1, plus z2."""
+        returned, store, loss = state.public["returned"], state.private, self._loss
+        points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
+        for task in part[part >= 0].unique().tolist():
+            which, where = (part == task).nonzero(as_tuple=True)
+            x, y, p = data.x[task], data.y[task], returned[where, task]
+            row = store.gather("own", torch.tensor([task]))
+            q = row[0, where]
+            if self.exact_q:
+                new = torch.stack([fit_own(loss, x, y, one, self.tau, self.own_penalty) for one in p])
+            else:
+                new = own_step(q, loss.scale(p + q, x, y) @ x / len(x), self.a1, self.tau, self.own_penalty)
+            points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
+            row[0, where] = new
+            store.scatter("own", torch.tensor([task]), row)
+        return channel.release_run(
+            len(part), lambda task, which, where: loss.scale(points[which, where], data.x[task], data.y[task])
+        )
+
+    def _query_noise(self, channel: OwnerChannel, data: LinearData, clients: Tensor) -> Tensor:
+        """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / n_t."""
+        if channel.noise_multipliers is None:
+            return channel.local_noise()
+        if channel.mechanism != "l2_laplace":
+            raise PrivacyError(
+                f"PPDMTL with guarantee='paper' adds noise of density exp(-b ||z||_2), mechanism 'l2_laplace'; the "
+                f"releases have {channel.mechanism!r}."
+            )
+        inverse = channel.noise_multipliers if self.query_epsilon is None else 1.0 / self.query_epsilon
+        scale = torch.as_tensor(2 * self.a1 * channel.bound / data.counts.numpy() * inverse)
+        return channel.local_noise() * scale[clients.clamp(min=0)][:, :, None]

@@ -1,0 +1,141 @@
+"""What a task of PP-DMTL does alone: its rows, and the exact fit of its own part q_t on its raw records."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ..optim.proximal import (
+    Penalty,
+    half_squared_norm,
+    l1_norm,
+    prox_half_squared,
+    prox_l1,
+    prox_rows,
+    row_norm,
+)
+from .linear import LinearData, LinearLoss, prepared
+
+if TYPE_CHECKING:
+    from .base import Problem
+
+OwnPenalty = Literal["frobenius", "l1", "l2"]
+
+_MARGIN = 2.0**-40
+_NEWTON_STEPS, _GRADIENT_STEPS = 100, 100_000
+
+
+def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float) -> LinearData:
+    """The training records of every task with features shortened to ``||x||_2 <= row_norm``; a bias's 1 stays.
+
+    The bound is a constant of the domain: it is enforced row by row, and never fitted. A record that is not finite
+    becomes zero features and target. Made once for each pair of data and model.
+
+    Raises:
+        DataError: targets that do not suit the loss.
+    """
+
+    def build() -> LinearData:
+        data = LinearData.of(problem)
+        loss.check_targets(data.y, data.name)
+        limit, width = row_norm * (1 - _MARGIN), data.dimension - int(data.bias)
+        xs, ys = [], []
+        for x, y in zip(data.x, data.y, strict=True):
+            norms = torch.linalg.vector_norm(x[:, :width], dim=1, keepdim=True)
+            valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
+            features = torch.where(valid, x[:, :width] * (limit / norms.clamp(min=limit)), 0.0)
+            xs.append(torch.cat([features, x[:, width:]], dim=1))
+            ys.append(torch.where(valid[:, 0], y, 0.0))
+        return LinearData(tuple(xs), tuple(ys), data.bias, data.name)
+
+    return prepared(problem, ("pp_dmtl", loss.name, row_norm), build)
+
+
+OWN_PENALTIES: dict[OwnPenalty, Penalty] = {
+    "frobenius": Penalty(half_squared_norm, prox_half_squared),
+    "l1": Penalty(l1_norm, prox_l1),
+    "l2": Penalty(row_norm, prox_rows),
+}
+"""g by name, of Q^T (..., T, p): one row a task."""
+
+
+def own_step(q: Tensor, gradient: Tensor, lr: float, tau: float, penalty: OwnPenalty) -> Tensor:
+    """One step on l(q) + tau g(q) for rows q (k, p): as Algorithm 1 has it for the ridge, proximal for the others."""
+    if penalty == "frobenius":
+        return q - lr * (gradient + tau * q)
+    return OWN_PENALTIES[penalty].prox(q - lr * gradient, lr * tau)
+
+
+def fit_own(
+    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty, *, tolerance: float = 1e-10
+) -> Tensor:
+    """Equation (8): argmin_q (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q).
+
+    Squared loss with the ridge: a linear system. Logistic loss with the ridge: Newton's method with a line search.
+    The others: accelerated proximal gradient with restarts.
+
+    Args:
+        loss: squared or logistic.
+        x, y: (n, p) and (n,), the raw records of one task; nothing leaves it.
+        shared: (p,), p_t.
+        tau: above 0, so that the minimum exists.
+        penalty: g.
+        tolerance: on the norm of the (proximal) gradient at the result.
+
+    Returns:
+        (p,) float64.
+    """
+    if penalty != "frobenius":
+        return _proximal_gradient(loss, x, y, shared, tau, penalty, tolerance)
+    ridge = tau * torch.eye(x.shape[1], dtype=x.dtype)
+    if loss.name == "squared":
+        return torch.linalg.solve(2.0 / len(x) * (x.T @ x) + ridge, 2.0 / len(x) * (x.T @ (y - x @ shared)))
+    q = torch.zeros_like(shared)
+    value = _objective(loss, x, y, shared, q, tau, penalty)
+    for _ in range(_NEWTON_STEPS):
+        gradient = loss.scale((shared + q)[None], x, y)[0] @ x / len(x) + tau * q
+        if float(gradient.norm()) <= tolerance:
+            break
+        slope = torch.sigmoid(x @ (shared + q))
+        hessian = (x * (slope * (1 - slope))[:, None]).T @ x / len(x) + ridge
+        step = torch.linalg.solve(hessian, gradient)
+        decrease, length = float(gradient @ step), 1.0
+        while length > 1e-10:
+            trial = q - length * step
+            reached = _objective(loss, x, y, shared, trial, tau, penalty)
+            if reached <= value - 1e-4 * length * decrease or decrease <= 1e-15 * max(1.0, abs(value)):
+                break
+            length /= 2
+        q, value = trial, reached
+    return q
+
+
+def _objective(
+    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, q: Tensor, tau: float, penalty: OwnPenalty
+) -> float:
+    return float(loss.value((shared + q)[None], x, y).mean() + tau * OWN_PENALTIES[penalty].value(q[None]))
+
+
+def _proximal_gradient(
+    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty, tolerance: float
+) -> Tensor:
+    prox = OWN_PENALTIES[penalty].prox
+    curvature = loss.smoothness(1.0) * float(torch.linalg.matrix_norm(x, ord=2)) ** 2 / len(x)
+    lr = 1.0 / max(curvature, 1e-12)
+    q = ahead = torch.zeros_like(shared)
+    weight = 1.0
+    for _ in range(_GRADIENT_STEPS):
+        gradient = loss.scale((shared + ahead)[None], x, y)[0] @ x / len(x)
+        new = prox((ahead - lr * gradient)[None], lr * tau)[0]
+        if float((new - ahead).norm()) <= lr * tolerance:
+            return new
+        if float((ahead - new) @ (new - q)) > 0:  # the momentum points uphill
+            weight, ahead, q = 1.0, new, new
+            continue
+        following = (1 + math.sqrt(1 + 4 * weight**2)) / 2
+        ahead = new + (weight - 1) / following * (new - q)
+        q, weight = new, following
+    return q

@@ -1,0 +1,587 @@
+"""PP-DMTL: slow loops of Algorithm 1 and of its sound variant, the convex optimum, the refinement, privacy."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import optimize
+
+from fedmtl import models
+from fedmtl.algorithms import State, pp_dmtl_server
+from fedmtl.algorithms.pp_dmtl import PPDMTL, published_sensitivity
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, DataError, PrivacyError
+from fedmtl.optim.nuclear import NuclearProx
+from fedmtl.privacy import RecordPrivacy, open_owner_channel
+
+from .harness import problem_of
+
+TASKS, D = 4, 5
+COUNTS = (7, 12, 1, 9)
+KNORM = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5)
+
+
+def tasks(loss="logistic", *, counts=COUNTS, d=D, seed=0, model=None, length=0.99):
+    """A problem of related tasks with rows of norm ``length``."""
+    rng = np.random.default_rng(seed)
+    basis, clients = rng.normal(size=(d, 2)), {}
+    for k, n in enumerate(counts):
+        x = rng.normal(size=(n, d))
+        x *= length / np.linalg.norm(x, axis=1, keepdims=True)
+        score = x @ (basis @ rng.normal(size=2)) + 0.1 * rng.normal(size=n)
+        clients[f"t{k}"] = (x, score if loss == "squared" else np.where(score < 0, -1.0, 1.0))
+    return problem_of(FederatedDataset.from_tensors(clients, test=clients), model=model)
+
+
+def arrays(problem):
+    """The tasks' x and y as stored, without the package's own preparation."""
+    train = problem.data.train
+    bounds = train.offsets.tolist()
+    x, y = train.x.double().numpy(), train.y.double().numpy()
+    return [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
+
+
+def block_of(clients, first=0):
+    clients = torch.as_tensor(clients)
+    steps = torch.arange(first, first + clients.shape[1])
+    return SimpleNamespace(step=steps, time=torch.zeros(clients.shape, dtype=torch.float64), client=clients)
+
+
+def open_channel(algorithm, problem, clients, privacy, **options):
+    clients = torch.as_tensor(clients)
+    uses = max(np.bincount(row[row >= 0], minlength=problem.clients).max() for row in clients.numpy())
+    caps = algorithm.caps(problem, np.full(problem.clients, max(1, uses)))
+    return open_owner_channel(
+        privacy,
+        algorithm.rows(problem),
+        ids=problem.data.ids,
+        caps=caps,
+        seed=3,
+        replicates=len(clients),
+        published=algorithm.published(problem),
+        **options,
+    )
+
+
+def run(algorithm, problem, clients, privacy=None, *, pieces=None, **options):
+    """The state after all events, and the channel; blocks of ``pieces`` events."""
+    clients = torch.as_tensor(clients)
+    channel = open_channel(algorithm, problem, clients, privacy, **options)
+    channel.record = []
+    state = algorithm.init(problem, replicates=len(clients))
+    pieces = clients.shape[1] if pieces is None else pieces
+    for start in range(0, clients.shape[1], pieces):
+        part = block_of(clients[:, start : start + pieces], start)
+        channel.begin(start, part.client)
+        state = algorithm.step(problem, state, part, channel)
+    return state, channel
+
+
+def schedule(replicates, events, seed, *, nobody=0.1, count=TASKS):
+    rng = np.random.default_rng(seed)
+    clients = rng.integers(0, count, (replicates, events))
+    clients[rng.random(clients.shape) < nobody] = -1
+    return torch.from_numpy(clients)
+
+
+def drawn(algorithm, problem, clients, privacy, pieces=None):
+    """Noise of the releases and noise at the query points, (S, R, d) each, without any data."""
+    channel = open_channel(algorithm, problem, clients, privacy)
+    outer, inner = [], []
+    pieces = clients.shape[1] if pieces is None else pieces
+    for start in range(0, clients.shape[1], pieces):
+        channel.begin(start, clients[:, start : start + pieces])
+        inner.append(channel.local_noise().numpy())
+        for _ in range(min(pieces, clients.shape[1] - start)):
+            outer.append(channel.release(lambda k, where: torch.zeros(len(where), COUNTS[k], dtype=torch.float64)))
+    return torch.stack(outer).numpy(), np.concatenate(inner)
+
+
+# Slow loops
+
+
+def slope(loss, margin, y):
+    return 2 * (margin - y) if loss == "squared" else -y / (1 + math.exp(y * margin))
+
+
+def mean_gradient(loss, x, y, w, clip=math.inf):
+    clip *= 1 - 2.0**-20  # the channel's margin
+    total = np.zeros(len(w))
+    for row, target in zip(x, y, strict=True):
+        gradient = slope(loss, row @ w, target) * row
+        total += gradient * min(1.0, clip / max(np.linalg.norm(gradient), 1e-300))
+    return total / len(x)
+
+
+def prox_shared(p, threshold, penalty):
+    """Of a (d, T) matrix."""
+    if penalty == "nuclear":
+        u, s, v = np.linalg.svd(p, full_matrices=False)
+        return u @ np.diag(np.maximum(s - threshold, 0)) @ v
+    out = np.zeros_like(p)
+    for i, row in enumerate(p):
+        norm = np.linalg.norm(row)
+        if norm > threshold:
+            out[i] = row * (1 - threshold / norm)
+    return out
+
+
+def move_own(q, gradient, a1, tau, penalty):
+    if penalty == "frobenius":
+        return q - a1 * (gradient + tau * q)
+    q = q - a1 * gradient
+    if penalty == "l1":
+        return np.sign(q) * np.maximum(np.abs(q) - a1 * tau, 0)
+    norm = np.linalg.norm(q)
+    return q * max(0.0, 1 - a1 * tau / norm) if norm > 0 else q
+
+
+def exact_own(loss, x, y, p, tau):
+    def value(q):
+        m = x @ (p + q)
+        each = (m - y) ** 2 if loss == "squared" else np.logaddexp(0, -y * m)
+        return each.mean() + tau / 2 * q @ q
+
+    def gradient(q):
+        return mean_gradient(loss, x, y, p + q) + tau * q
+
+    return optimize.minimize(value, np.zeros(len(p)), jac=gradient, method="BFGS", options={"gtol": 1e-9}).x
+
+
+def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, start=None):
+    """One replicate, one event at a time: P, S, Q, returned columns as (d, T)."""
+    d, loss = data[0][0].shape[1], algorithm.loss
+    threshold = a2 * algorithm.lam if algorithm.threshold is None else algorithm.threshold
+    p, s, own, returned = (np.zeros((d, len(data))) for _ in range(4))
+    if start is not None:
+        own = start.copy()
+    for k, t in enumerate(clients.tolist()):
+        if t < 0:
+            continue
+        x, y = data[t]
+        if algorithm.guarantee == "sound":
+            g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip) + outer[k]
+            own[:, t] = move_own(own[:, t], g, algorithm.a1, algorithm.tau, algorithm.own_penalty)
+        else:
+            old = own[:, t].copy()
+            if algorithm.exact_q:
+                own[:, t] = exact_own(loss, x, y, returned[:, t], algorithm.tau)
+            else:
+                raw = mean_gradient(loss, x, y, returned[:, t] + old)
+                own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
+            at = old if algorithm.gauss_seidel is False else own[:, t]
+            z1 = inner[k] * (2 * algorithm.a1 * clip / len(x)) / query
+            g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip) + outer[k]
+        s[:, t] = g
+        p = prox_shared(p - a2 * s, threshold, algorithm.penalty)
+        returned[:, t] = p[:, t]
+    return p, s, own, returned
+
+
+def check_public(state, r, expected, atol=1e-9):
+    p, s, own, returned = expected
+    for name, value in (("shared", p), ("stale", s), ("returned", returned), ("own", own)):
+        if name in state.public:
+            found = state.public[name][r].T
+            assert torch.allclose(found, torch.from_numpy(value), rtol=1e-7, atol=atol), name
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize(("penalty", "own_penalty"), [("nuclear", "frobenius"), ("l21", "l1"), ("nuclear", "l2")])
+def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str) -> None:
+    problem = tasks(loss)
+    a2 = 0.1 if loss == "squared" else 0.8
+    algorithm = PPDMTL(
+        loss=loss, lam=0.05, tau=0.2, a1=0.2, a2=a2, smoothness=0.25, penalty=penalty, own_penalty=own_penalty
+    )
+    for seed, replicates in ((0, 1), (1, 3)):
+        clients = schedule(replicates, 40, seed)
+        state, _ = run(algorithm, problem, clients, KNORM)
+        outer, _ = drawn(algorithm, problem, clients, KNORM)
+        assert np.abs(outer).max() > 0.01
+        for r in range(replicates):
+            expected = slow(algorithm, arrays(problem), clients[r], outer[:, r], a2, clip=0.3)
+            assert np.linalg.matrix_rank(expected[0], tol=1e-9) >= 1
+            check_public(state, r, expected)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gauss_seidel": False}, {"exact_q": True}, {"start": "single_task"}, {"query_epsilon": 0.7}],
+    ids=["printed", "jacobi", "exact", "start", "query"],
+)
+def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
+    problem, clients = tasks(loss), schedule(2, 30, 5)
+    algorithm = PPDMTL(
+        loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee="paper", **options
+    )
+    state, _ = run(algorithm, problem, clients, KNORM)
+    outer, inner = drawn(algorithm, problem, clients, KNORM)
+    data, start = arrays(problem), None
+    if "start" in options:
+        start = np.stack([exact_own(loss, x, y, np.zeros(D), 0.3) for x, y in data], axis=1)
+    query = options.get("query_epsilon", 1 / 0.5)
+    for r in range(2):
+        args = {"clip": 0.3, "inner": inner[:, r], "query": query, "start": start}
+        expected = slow(algorithm, data, clients[r], outer[:, r], 0.5, **args)
+        check_public(state, r, expected, atol=1e-6)
+        own = state.private.gather("own", torch.arange(TASKS))[:, r].T
+        assert torch.allclose(own, torch.from_numpy(expected[2]), atol=1e-6)
+    assert set(state.public) == {"shared", "stale", "returned"}, "q_t is private here"
+
+
+@pytest.mark.parametrize("guarantee", ["sound", "paper"])
+@pytest.mark.parametrize("replicates", [1, 4])
+def test_blocks_of_any_size_give_the_run_event_by_event(guarantee: str, replicates: int) -> None:
+    problem = tasks()
+    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3, guarantee=guarantee)
+    for seed in range(3):
+        clients = schedule(replicates, 37, seed)
+        whole, _ = run(algorithm, problem, clients, KNORM)
+        for pieces in (1, 5):
+            cut, _ = run(algorithm, problem, clients, KNORM, pieces=pieces)
+            for name, value in whole.public.items():
+                assert torch.allclose(cut.public[name], value, rtol=1e-11, atol=1e-13), name
+            if guarantee == "paper":
+                everyone = torch.arange(TASKS)
+                rows = (s.private.gather("own", everyone) for s in (whole, cut))
+                assert torch.allclose(*rows, rtol=1e-11, atol=1e-13)
+
+
+def test_replicates_are_single_runs() -> None:
+    problem, clients = tasks(), schedule(3, 25, 8)
+    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3)
+    together, _ = run(algorithm, problem, clients)
+    for r in range(3):
+        alone, _ = run(algorithm, problem, clients[r : r + 1])
+        for name, value in together.public.items():
+            assert torch.allclose(value[r], alone.public[name][0], rtol=1e-11, atol=1e-13)
+    assert together.public["shared"][0].abs().max() > 1e-3
+
+
+# The optimum
+
+
+def objective(data, p, q, algorithm):
+    total = 0.0
+    for t, (x, y) in enumerate(data):
+        m = x @ (p[:, t] + q[:, t])
+        total += ((m - y) ** 2 if algorithm.loss == "squared" else np.logaddexp(0, -y * m)).mean()
+    shared = np.linalg.norm(p, "nuc") if algorithm.penalty == "nuclear" else np.linalg.norm(p, axis=1).sum()
+    own = {
+        "frobenius": (q**2).sum() / 2,
+        "l1": np.abs(q).sum(),
+        "l2": np.linalg.norm(q, axis=0).sum(),
+    }[algorithm.own_penalty]
+    return total + algorithm.lam * shared + algorithm.tau * own
+
+
+def residual(data, p, q, algorithm):
+    """Distance to the fixed point of the proximal gradient map: 0 exactly at the minimizers."""
+    g = np.stack([mean_gradient(algorithm.loss, x, y, p[:, t] + q[:, t]) for t, (x, y) in enumerate(data)], axis=1)
+    first = np.abs(p - prox_shared(p - g, algorithm.lam, algorithm.penalty)).max()
+    own = [move_own(q[:, t], g[:, t], 1.0, algorithm.tau, algorithm.own_penalty) for t in range(len(data))]
+    return max(first, np.abs(q - np.stack(own, axis=1)).max())
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize(("penalty", "own_penalty"), [("nuclear", "frobenius"), ("l21", "l1"), ("nuclear", "l2")])
+def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str, own_penalty: str) -> None:
+    problem = tasks(loss, counts=(30, 40, 35), d=4)
+    algorithm = PPDMTL(loss=loss, lam=0.08, tau=0.1, a1=0.3, penalty=penalty, own_penalty=own_penalty)
+    rng = np.random.default_rng(2)
+    clients = np.concatenate([rng.permutation(3) for _ in range(1500)])[None]  # delays of up to 2 T events
+    state, _ = run(algorithm, problem, clients)
+    p, q = (state.public[name][0].T.numpy() for name in ("shared", "own"))
+    data = arrays(problem)
+    assert residual(data, p, q, algorithm) < 1e-7
+    assert np.abs(p).max() > 0.01
+    assert float(algorithm.objective(problem, state)) == pytest.approx(objective(data, p, q, algorithm), rel=1e-12)
+
+
+def test_the_optimum_of_an_independent_solver() -> None:
+    """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
+    problem = tasks("logistic", counts=(30, 40, 35), d=4)
+    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3)
+    state, _ = run(algorithm, problem, np.tile(np.arange(3), 1500)[None])
+    data, shape = arrays(problem), (4, 3)
+
+    def smooth(z):
+        u, v, q = z[:12].reshape(4, 3), z[12:21].reshape(3, 3), z[21:].reshape(shape)
+        w = u @ v.T + q
+        g, value = np.zeros(shape), 0.05 * ((u**2).sum() + (v**2).sum()) / 2 + 0.1 * (q**2).sum() / 2
+        for t, (x, y) in enumerate(data):
+            m = x @ w[:, t]
+            value += np.logaddexp(0, -y * m).mean()
+            g[:, t] = x.T @ (-y / (1 + np.exp(y * m))) / len(y)
+        return value, np.concatenate([(g @ v + 0.05 * u).ravel(), (g.T @ u + 0.05 * v).ravel(), (g + 0.1 * q).ravel()])
+
+    start = np.random.default_rng(0).normal(size=33)
+    options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
+    best = optimize.minimize(smooth, start, jac=True, method="L-BFGS-B", options=options).fun
+    assert float(algorithm.objective(problem, state)) == pytest.approx(best, rel=1e-9)
+    zero = float(algorithm.objective(problem, algorithm.init(problem)))
+    assert best < 0.9 * zero
+
+
+def test_gauss_seidel_and_exact_q_reach_the_same_optimum() -> None:
+    problem = tasks("squared", counts=(30, 40, 35), d=4)
+    clients = np.tile(np.arange(3), 400)[None]
+    for options in ({}, {"gauss_seidel": False, "start": "single_task"}, {"exact_q": True}):
+        algorithm = PPDMTL(loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=1.0, guarantee="paper", **options)
+        state, _ = run(algorithm, problem, clients)
+        p = state.public["shared"][0].T.numpy()
+        q = state.private.gather("own", torch.arange(3))[:, 0].T.numpy()
+        assert residual(arrays(problem), p, q, algorithm) < 1e-7
+
+
+def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_decomposition(monkeypatch) -> None:
+    wide, many = 36, 40
+    problem = tasks("squared", counts=(3,) * many, d=wide)
+    clients = np.random.default_rng(0).integers(0, many, (2, 60))
+    privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=0.3, mechanism="l2_laplace", delta=1e-5)
+    algorithm = PPDMTL(loss="squared", lam=9.0, smoothness=0.05, tau=0.1)
+    used = []
+
+    class Watched(NuclearProx):
+        def __init__(self):
+            super().__init__(least_side=32)
+
+        def __call__(self, x, t):
+            before = self.carried
+            out = super().__call__(x, t)
+            used.append(self.carried - before)
+            return out
+
+    monkeypatch.setattr(pp_dmtl_server, "NuclearProx", Watched)
+    state, channel = run(algorithm, problem, clients, privacy)
+    assert sum(used) > 40, "of 120 matrices"
+    noise = torch.stack([value for _, _, value in channel.record])
+    threshold = 9.0 * 2 / (81 * 0.05)
+    for r in range(2):
+        p, s = np.zeros((wide, many)), np.zeros((wide, many))
+        for k, t in enumerate(clients[r]):
+            s[:, t] = noise[k, r]
+            p = prox_shared(p - 2 / (81 * 0.05) * s, threshold, "nuclear")
+        assert 0 < np.linalg.matrix_rank(p, tol=1e-9) < 20
+        assert np.linalg.norm(state.public["shared"][r].T.numpy() - p) < 1e-7 * np.linalg.norm(p)
+    halves = algorithm.init(problem, replicates=2)
+    channel = open_channel(algorithm, problem, clients, privacy)
+    for start in (0, 30):
+        part = block_of(clients[:, start : start + 30], start)
+        channel.begin(start, part.client)
+        halves = algorithm.step(
+            problem, State({k: v.clone() for k, v in halves.public.items()}, halves.private), part, channel
+        )
+    assert torch.equal(halves.public["shared"], state.public["shared"]), "the basis is part of the state"
+
+
+# The refinement
+
+
+def trained(algorithm, problem):
+    return run(algorithm, problem, schedule(1, 30, 4, nobody=0.0), KNORM)[0]
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_the_refinement_is_the_ridge_fit_of_the_rest(loss: str) -> None:
+    problem = tasks(loss)
+    algorithm = PPDMTL(loss=loss, a1=0.2, tau=0.2, refine_tau=0.05, lam=0.01)
+    state = trained(algorithm, problem)
+    before = {name: value.clone() for name, value in state.public.items()}
+    ids = torch.tensor([3, 0, 2])
+    found = algorithm.personalize(problem, state, ids)
+    assert found.shape == (3, D)
+    for t, w in zip(ids.tolist(), found, strict=True):
+        x, y = arrays(problem)[t]
+        p = state.public["shared"][0, t].numpy()
+        if loss == "squared":
+            hat = np.linalg.solve(x.T @ x + 0.05 * len(x) / 2 * np.eye(D), x.T @ (y - x @ p))
+            assert np.allclose(w, p + hat, atol=1e-10)
+        else:
+            assert np.allclose(w, p + exact_own(loss, x, y, p, 0.05), atol=1e-6)
+    assert all(torch.equal(state.public[name], value) for name, value in before.items()), "nothing is sent"
+    assert algorithm.personalize(problem, state, torch.tensor([], dtype=torch.int64)).shape == (0, D)
+    plain = PPDMTL(loss=loss, a1=0.2, tau=0.2, lam=0.01, refine=False).personalize(problem, state, ids)
+    assert torch.equal(plain, (state.public["shared"] + state.public["own"])[0, ids])
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("own_penalty", ["l1", "l2"])
+def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: str) -> None:
+    problem = tasks(loss)
+    algorithm = PPDMTL(loss=loss, tau=0.02, own_penalty=own_penalty, lam=0.01)
+    state = trained(algorithm, problem)
+    moved = 0.0
+    for t, w in enumerate(algorithm.personalize(problem, state, torch.arange(TASKS)).numpy()):
+        x, y = arrays(problem)[t]
+        q = w - state.public["shared"][0, t].numpy()
+        moved = max(moved, np.abs(q).max())
+        again = move_own(q, mean_gradient(loss, x, y, w), 1.0, 0.02, own_penalty)
+        assert np.abs(again - q).max() < 1e-8
+    assert moved > 0.05
+
+
+def test_a_task_that_never_acts_is_fitted_alone() -> None:
+    problem = tasks("squared")
+    algorithm = PPDMTL(loss="squared", tau=0.2, lam=0.01)
+    state, _ = run(algorithm, problem, torch.tensor([[0, 1, 3, 0, 1, 3]]), KNORM)
+    x, y = arrays(problem)[2]
+    alone = np.linalg.solve(x.T @ x + 0.1 * len(x) * np.eye(D), x.T @ y)
+    assert np.allclose(algorithm.personalize(problem, state, torch.tensor([2]))[0], alone, atol=1e-12)
+    assert algorithm.shared(state) is None
+
+
+# Privacy
+
+
+@pytest.mark.parametrize("own_penalty", ["frobenius", "l2"])
+def test_public_state_is_a_function_of_releases(own_penalty: str) -> None:
+    algorithm = PPDMTL(a1=0.3, tau=0.1, lam=0.02, own_penalty=own_penalty)
+    clients = schedule(1, 30, 6)
+    state, channel = run(algorithm, tasks(seed=0), clients, KNORM)
+    other, _ = run(algorithm, tasks(seed=9), clients, KNORM, replay=channel.record)
+    free, _ = run(algorithm, tasks(seed=9), clients, KNORM)
+    for name, value in state.public.items():
+        assert torch.equal(other.public[name], value), name
+        assert not torch.equal(free.public[name], value)
+    assert set(state.public) == {"shared", "stale", "returned", "own"}
+
+
+def test_the_published_state_moves_further_than_the_published_sensitivity() -> None:
+    """Lemma 1 bounds one step from the same q_t; from a common start the steps add up, below the geometric bound."""
+    d, n, a1, tau = 2, 10, 0.1, 1e-3
+    x = np.zeros((n, d))
+    x[:, 1] = 1e-3  # the others hardly pull back
+    x[0] = (1.0, 0.0)
+    swapped = x.copy()
+    swapped[0] = (-1.0, 0.0)
+    moved = {}
+    for steps in (1, 10, 1000):
+        ends = []
+        for rows in (x, swapped):
+            data = {"t0": (rows, np.ones(n))}
+            problem = problem_of(FederatedDataset.from_tensors(data, test=data))
+            algorithm = PPDMTL(a1=a1, tau=tau, guarantee="paper")
+            silence = [(k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)]
+            state, _ = run(algorithm, problem, np.zeros((1, steps), dtype=np.int64), replay=silence)
+            ends.append(state.private.gather("own", torch.tensor([0]))[0, 0])
+        moved[steps] = float((ends[0] - ends[1]).norm())
+        assert moved[steps] <= published_sensitivity(a1, tau, 1.0, 1.0, n, steps) * (1 + 1e-12)
+    lemma = 2 * a1 / n
+    assert published_sensitivity(a1, tau, 1.0, 1.0, n, 1) == pytest.approx(lemma)
+    assert published_sensitivity(a1, tau, 1.0, 1.0, n, 1000) == pytest.approx(952 * lemma, rel=1e-3)
+    assert published_sensitivity(a1, 0.0, 1.0, 1.0, n, 10) == pytest.approx(10 * lemma)
+    assert moved[1] <= lemma
+    assert moved[10] > 4.5 * lemma
+    assert moved[1000] > 200 * lemma
+
+
+def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
+    problem, clients = tasks(), schedule(1, 20, 0)
+    for options, claim in (({}, 4.0), ({"query_epsilon": 0.5}, 2.5)):
+        _, channel = run(PPDMTL(a1=0.1, guarantee="paper", **options), problem, clients, KNORM)
+        report = channel.report
+        assert (report.epsilon, report.guarantee, report.claimed) == (math.inf, "paper", pytest.approx(claim))
+        assert "sensitivity" in report.refuted
+    _, channel = run(PPDMTL(a1=0.1), problem, clients, KNORM)
+    assert math.isfinite(channel.report.epsilon)
+    assert channel.report.guarantee == "sound"
+    with pytest.raises(PrivacyError, match=r"l2_laplace.*'gaussian'"):
+        run(PPDMTL(a1=0.1, guarantee="paper"), problem, clients, RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0))
+
+
+def test_every_task_composes_its_own_answers() -> None:
+    """With one feature the noise is Laplace noise, which dp_accounting composes."""
+    problem = tasks(d=1, counts=(5, 8, 9))
+    privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=5.0, mechanism="l2_laplace", delta=1e-5)
+    clients = torch.tensor([[0] * 3 + [1] * 12])
+    _, channel = run(PPDMTL(), problem, clients, privacy)
+    found = channel.account.epsilons()
+    for task, uses in enumerate((3, 12)):
+        expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(5.0), uses).get_epsilon(1e-5)
+        assert found[task] == pytest.approx(expected, rel=1e-2)
+        assert found[task] >= expected * (1 - 1e-3)
+    assert found[2] == 0.0
+    assert found[1] < 12 / 5
+    budget = RecordPrivacy(clip_norm=1.0, epsilon=2.0, mechanism="l2_laplace", delta=1e-5)
+    _, channel = run(PPDMTL(), tasks(), torch.tensor([[0, 1, 2, 3] * 5]), budget)
+    assert 1.9 < channel.epsilon <= 2.0
+
+
+# Settings and data
+
+
+def test_rows_are_shortened_to_the_domain_and_the_bias_is_kept() -> None:
+    problem = tasks(model=models.linear_regression(bias=True), length=3.0)
+    rows = PPDMTL(row_norm=0.5).rows(problem)
+    for found, (x, _) in zip(rows, arrays(problem), strict=True):
+        assert np.allclose(found[:, :D], x * (0.5 / 3), rtol=1e-6)
+        assert (found[:, :D].norm(dim=1) <= 0.5).all()
+        assert (found[:, D] == 1).all()
+    short = PPDMTL(row_norm=10.0).rows(problem)
+    assert np.allclose(short[0][:, :D], arrays(problem)[0][0])
+
+
+def test_step_sizes_beyond_the_stable_ones_are_refused() -> None:
+    problem = tasks()  # 4 tasks: 2 / (9 L)
+    for loss, bias, smooth in (("logistic", False, 0.25), ("squared", False, 2.0), ("logistic", True, 0.5)):
+        problem = tasks(loss, model=models.linear_regression(bias=bias))
+        largest = 2 / (9 * smooth)
+        PPDMTL(loss=loss, a2=largest).init(problem)
+        with pytest.raises(ConfigError, match=r"a2 is .* 4 tasks .* at most 2 / \(\(2 T \+ 1\) L\)"):
+            PPDMTL(loss=loss, a2=1.01 * largest).init(problem)
+        with pytest.raises(ConfigError, match="a1"):
+            PPDMTL(loss=loss, a1=1.01 / smooth).init(problem)
+    PPDMTL(loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
+
+
+def test_beyond_the_rule_stale_gradients_diverge() -> None:
+    problem = tasks("squared", counts=(6,) * 4, d=1)  # unit rows: the curvature is 2 for every task
+    clients = np.tile(np.arange(4), 150)[None]
+    sizes = {}
+    for factor in (1.0, 3.0):
+        a2 = factor * 2 / (9 * 2.0)
+        algorithm = PPDMTL(loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=2.0 / factor, refine_tau=1.0)
+        sizes[factor] = float(run(algorithm, problem, clients)[0].public["stale"].abs().max())
+    assert sizes[1.0] < 1e-6
+    assert sizes[3.0] > 1e3
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"exact_q": True}, r"exact_q .*guarantee='sound'"),
+        ({"gauss_seidel": True}, r"gauss_seidel .*guarantee='sound'"),
+        ({"query_epsilon": 1.0}, r"query_epsilon .*guarantee='sound'"),
+        ({"start": "single_task"}, r"start.*guarantee='sound'"),
+        ({"loss": "hinge"}, "loss"),
+        ({"penalty": "l1"}, "penalty"),
+        ({"own_penalty": "nuclear"}, "own_penalty"),
+        ({"lam": -1.0}, "lam"),
+        ({"threshold": -1.0}, "threshold"),
+        ({"a1": math.nan}, "a1"),
+        ({"a2": 0.0}, "a2"),
+        ({"row_norm": 0.0}, "row_norm"),
+        ({"tau": 0.0}, "tau is 0"),
+        ({"tau": 0.0, "guarantee": "paper", "exact_q": True}, "tau is 0"),
+        ({"refine_tau": 0.0}, "refine_tau"),
+        ({"guarantee": "none"}, "guarantee"),
+    ],
+)
+def test_impossible_settings_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        PPDMTL(**options)
+
+
+def test_data_that_do_not_suit_are_refused() -> None:
+    with pytest.raises(DataError, match="two classes"):
+        PPDMTL().rows(tasks("squared"))
