@@ -120,9 +120,13 @@ class AsyncLearner:
 
     def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
         """Most answers of each owner, int64 (n,): what noise is calibrated to."""
+        return self.hard_caps(schedule_caps, problem.rounds)
+
+    def hard_caps(self, schedule_caps: np.ndarray, events: int) -> np.ndarray:
+        """As :meth:`caps`, for a run of ``events`` answers of all owners."""
         given = np.asarray(schedule_caps, dtype=np.int64)
         if self.cap == "horizon":
-            return np.full_like(given, self.horizon or problem.rounds)
+            return np.full_like(given, self.horizon or events)
         return given if self.cap is None else np.minimum(given, self.cap)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -132,16 +136,15 @@ class AsyncLearner:
     def step(self, problem: Problem, state: State, block: Any, channel: OwnerChannel) -> State:
         """All activations of the block, in order; each needs the one before it."""
         work = self._work(problem)
-        work.advance(state.public, block.client, channel, self.effective_step(work.copies, problem))
+        a = self.effective_step(work.copies, problem.clients, problem.rounds)
+        work.advance(state.public, block.client, channel, a)
         return state
 
-    def effective_step(self, copies: int, problem: Problem) -> float:
-        """a, for N = ``copies`` owners or groups."""
+    def effective_step(self, copies: int, owners: int, events: int) -> float:
+        """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together."""
         if self.step_size != "auto":
             return float(self.step_size)
-        ticks = (
-            (self.horizon or problem.rounds) * copies / problem.clients
-        )  # a group's tick is all its members' answers
+        ticks = (self.horizon or events) * copies / owners  # a group's tick is all its members' answers
         return self.kappa * (copies + 1) / (2 * ticks)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

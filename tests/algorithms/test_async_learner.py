@@ -1,0 +1,351 @@
+"""The asynchronous learner against a scalar loop of the printed equations, and against the exact optimum."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from fedmtl import models
+from fedmtl.algorithms.async_learner import AsyncLearner, expand_groups
+from fedmtl.algorithms.linear import DomainBound, LinearData
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
+from fedmtl.privacy import RecordPrivacy, open_owner_channel
+
+from .harness import problem_of
+
+COUNTS = (4, 9, 1, 6)
+IDS = ("a", "b", "c", "d")
+NOISY = RecordPrivacy(clip_norm=2.0, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
+
+
+def problem(loss: str = "squared", *, counts=COUNTS, p: int = 3, seed: int = 0, rounds: int = 40):
+    rng = np.random.default_rng(seed)
+    truth, clients = rng.normal(size=p), {}
+    for name, n in zip(IDS, counts, strict=False):
+        x = rng.normal(size=(n, p)) + rng.normal(size=p)
+        y = x @ truth + 0.5 * rng.normal(size=n)
+        clients[name] = (x, y if loss == "squared" else (y > 0).astype(np.int64))
+    data = FederatedDataset.from_tensors(clients, test=clients, classes=None if loss == "squared" else 2)
+    return problem_of(
+        data,
+        model=models.linear_regression(),
+        loss="mse" if loss == "squared" else "binary_cross_entropy",
+        rounds=rounds,
+    )
+
+
+def run(learner, work, clients, privacy=NOISY, *, cuts=(), seed=0, state=None, **options):
+    """The state after all activations, in blocks that end at ``cuts``."""
+    channel = open_owner_channel(
+        privacy,
+        learner.rows(work),
+        ids=work.data.ids,
+        caps=learner.caps(work, np.full(work.clients, clients.shape[1])),
+        seed=seed,
+        replicates=clients.shape[0],
+        **options,
+    )
+    channel.record = []
+    state = learner.init(work, clients.shape[0]) if state is None else state
+    edges = [0, *cuts, clients.shape[1]]
+    for start, stop in itertools.pairwise(edges):
+        channel.begin(start, clients[:, start:stop])
+        block = types.SimpleNamespace(client=clients[:, start:stop])
+        state = learner.step(work, state, block, channel)
+    return state, channel
+
+
+def noise_of(learner, work, clients, privacy) -> np.ndarray:
+    """(S, R, p): what the channel adds, from releases of zeros."""
+    rows = learner.rows(work)
+    caps = learner.caps(work, np.full(work.clients, clients.shape[1]))
+    channel = open_owner_channel(privacy, rows, ids=work.data.ids, caps=caps, seed=0, replicates=clients.shape[0])
+    channel.begin(0, clients)
+    zeros = [
+        channel.release(lambda k, where: torch.zeros(len(where), len(rows[k]), dtype=torch.float64))
+        for _ in range(clients.shape[1])
+    ]
+    return torch.stack(zeros).numpy()
+
+
+def slope(loss: str, margin: float, y: float) -> float:
+    if loss == "squared":
+        return 2 * (margin - y)
+    if loss == "hinge":
+        return -y if y * margin < 1 else 0.0
+    return -y / (1 + np.exp(y * margin))
+
+
+def scalar_loop(x, y, loss, reg, top, a, owners, noise, clip, *, groups, paper=False, weights=None, observed=False):
+    """Equations (3) to (7) of one repetition, one record at a time; ``groups`` is a partition of the owners."""
+    total, p, n_groups = sum(map(len, x)), x[0].shape[1], len(groups)
+    project = lambda v: np.array([min(top, max(-top, c)) for c in v])  # noqa: E731
+    central, own = np.zeros(p), [np.zeros(p) for _ in groups]
+    events, asked, heard = [0] * n_groups, {}, {}
+    for step, owner in enumerate(owners):
+        if owner < 0:
+            continue
+        g = next(k for k, members in enumerate(groups) if owner in members)
+        if g not in asked:
+            asked[g], heard[g] = (central + own[g]) / 2, {m: [] for m in groups[g]}  # (6)
+        mean = np.zeros(p)
+        for row, target in zip(x[owner], y[owner], strict=True):
+            gradient = slope(loss, float(row @ asked[g]), target) * row
+            mean += gradient * min(1.0, clip / max(np.abs(gradient).sum(), 1e-300)) / len(x[owner])
+        heard[g][owner].append(mean + noise[step])  # (4)
+        if not all(heard[g].values()):
+            continue
+        events[g] += 1
+        weight = 1.0 if weights is None else weights[g]
+        if observed:
+            weight = 1 / (n_groups * ((events[g] + 1) / (sum(events) + n_groups)))
+        answer = sum(len(x[m]) / total * np.mean(heard[g][m], 0) for m in groups[g])
+        tbar = (central + own[g]) / 2
+        gradient_g = 2 * reg * tbar
+        own[g] = project(tbar - a * n_groups * (gradient_g / (2 * n_groups) + weight * answer))  # (5)
+        share = (n_groups - 1) / n_groups if paper else 0.5
+        central = project(tbar - a * share * gradient_g)  # (7) as printed, or (7')
+        del asked[g], heard[g]
+    return central, np.array(own)
+
+
+OPTIONS = {
+    "plain": {},
+    "paper": {"guarantee": "paper"},
+    "groups": {"groups": (("c", "a"), ("b",))},
+    "frequencies": {"frequencies": (1.0, 2.0, 0.5, 4.0)},
+    "observed": {"frequencies": "observed"},
+    "observed groups": {"frequencies": "observed", "groups": (("d", "b"),)},
+    "grouped frequencies": {"frequencies": (1.0, 2.0, 0.5, 4.0), "groups": (("d", "b"),)},
+    "tight box": {"theta_max": 0.02},
+    "auto": {"step_size": "auto", "kappa": 0.7},
+}
+SAYS = {
+    "groups": {"groups": [(0, 2), (1,), (3,)]},
+    "frequencies": {"weights": [7.5 / 4 / f for f in (1.0, 2.0, 0.5, 4.0)]},
+    "observed": {"observed": True},
+    "observed groups": {"observed": True, "groups": [(0,), (1, 3), (2,)]},
+    "grouped frequencies": {"groups": [(0,), (1, 3), (2,)], "weights": [3.5 / 3 / f for f in (1.0, 2.0, 0.5)]},
+    "paper": {"paper": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
+@pytest.mark.parametrize("replicates", [1, 3])
+def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> None:
+    settings = {"loss": loss, "reg": 0.05, "step_size": 0.08, "theta_max": 0.6} | OPTIONS[name]
+    learner, work = AsyncLearner(**settings), problem(loss)
+    rng = np.random.default_rng(len(name))
+    clients = torch.from_numpy(rng.integers(-1 if replicates > 1 else 0, 4, (replicates, 40)))
+    clients[0, 7] = -1
+    noise = noise_of(learner, work, clients, NOISY)
+    cuts = sorted(rng.choice(np.arange(1, 40), 3, replace=False).tolist())
+    state, _ = run(learner, work, clients, cuts=cuts)
+    data = LinearData.of(work)
+    x, y = [v.numpy() for v in data.x], [v.numpy() for v in data.y]
+    a = 0.08 if name != "auto" else 0.7 * 5 / (2 * 40)
+    says = {"groups": [(0,), (1,), (2,), (3,)]} | SAYS.get(name, {})
+    for r in range(replicates):
+        central, own = scalar_loop(
+            x, y, loss, 0.05, learner.theta_max, a, clients[r].tolist(), noise[:, r], NOISY.clip_norm, **says
+        )
+        assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=1e-7)
+        assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=1e-7)
+    assert float(state.public["theta_l"].abs().max()) > 1e-3
+    assert torch.equal(learner.shared(state), state.public["theta_l"][0])
+    everyone = learner.personalize(work, state, torch.arange(4))
+    assert torch.equal(everyone, state.public["theta_l"][:1].expand(4, -1))
+
+
+def exact_ridge(work, reg: float) -> np.ndarray:
+    x, y = LinearData.of(work).pooled()
+    ridge = Ridge(alpha=reg * len(y), fit_intercept=False, solver="cholesky")
+    return ridge.fit(x.numpy(), y.numpy()).coef_
+
+
+@pytest.mark.parametrize(("guarantee", "factor"), [("sound", 1.0), ("paper", 1 / 2 + 3 / 4)])
+def test_without_noise_it_tends_to_the_minimizer_and_the_printed_equation_to_another_one(guarantee, factor) -> None:
+    reg = 0.5  # 1/2 of grad g from (5), 1/2 from (7'), (N - 1) / N from (7)
+    work = problem()
+    expected = exact_ridge(work, reg * factor)
+    order = torch.from_numpy(np.concatenate([np.random.default_rng(k).permutation(4) for k in range(3000)]))[None]
+    gaps = []
+    for a in (0.004, 0.002):
+        learner = AsyncLearner(reg=reg, step_size=a, guarantee=guarantee)
+        state, _ = run(learner, work, order, None)
+        gaps.append(float(np.linalg.norm(learner.shared(state).numpy() - expected) / np.linalg.norm(expected)))
+    assert gaps[1] < 0.02
+    assert gaps[1] < 0.65 * gaps[0], "the gap is proportional to the step"
+    wrong = exact_ridge(work, reg * (9 / 4 - factor))
+    assert np.linalg.norm(wrong - expected) / np.linalg.norm(expected) > 3 * gaps[1]
+
+
+def test_the_two_equations_agree_for_two_owners() -> None:
+    work = problem(counts=(5, 8))
+    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (2, 30)))
+    ends = [
+        run(AsyncLearner(reg=0.3, step_size=0.1, guarantee=g), work, clients)[0].public["theta_l"]
+        for g in ("sound", "paper")
+    ]
+    assert torch.allclose(*ends, rtol=1e-12)
+    three = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (2, 30)))
+    work = problem(counts=(5, 8, 3))
+    ends = [
+        run(AsyncLearner(reg=0.3, step_size=0.1, guarantee=g), work, three)[0].public["theta_l"]
+        for g in ("sound", "paper")
+    ]
+    assert not torch.allclose(*ends, rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
+@pytest.mark.parametrize("replicates", [1, 3])
+def test_an_analytic_bound_gives_the_run_that_clips_at_it(loss: str, replicates: int) -> None:
+    work, domain = problem(loss), DomainBound(4.0, y=1.5 if loss == "squared" else 1.0)
+    clients = torch.from_numpy(np.random.default_rng(1).integers(0, 4, (replicates, 40)))
+    ends = []
+    for bound in ("domain", "clip"):
+        learner = AsyncLearner(loss=loss, reg=0.05, theta_max=0.6, step_size=0.05, bound=bound, domain=domain)
+        privacy = RecordPrivacy(clip_norm=learner.xi * 1.001, noise_multiplier=0.1, mechanism="laplace", delta=0.0)
+        ends.append(run(learner, work, clients, privacy)[0].public["theta_l"])
+    assert torch.allclose(*ends, rtol=1e-9, atol=1e-12)
+    x = torch.cat(learner.rows(work))
+    assert float(x.abs().sum(1).max()) <= 4.0
+    with pytest.raises(PrivacyError, match="Xi = "):
+        run(AsyncLearner(loss=loss, theta_max=0.6, bound="domain", domain=domain), work, clients)
+
+
+def test_statistics_serve_runs_without_a_clip() -> None:
+    work, clients = problem(), torch.from_numpy(np.random.default_rng(1).integers(0, 4, (2, 40)))
+    learner = AsyncLearner(reg=0.05, step_size=0.05)
+    wide = RecordPrivacy(clip_norm=1e9, epsilon=np.inf, mechanism="laplace")
+    records = run(learner, work, clients, wide)[0].public["theta_l"]
+    assert torch.allclose(run(learner, work, clients, None)[0].public["theta_l"], records, rtol=1e-10)
+
+
+def test_a_group_is_one_owner_with_the_records_of_all() -> None:
+    work = problem()
+    learner = AsyncLearner(reg=0.05, step_size=0.1, groups=(("a", "d"), ("b", "c")))
+    ticks = torch.from_numpy(np.random.default_rng(0).integers(0, 2, (3, 20)))
+    clients = expand_groups(ticks, [[0, 3], [1, 2]])
+    assert clients.shape == (3, 40)
+    grouped = run(learner, work, clients, None)[0].public
+    x, y = LinearData.of(work).x, LinearData.of(work).y
+    merged = {
+        name: (torch.cat([x[i], x[j]])[:, :-1].numpy(), torch.cat([y[i], y[j]]).numpy())
+        for name, i, j in (("ad", 0, 3), ("bc", 1, 2))
+    }
+    data = FederatedDataset.from_tensors(merged, test=merged)
+    two = problem_of(data, model=models.linear_regression())
+    alone = run(AsyncLearner(reg=0.05, step_size=0.1), two, ticks, None)[0].public
+    assert torch.allclose(grouped["theta_l"], alone["theta_l"], rtol=1e-9)
+    assert torch.allclose(grouped["theta"], alone["theta"], rtol=1e-9)
+    auto = AsyncLearner(kappa=3.0, groups=(("a", "d"), ("b", "c")))
+    assert auto.effective_step(2, 4, 40) == pytest.approx(3.0 * 3 / (2 * 20))
+    assert expand_groups(torch.tensor([[1, -1], [0, 0]]), [[4], [2, 3]]).tolist() == [[2, 3], [4, 4]]
+
+
+@pytest.mark.parametrize("frequencies", [(6.0, 1.0, 1.0, 1.0), "observed"])
+def test_weights_correct_what_owners_who_answer_often_do(frequencies) -> None:
+    work, reg = problem(), 0.5
+    expected = exact_ridge(work, reg)
+    rng = np.random.default_rng(0)
+    round_of = np.array([0, 0, 0, 0, 0, 0, 1, 2, 3])
+    clients = torch.from_numpy(np.concatenate([rng.permutation(round_of) for _ in range(2000)]))[None]
+    gaps = []
+    for used in (None, frequencies):
+        learner = AsyncLearner(reg=reg, step_size=0.002, frequencies=used)
+        end = learner.shared(run(learner, work, clients, None)[0]).numpy()
+        gaps.append(np.linalg.norm(end - expected) / np.linalg.norm(expected))
+    assert gaps[1] < 0.04
+    assert gaps[0] > 3 * gaps[1]
+
+
+def test_the_models_are_functions_of_releases_alone() -> None:
+    work, other = problem(seed=0), problem(seed=9)
+    for settings in ({}, {"groups": (("a", "d"),)}, {"frequencies": "observed"}):
+        learner = AsyncLearner(reg=0.05, step_size=0.1, **settings)
+        clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
+        state, channel = run(learner, work, clients)
+        replayed, _ = run(learner, other, clients, replay=channel.record)
+        honest, _ = run(learner, other, clients)
+        for name, value in state.public.items():
+            assert torch.equal(value, replayed.public[name])
+        assert not torch.allclose(honest.public["theta_l"], state.public["theta_l"])
+
+
+def test_a_run_goes_on_in_the_middle() -> None:
+    work, learner = problem(), AsyncLearner(reg=0.05, step_size=0.1, groups=(("a", "d", "b"),))
+    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (1, 40)))
+    whole, channel = run(learner, work, clients)
+    for cut in (1, 7, 23):
+        half, _ = run(learner, work, clients[:, :cut])
+        restored = learner.init(work)
+        for name in restored.public:
+            restored.public[name].copy_(half.public[name].clone())
+        second, _ = run(
+            learner, work, clients[:, cut:], state=restored, replay=[(s - cut, n, v) for s, n, v in channel.record]
+        )
+        assert all(torch.equal(second.public[name], value) for name, value in whole.public.items())
+
+
+def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
+    work = problem(rounds=40)
+    privacy = RecordPrivacy(clip_norm=2.0, epsilon=4.0, mechanism="laplace", delta=0.0)
+    given = np.array([10, 10, 3, 10])
+    assert AsyncLearner().caps(work, given).tolist() == [10, 10, 3, 10]
+    assert AsyncLearner(cap=5).caps(work, given).tolist() == [5, 5, 3, 5]
+    horizon = AsyncLearner(cap="horizon")
+    assert horizon.caps(work, given).tolist() == [40] * 4
+    assert AsyncLearner(cap="horizon", horizon=90).caps(work, given).tolist() == [90] * 4
+    _, channel = run(horizon, work, torch.zeros(1, 4, dtype=torch.int64), privacy)
+    assert channel.noise_multipliers == pytest.approx(40 / 4.0, rel=1e-4)  # scale 2 Xi T / (n_i eps), Theorem 1
+    assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
+    with pytest.raises(BudgetExhausted, match="cap of 5"):
+        run(AsyncLearner(cap=5), work, torch.zeros(1, 6, dtype=torch.int64), privacy)
+
+
+def test_an_owner_that_never_answers_keeps_its_copy_at_the_start() -> None:
+    work, learner = problem(), AsyncLearner(step_size=0.1)
+    clients = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (2, 30)))
+    state, channel = run(learner, work, clients)
+    assert not state.public["theta"][:, 3].any()
+    assert bool(state.public["theta"][:, :3].any(-1).all())
+    assert channel.account.epsilons()[3] == 0
+
+
+def test_bad_settings_are_refused_by_name() -> None:
+    work = problem()
+    for wrong, says in (
+        ({"reg": 0.0}, "reg"),
+        ({"theta_max": -1.0}, "theta_max"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"kappa": float("nan")}, "kappa"),
+        ({"horizon": 0}, "horizon"),
+        ({"cap": 0}, "cap"),
+        ({"loss": "huber"}, "'squared', 'hinge', 'logistic'"),
+        ({"bound": "none"}, "'clip', 'domain'"),
+        ({"bound": "domain"}, "needs domain"),
+        ({"guarantee": "claimed"}, "'sound', 'paper'"),
+        ({"frequencies": (1.0, 0.0)}, "frequencies"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            AsyncLearner(**wrong)
+    for wrong, says in (
+        ({"groups": (("a", "z"),)}, "names 'z'"),
+        ({"groups": (("a", "b"), ("b",))}, "'b' twice"),
+        ({"groups": ((),)}, "empty group"),
+        ({"frequencies": (1.0, 1.0)}, "2 numbers for 4 owners"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            AsyncLearner(**wrong).init(work)
+    with pytest.raises(DataError, match="two classes"):
+        AsyncLearner(loss="hinge").init(work)
+    assert AsyncLearner().conflicts(work) == "all"
+    assert AsyncLearner().xi is None

@@ -1,0 +1,304 @@
+"""Exact minimizers, the cost of privacy, its forecast, and the value of collaboration."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import LinearSVC
+
+from fedmtl.algorithms.async_learner import AsyncLearner
+from fedmtl.algorithms.collaboration import (
+    Collaboration,
+    Fitness,
+    Forecast,
+    choose_kappa,
+    fit_forecast,
+    log_log_slope,
+    simulate,
+    spread,
+)
+from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss
+from fedmtl.algorithms.linear_optimum import minimize_exactly
+from fedmtl.errors import BudgetExhausted, ConfigError, DataError
+from fedmtl.privacy import RecordPrivacy
+
+
+def records(loss: str, n: int = 120, p: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)) * np.linspace(0.3, 2, p)
+    y = x @ rng.normal(size=p) + rng.normal(size=n)
+    return torch.from_numpy(x), torch.from_numpy(y if loss == "squared" else np.where(y > 0, 1.0, -1.0))
+
+
+def fitness(loss: str, x: np.ndarray, y: np.ndarray, reg: float, theta: np.ndarray) -> float:
+    m = x @ theta
+    losses = {"squared": (y - m) ** 2, "hinge": np.maximum(0, 1 - y * m), "logistic": np.logaddexp(0, -y * m)}[loss]
+    return float(losses.mean() + reg * theta @ theta)
+
+
+@pytest.mark.parametrize("reg", [1e-5, 1e-2])
+def test_minimizers_inside_the_box_are_those_of_scikit_learn(reg: float) -> None:
+    x, y = records("squared")
+    found = minimize_exactly(LinearLoss("squared"), x, y, reg=reg, theta_max=50.0)
+    ridge = Ridge(alpha=reg * len(y), fit_intercept=False, solver="svd").fit(x.numpy(), y.numpy())
+    assert np.allclose(found.theta.numpy(), ridge.coef_, rtol=1e-9)
+    x, y = records("logistic")
+    found = minimize_exactly(LinearLoss("logistic"), x, y, reg=reg, theta_max=50.0)
+    model = LogisticRegression(
+        C=1 / (2 * reg * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
+    )
+    assert np.allclose(found.theta.numpy(), model.fit(x.numpy(), y.numpy()).coef_[0], rtol=1e-6)
+    found = minimize_exactly(LinearLoss("hinge"), x, y, reg=1e-2, theta_max=50.0)
+    svm = LinearSVC(C=1 / (2 * 1e-2 * len(y)), loss="hinge", fit_intercept=False, tol=1e-10, max_iter=10**6)
+    coefficients = svm.fit(x.numpy(), y.numpy()).coef_[0]
+    assert np.allclose(found.theta.numpy(), coefficients, rtol=1e-3, atol=1e-4)
+    assert found.fitness <= fitness("hinge", x.numpy(), y.numpy(), 1e-2, coefficients) + 1e-10
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("theta_max", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(loss, theta_max, seed) -> None:
+    x, y = records(loss, seed=seed)
+    found = minimize_exactly(LinearLoss(loss), x, y, reg=1e-3, theta_max=theta_max)
+    theta, a, b = found.theta.numpy(), x.numpy(), y.numpy()
+    assert found.fitness == pytest.approx(fitness(loss, a, b, 1e-3, theta), rel=1e-12)
+    assert np.abs(theta).max() <= theta_max
+    assert found.gap <= 1e-12
+    if loss == "squared":
+        rows = np.vstack([a / math.sqrt(len(b)), math.sqrt(1e-3) * np.eye(4)])
+        other = optimize.lsq_linear(
+            rows,
+            np.concatenate([b / math.sqrt(len(b)), np.zeros(4)]),
+            (-theta_max, theta_max),
+            method="bvls",
+            tol=1e-14,
+        ).x
+    else:
+        other = optimize.minimize(
+            lambda t: (fitness(loss, a, b, 1e-3, t), 2e-3 * t - a.T @ (b / (1 + np.exp(b * (a @ t)))) / len(b)),
+            np.zeros(4),
+            jac=True,
+            bounds=[(-theta_max, theta_max)] * 4,
+            method="L-BFGS-B",
+            options={"gtol": 1e-12, "ftol": 1e-16, "maxiter": 5000},
+        ).x
+    assert np.allclose(theta, other, rtol=1e-8 if loss == "squared" else 1e-5, atol=1e-9)
+    assert found.fitness <= fitness(loss, a, b, 1e-3, other) + 1e-12
+    point = found.theta[None].clone().requires_grad_()
+    value = LinearLoss(loss).value(point, x, y).mean() + 1e-3 * point.square().sum()
+    gradient = torch.autograd.grad(value, point)[0][0].numpy()
+    inside = np.abs(theta) < theta_max
+    assert np.allclose(gradient[inside], 0, atol=1e-8)
+    assert (gradient[~inside] * theta[~inside] <= 0).all(), "it would leave the box"
+
+
+@pytest.mark.parametrize("theta_max", [0.1, 0.7, 20.0])
+@pytest.mark.parametrize("reg", [5e-6, 1e-2])
+def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float, reg: float) -> None:
+    x, y = records("hinge", n=60)
+    found = minimize_exactly(LinearLoss("hinge"), x, y, reg=reg, theta_max=theta_max)
+    n, p, signed = *x.shape, (x * y[:, None]).numpy()
+    assert found.fitness == pytest.approx(fitness("hinge", x.numpy(), y.numpy(), reg, found.theta.numpy()), rel=1e-12)
+    assert 0 <= found.gap <= 1e-8
+    assert float(found.theta.abs().max()) <= theta_max
+    # min reg |t|^2 + mean s with s >= 1 - signed t, s >= 0: lower bounds by linear programs with cuts of the square
+    cuts = [np.zeros(p)]
+    for _ in range(200):
+        rows = [np.concatenate([-signed, -np.eye(n), np.zeros((n, 1))], axis=1)]
+        rows += [np.concatenate([2 * c, np.zeros(n), [-1.0]])[None] for c in cuts]
+        solved = optimize.linprog(
+            np.concatenate([np.zeros(p), np.full(n, 1 / n), [reg]]),
+            A_ub=np.vstack(rows),
+            b_ub=np.concatenate([-np.ones(n), [c @ c for c in cuts]]),
+            bounds=[(-theta_max, theta_max)] * p + [(0, None)] * (n + 1),
+        )
+        cuts.append(solved.x[:p])
+        if fitness("hinge", x.numpy(), y.numpy(), reg, cuts[-1]) - solved.fun < 1e-8:
+            break
+    assert solved.fun - 1e-7 <= found.fitness <= solved.fun + 1e-7
+
+
+def test_hard_problems_are_certified_too() -> None:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(50, 3)))
+    x = torch.cat([x, x[:, :1] + 1e-9 * x[:, 1:2]], 1)  # collinear
+    y = torch.sign(x[:, 0] + 0.3)  # separable
+    for loss in ("squared", "logistic", "hinge"):
+        for theta_max in (1.0, 100.0):
+            found = minimize_exactly(LinearLoss(loss), x, y, reg=1e-5, theta_max=theta_max)
+            assert found.gap <= 1e-8 * (1 + found.fitness), (loss, theta_max)
+    one = minimize_exactly(LinearLoss("squared"), x[:1], y[:1], reg=1.0, theta_max=9.0)
+    expected = x[0] * y[0] / (1 + x[0] @ x[0])
+    assert torch.allclose(one.theta, expected, rtol=1e-12)
+    with pytest.raises(ConfigError, match="not finite"):
+        minimize_exactly(LinearLoss("squared"), x * math.nan, y, reg=1.0, theta_max=9.0)
+    with pytest.raises(ConfigError, match="n >= 1"):
+        minimize_exactly(LinearLoss("squared"), x[:0], y[:0], reg=1.0, theta_max=9.0)
+
+
+@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
+def test_psi_is_the_relative_fitness(loss: str) -> None:
+    x, y = records(loss)
+    f = Fitness(x, y, LinearLoss(loss), 1e-3, 5.0)
+    theta = torch.randn(2, 3, 4, dtype=torch.float64)
+    expected = [[fitness(loss, x.numpy(), y.numpy(), 1e-3, t) for t in row] for row in theta.numpy()]
+    assert np.allclose(f(theta).numpy(), expected, rtol=1e-12)
+    assert np.allclose(f.psi(theta).numpy(), np.array(expected) / f.optimum.fitness - 1, rtol=1e-12)
+    assert float(f.psi(f.optimum.theta)) == pytest.approx(0, abs=1e-12)
+    near = f.optimum.theta + 1e-3 * torch.randn(20, 4, dtype=torch.float64)
+    assert float(f.psi(near).min()) > -1e-9
+
+
+def test_psi_needs_a_fitness_above_zero() -> None:
+    nothing = Fitness(torch.ones(3, 1).double(), torch.zeros(3).double(), LinearLoss("squared"), 1.0, 1.0)
+    with pytest.raises(ConfigError, match="is 0"):
+        nothing.psi(torch.zeros(1, dtype=torch.float64))
+
+
+def test_the_forecast_recovers_its_constants() -> None:
+    rng, c1, c2 = np.random.default_rng(0), 30.0, 5e5
+    settings = [(n, [e] * owners) for n in (300, 3000, 30000) for e in (0.3, 3.0, 30.0) for owners in (2, 10)]
+    law = np.array(
+        [c1 / n * math.sqrt(sum(1 / e**2 for e in es)) + c2 / n**2 * sum(1 / e**2 for e in es) for n, es in settings]
+    )
+    n, epsilons = zip(*settings, strict=True)
+    fitted = fit_forecast(n, epsilons, law)
+    assert (fitted.c1, fitted.c2) == (pytest.approx(c1, rel=1e-9), pytest.approx(c2, rel=1e-9))
+    assert fitted.error < 1e-12
+    assert fitted(500, [1.0, 2.0]) == pytest.approx(c1 / 500 * math.sqrt(1.25) + c2 / 500**2 * 1.25)
+    assert fitted(500, [1.0, math.inf]) == pytest.approx(c1 / 500 + c2 / 500**2)
+    noisy = fit_forecast(n, epsilons, law * np.exp(0.05 * rng.normal(size=law.size)))
+    assert noisy.c1 == pytest.approx(c1, rel=0.15)
+    assert noisy.c2 == pytest.approx(c2, rel=0.15)
+    assert 0.02 < noisy.error < 0.1
+    square = fit_forecast(n, epsilons, [5.0 * spread(a, b) ** 2 for a, b in settings])
+    assert (square.c1, square.c2) == (pytest.approx(0, abs=1e-9), pytest.approx(5.0))
+    # the minimum of the relative errors, by a general solver
+    values = law * np.exp(rng.normal(size=law.size))
+    u = np.array([spread(*s) for s in settings])
+
+    def relative(c):
+        return np.sum(((c[0] ** 2 * u + c[1] ** 2 * u**2 * 1e4) / values - 1) ** 2)
+
+    general = optimize.minimize(
+        relative, [3.0, 3.0], method="Nelder-Mead", options={"maxiter": 9999, "xatol": 1e-10, "fatol": 1e-12}
+    )
+    fitted = fit_forecast(n, epsilons, values)
+    assert fitted.error**2 * law.size == pytest.approx(general.fun, rel=1e-6)
+    for wrong in (([1], [[1.0]], [1.0]), ([1, 2], [[1.0], [1.0]], [0.0, 1.0]), ([1, 2], [[1.0], [0.0]], [1.0, 1.0])):
+        with pytest.raises(ConfigError):
+            fit_forecast(*wrong)
+    with pytest.raises(ConfigError, match="infinite"):
+        fit_forecast([1, 2], [[math.inf], [math.inf]], [1.0, 1.0])
+
+
+def test_slopes_are_those_of_power_laws() -> None:
+    x = [1.0, 3.0, 10.0, 30.0]
+    exact = log_log_slope(x, [5 * v**-2 for v in x])
+    assert (exact.slope, exact.low, exact.high) == (pytest.approx(-2),) * 3
+    hits, rng = 0, np.random.default_rng(0)
+    for _ in range(300):
+        found = log_log_slope(x, [5 * v**-2 * math.exp(0.2 * rng.normal()) for v in x])
+        hits += found.low <= -2 <= found.high
+    assert 300 * 0.95 - 6 * math.sqrt(300 * 0.95 * 0.05) < hits < 300
+    with pytest.raises(ConfigError, match="3 pairs"):
+        log_log_slope([1, 2], [1, 2])
+
+
+def owners(count: int, n: int, *, p: int = 3, seed: int = 0) -> LinearData:
+    rng = np.random.default_rng(seed)
+    truth = rng.uniform(-0.5, 0.5, p)
+    x = [torch.from_numpy(rng.uniform(-1, 1, (n, p))) for _ in range(count)]
+    y = [v @ torch.from_numpy(truth) + torch.from_numpy(rng.uniform(-1, 1, n)) for v in x]
+    return LinearData(tuple(x), tuple(y), False)
+
+
+DOMAIN = DomainBound(3.0, y=3.0)
+
+
+def mean_psi(data: LinearData, epsilon: float, kappa: float = 3.0) -> float:
+    learner = AsyncLearner(reg=1e-3, theta_max=5.0, kappa=kappa, bound="domain", domain=DOMAIN)
+    privacy = RecordPrivacy(clip_norm=learner.xi, epsilon=epsilon, delta=0.0, mechanism="laplace")
+    rng = np.random.default_rng(0)
+    ticks = np.repeat(np.arange(len(data.x)), 8)
+    clients = torch.from_numpy(np.stack([rng.permutation(ticks) for _ in range(300)]))
+    theta = simulate(learner, data, privacy, clients)
+    assert float(theta.abs().max()) < 4.9, "the box is not reached"
+    floor = simulate(learner, data, None, clients)
+    together = Collaboration(learner, data).together
+    moved = together.optimum.theta + theta - floor  # what noise alone does, at the minimizer
+    return float(together.psi(moved).mean())
+
+
+def test_the_cost_of_privacy_falls_with_the_squares_of_budgets_and_of_records() -> None:
+    budgets = [20.0, 40.0, 80.0]
+    slope = log_log_slope(budgets, [mean_psi(owners(3, 200), e) for e in budgets]).slope
+    assert slope == pytest.approx(-2, abs=1e-3)  # the same noise, scaled: the updates are linear
+    sizes = [100, 300, 900]
+    slope = log_log_slope(sizes, [mean_psi(owners(3, n), 20.0) for n in sizes]).slope
+    assert slope == pytest.approx(-2, abs=0.1)
+
+
+def test_collaboration_is_worth_it_where_its_forecast_beats_the_own_model() -> None:
+    rng = np.random.default_rng(0)
+    sizes, truth = (8, 400), np.array([0.5, -0.5, 0.2])
+    x = [torch.from_numpy(rng.uniform(-1, 1, (n, 3))) for n in sizes]
+    y = [v @ torch.from_numpy(truth) + torch.from_numpy(0.5 * rng.normal(size=len(v))) for v in x]
+    group = Collaboration(AsyncLearner(reg=1e-3), LinearData(tuple(x), tuple(y), False))
+    pooled = Ridge(alpha=1e-3 * 408, fit_intercept=False).fit(torch.cat(x).numpy(), torch.cat(y).numpy()).coef_
+    all_x, all_y = torch.cat(x).numpy(), torch.cat(y).numpy()
+    forecast = Forecast(0.0, 10.0)
+    worths = []
+    for owner, n in enumerate(sizes):
+        own = Ridge(alpha=1e-3 * n, fit_intercept=False).fit(x[owner].numpy(), y[owner].numpy()).coef_
+        expected = fitness("squared", all_x, all_y, 1e-3, own) / fitness("squared", all_x, all_y, 1e-3, pooled) - 1
+        worth = group.is_collaboration_worth(owner, forecast, [0.1, 0.2])
+        assert worth.alone == pytest.approx(expected, rel=1e-6)
+        assert worth.together == pytest.approx(10 / 408**2 * (100 + 25))
+        worths.append(worth.worth)
+    assert worths == [True, False]
+    assert not group.is_collaboration_worth(0, forecast, [1e-3, 0.2]).worth
+    with pytest.raises(ConfigError, match=r"0 \.\. 1"):
+        group.is_collaboration_worth(2, forecast, [1.0, 1.0])
+    with pytest.raises(ConfigError, match="3 epsilons"):
+        group.is_collaboration_worth(0, forecast, [1.0, 1.0, 1.0])
+    with pytest.raises(DataError, match="two classes"):
+        Collaboration(AsyncLearner(loss="hinge"), group.data).together  # noqa: B018
+
+
+def test_kappa_is_chosen_by_noisy_simulation_on_public_rows() -> None:
+    public = owners(1, 500, seed=1)
+    learner = AsyncLearner(reg=1e-3, theta_max=2.0)
+    rng = np.random.default_rng(0)
+    clients = torch.from_numpy(np.stack([rng.permutation(np.repeat(np.arange(3), 10)) for _ in range(40)]))
+
+    def choice(epsilon: float):
+        privacy = RecordPrivacy(clip_norm=5.0, epsilon=epsilon, delta=0.0, mechanism="laplace")
+        return choose_kappa(learner, public, counts=(200, 200, 200), privacy=privacy, clients=clients)
+
+    strict, loose = choice(0.3), choice(300.0)
+    for found in (strict, loose):
+        assert set(found.psi) == {1.0, 2.0, 5.0, 10.0, 20.0, 40.0}
+        assert found.psi[found.kappa] == min(found.psi.values())
+    assert strict.kappa < loose.kappa, "more noise, smaller steps"
+    assert loose.psi[loose.kappa] < 0.05
+    with pytest.raises(ConfigError, match="candidate"):
+        choose_kappa(learner, public, counts=(2,), privacy=None, clients=clients, kappas=())
+    with pytest.raises(ConfigError, match="counts"):
+        choose_kappa(learner, public, counts=(2, 0, 1), privacy=None, clients=clients)
+
+
+def test_simulations_respect_caps() -> None:
+    data, clients = owners(3, 20), torch.zeros(2, 5, dtype=torch.int64)
+    privacy = RecordPrivacy(clip_norm=5.0, epsilon=1.0, delta=0.0, mechanism="laplace")
+    assert simulate(AsyncLearner(), data, privacy, clients).shape == (2, 3)
+    with pytest.raises(BudgetExhausted):
+        simulate(AsyncLearner(cap=4), data, privacy, clients)
+    with pytest.raises(BudgetExhausted):
+        simulate(AsyncLearner(), data, privacy, clients, caps=np.array([4, 9, 9]))
