@@ -167,9 +167,11 @@ class Account:
     @property
     def spent_uses(self) -> np.ndarray | int:
         """As ``spent``, by rank where participations are charged."""
-        if not self.per_participation:
+        if self._ledger is None or not self.per_participation:
             return self.spent if self._ledger is not None else self.uses
-        return self.caps if self.forfeited and self.caps is not None else self._uses
+        if self.forfeited and self.caps is not None:
+            return self.caps
+        return np.maximum(self._uses, self._ledger.uses())  # a session that fell back released more than this one yet
 
     def start(self, step: int, draw: Callable[[int], Tensor]) -> None:
         """Set the account to the first step of this session; seeded: later charged steps will be replays.

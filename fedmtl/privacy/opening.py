@@ -196,6 +196,7 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
     delta = privacy.resolved_delta(int(owners.counts.sum()))
     cap = _participations(sampler, run.steps)
     multipliers, events, caps = _owner_terms(privacy, owners, cap, delta, run.prior("noise_multipliers"))
+    caps = run.prior("max_uses") or caps
     order = torch.argsort(owners.ranks).tolist()
     cost = Cost(delta, tuple(events[k] for k in order), tuple(int(owners.steps[k]) for k in order))
     header = {
@@ -205,6 +206,10 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
         "sampler": sampler.describe(),
         "records": owners.describe(),
         "noise_multipliers": multipliers,
+        "max_uses": caps,
+        "local_steps": owners.steps.tolist(),
+        "rates": owners.probabilities.tolist(),
+        "dimension": owners.dimension,
     }
     account = Account(
         sampler,

@@ -94,6 +94,13 @@ class OwnerAccount:
         """(n,) epsilon of each owner after its uses, the largest of the repetitions; None without noise."""
         return None if self.cost is None else self.cost.epsilons(self._uses.max(0))
 
+    @property
+    def spent(self) -> np.ndarray:
+        """(n,) as ``uses``, the most of the repetitions, with the activations of earlier sessions that this one has not
+        reached again."""
+        uses = self._uses.max(0)
+        return uses if self._ledger is None else np.maximum(uses, self._ledger.uses())
+
     def close(self) -> None:
         """End cleanly; idempotent."""
         if self._ledger is not None:

@@ -32,6 +32,7 @@ from .sources import NoiseSource
 
 Scales = Callable[[Tensor], Tensor]
 """(k,) repetitions -> (k, n_i) or (n_i,): the factors s of per-record gradients ``s_j x_j`` of one owner."""
+_LEAST_NORM = 1e-140
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,18 @@ class OwnerRecords:
 
     @classmethod
     def of(cls, x: Tensor, norm: Norm) -> OwnerRecords:
-        """Rows ``x`` (n_i, D) with their norms, computed here once."""
+        """Rows ``x`` (n_i, D) with their norms, computed here once.
+
+        A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
+        factor would bound its gradient.
+        """
         wide = x.detach().double()
-        return cls(wide, torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1))
+        norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
+        usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
+        if bool(usable.all()):
+            return cls(wide, norms)
+        nothing = torch.zeros((), dtype=torch.float64)
+        return cls(torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing))
 
 
 @dataclass(frozen=True)
@@ -318,7 +328,7 @@ class OwnerChannel:
         """What may be said of the run so far."""
         privacy, account, noised = self._privacy, self.account, self.noise_multipliers is not None
         published = self._published if noised else None
-        epsilons = account.epsilons() if published is None else None
+        epsilons = account.cost.epsilons(account.spent) if account.cost is not None and published is None else None
         budgets = [] if privacy is None else [b for b in privacy.budgets(self._ids) if b is not None]
         secure = self._sources[0].name == "secure"
         return PrivacyReport(
@@ -326,7 +336,7 @@ class OwnerChannel:
             unit="record",
             relation="replace",
             observer="none" if privacy is None else "server, other clients and public",
-            epsilon=self.epsilon,
+            epsilon=self.epsilon if epsilons is None else float(epsilons.max()),
             delta=None if account.cost is None else account.cost.delta,
             claimed=None if published is None else max(map(published.claim, self._multipliers())),
             refuted=None if published is None else published.refuted,
@@ -342,7 +352,7 @@ class OwnerChannel:
             sampler=f"{self._schedule}; every answer is charged to the owner that gives it",
             records="all records of an owner in every answer",
             names=("gradient",),
-            releases=int(account.uses.max(0).sum()),
+            releases=int(account.spent.sum()),
             accountant=account.cost.accountant if account.cost is not None else "none",
             source=self._sources[0].name,
             numerics="float64 on a public power-of-two grid" if secure else "float64",

@@ -83,6 +83,7 @@ def open_owner_channel(
             "delta": delta,
             "caps": caps.tolist(),
             "noise_multipliers": multipliers,
+            "dimension": dimension,
         }
         ledger = Ledger(
             ledger_path, about, fingerprint=fingerprint, replays_free=not secure, clients=len(ids), resume=resume

@@ -67,7 +67,8 @@ def from_cells(
     left = width * (first + np.arange(p.size))
     with np.errstate(over="ignore", invalid="ignore"):
         upper = (p - np.exp(left) * q) / -math.expm1(-width)
-    law = from_shares(width, first, p, np.nan_to_num(upper, nan=0.0, neginf=0.0))
+    unknown = ~np.isfinite(upper)  # exp(left) q is beyond float64: all of it to the right, which is safe
+    law = from_shares(width, first, p, np.where(unknown, p, upper))
     law.masses[0] += below
     finite = 0.0
     if above[1] > 0:

@@ -146,7 +146,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
     steps = account.steps_charged if account.per_participation else account.spent
     releases = steps * len(names)
     if records is not None:
-        releases = int((account.client_uses * records.owners.by_rank(records.owners.steps)).sum())
+        releases = int((np.asarray(account.spent_uses) * records.owners.by_rank(records.owners.steps).numpy()).sum())
     stds = [release.noise_std for release in channel.releases.values()]
     secure = channel.source.name == "secure"
     return PrivacyReport(

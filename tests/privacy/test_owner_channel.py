@@ -195,6 +195,9 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     second.close()
     third = opened()
     third.start(2)
+    assert third.account.uses.tolist() == [[1, 1, 0]]
+    assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them owner 2's
+    assert third.report.releases == 7
     with pytest.raises(ResumeError, match="Activation 4 was charged to another owner"):
         third.begin(2, torch.tensor([[2, 2, 1]]))
     third.close()
@@ -213,6 +216,19 @@ def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
     second.begin(0, torch.tensor([[0, 1]]))
     assert second.account.uses.tolist() == [[2, 2, 0]]
     assert not torch.isclose(second.release(ones), value).any()
+
+
+@pytest.mark.parametrize(("row", "factor"), [(math.inf, 1.0), (math.nan, 1.0), (1e-200, 1e210)])
+def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
+    """Rows that are not finite, and rows so small that their norm underflows."""
+    x, privacy = rows(), RecordPrivacy(clip_norm=0.5, noise_multiplier=1.0, delta=1e-5)
+    released = []
+    for value in (row, 0.0):
+        x[1][0] = value
+        channel = open_owner_channel(privacy, x, ids=IDS, caps=np.array([4, 4, 4]), seed=0)
+        channel.begin(0, torch.tensor([[1]]))
+        released.append(channel.release(lambda k, where: torch.full((1, COUNTS[k]), factor, dtype=torch.float64)))
+    assert (released[0] - released[1]).norm() <= 0.5 / COUNTS[1]
 
 
 def test_recorded_releases_are_replayed() -> None:

@@ -120,3 +120,9 @@ def test_renyi_divergence_of_a_discrete_law() -> None:
             + 0.01 * math.exp((order - 1) * 3.0)
         ) / (order - 1)
         assert pld.renyi(value, np.array([order]), 3.0)[0] == pytest.approx(direct, rel=1e-12)
+
+
+def test_losses_beyond_float64_are_rounded_up() -> None:
+    """exp(800) is no double; a law whose whole mass lies at a loss just below 800.1 must not sink to 800."""
+    value = pld.from_cells(0.1, 8000, np.array([0.75]), np.array([0.0]), below=0.25)
+    assert value.masses @ (value.losses > 800.05) == pytest.approx(0.75)

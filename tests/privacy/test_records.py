@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
     FixedCohort,
     FullParticipation,
@@ -315,6 +316,44 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     resumed.start(2)
     assert resumed.account.client_uses.sum() == 4
     assert resumed.draw(2) is not None
+
+
+@pytest.mark.parametrize("changed", [{"steps": torch.ones(5, dtype=torch.int64)}, {"batch_size": 16}, {"dimension": 9}])
+def test_a_secure_ledger_is_not_continued_by_cheaper_steps(tmp_path: Path, changed: dict) -> None:
+    """What was released before would be charged as if it had been released by the new steps."""
+    privacy = replace(NOISED, source="secure", mechanism="l2_laplace")
+    first = door(privacy, ledger_path=tmp_path / "ledger.jsonl")
+    begin(first)
+    first.close()
+    with pytest.raises(ResumeError):
+        door(privacy, who=replace(owners(), **changed), ledger_path=tmp_path / "ledger.jsonl", resume=True)
+
+
+def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-5, source="secure")
+    first = door(privacy, rounds=3, ledger_path=tmp_path / "ledger.jsonl")
+    begin(first)
+    first.close()
+    longer = door(privacy, rounds=9, ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    for step in range(1, 9):
+        begin(longer, step)
+    assert longer.account.client_uses.tolist() == [3] * 5
+    assert 1.9 < longer.report.epsilon <= 2.0
+
+
+def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = door(NOISED, ledger_path=path)
+    for step in range(3):
+        begin(first, step)
+    spent = first.report
+    first.close()
+    second = door(NOISED, ledger_path=path, resume=True)
+    second.start(1)  # from an older checkpoint
+    begin(second, 1)
+    assert second.report.epsilon == spent.epsilon > second.epsilon
+    assert second.report.releases == spent.releases
+    assert second.report.by_owner == spent.by_owner
 
 
 def test_impossible_requests_are_refused_by_name() -> None:

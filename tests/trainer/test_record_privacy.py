@@ -57,6 +57,7 @@ def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
     data, lam, lr, rounds, clip = regression(4, examples=6), 0.7, 0.1, 3, 0.8
     solver = LocalSGD(lr=lr, steps=2, batch_size=None)
     privacy = RecordPrivacy(clip_norm=clip, epsilon=math.inf)
+    torch.manual_seed(0)
     model = nn.Linear(4, 1).double()
     result = run_of(
         algorithm=PMTL(lam=lam, local=solver), data=data, model=copy.deepcopy(model), loss="mse", privacy=privacy
