@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
@@ -15,8 +16,8 @@ from ..execution.executor import by_decreasing
 from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
 from ..optim.batches import plannable
 from ..optim.private import train_privately
-from ..privacy import BoundSampler, Channel, RecordReleases, ReleasePlan
-from ..schedules import Event
+from ..privacy import BoundSampler, Channel, OwnerChannel, RecordReleases, ReleasePlan
+from ..schedules import Event, EventTable
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from .store import ClientStore, Fields, MappedClientStore
@@ -195,4 +196,42 @@ class Algorithm(Protocol):
 
     def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
         """Which clients' events do not commute."""
+        ...
+
+
+@runtime_checkable
+class AsyncAlgorithm(Protocol):
+    """An algorithm whose clients act one at a time: a block of activations in, everything out through ``channel``.
+
+    R repetitions run together; the trainer runs one.
+    """
+
+    name: str
+
+    def rows(self, problem: Problem) -> list[Tensor]:
+        """(n_i, p) float64: the rows of which the gradients of each client's records are multiples."""
+        ...
+
+    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
+        """Hard cap on the answers of each client, int64 (n,), given the most that the schedule has for it."""
+        ...
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """The state before the first activation; the public part never reads data."""
+        ...
+
+    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
+        """The state after a block of activations: one release for each, in order."""
+        ...
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The personal models (k, D) of ``clients``, int64 (k,)."""
+        ...
+
+    def shared(self, state: State) -> Tensor | None:
+        """The released shared model (D,), if the algorithm has one."""
+        ...
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
+        """Which clients' activations do not commute."""
         ...

@@ -90,9 +90,21 @@ class OwnerAccount:
         for step in steps:
             ledger.begin(step)
 
+    @property
+    def forfeited(self) -> bool:
+        """Whether the run stopped because of what it showed, and every owner is charged up to its cap."""
+        return self._ledger is not None and self._ledger.forfeited is not None
+
+    def forfeit(self) -> None:
+        """Charge every owner up to its cap: stopping is then post-processing of a run that goes on."""
+        if self._ledger is not None and not self.forfeited:
+            self._ledger.forfeit(int(self._uses.sum()))
+
     def epsilons(self) -> np.ndarray | None:
         """(n,) epsilon of each owner after its uses, the largest of the repetitions; None without noise."""
-        return None if self.cost is None else self.cost.epsilons(self._uses.max(0))
+        if self.cost is None:
+            return None
+        return self.cost.epsilons(self.caps if self.forfeited else self._uses.max(0))
 
     @property
     def spent(self) -> np.ndarray:

@@ -358,8 +358,23 @@ class OwnerChannel:
             numerics="float64 on a public power-of-two grid" if secure else "float64",
             guarantee="none" if not noised else "sound" if self._published is None else "paper",
             ledger=self._ledger_name,
+            forfeited=account.forfeited,
             outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + self._notes,
         )
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep of the channel: nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+
+    def snr(self) -> None:
+        """No single figure says how loud the noise of many owners is."""
+
+    def forfeit(self, done: int) -> None:
+        """Stop after ``done`` activations because of what was seen: every owner is charged up to its cap."""
+        self.account.forfeit()
 
     def close(self) -> None:
         """End cleanly: what was reserved and never begun returns to the budget; idempotent."""

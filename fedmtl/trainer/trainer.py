@@ -14,21 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import Algorithm, AsyncAlgorithm, Problem, State
 from ..data import FederatedDataset
 from ..errors import BudgetExhausted, ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, Privacy, RecordPrivacy, Sampler, open_channel
-from ..schedules import rounds as round_events
+from ..privacy import Channel, ClientPrivacy, OwnerChannel, Privacy, RecordPrivacy
+from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .evaluation import evaluate_personal, evaluate_shared, metric_name, summarize
 from .folder import RunFolder
-from .problem import build_problem, client_ranks, fingerprint, record_owners
+from .problem import build_problem, fingerprint
 from .result import Result
+from .sources import Schedule, Source, check_schedule, open_activations, open_cohorts
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
@@ -43,10 +44,11 @@ class Trainer:
         algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...
         data: the clients' data.
         model: a module, or a factory called with the data's :class:`~fedmtl.data.DataSpec`.
-        schedule: who takes part in a round.
+        schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
+            whose clients act one at a time.
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
             is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
-        rounds: number of rounds.
+        rounds: number of rounds, or most activations where clients act one at a time.
         loss: ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
             (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
@@ -69,10 +71,10 @@ class Trainer:
         ConfigError: a value outside its range.
     """
 
-    algorithm: Algorithm
+    algorithm: Algorithm | AsyncAlgorithm
     data: FederatedDataset
     model: nn.Module | ModelFactory
-    schedule: Sampler
+    schedule: Schedule
     privacy: Privacy | None
     rounds: int
     loss: str | Loss = "cross_entropy"
@@ -90,12 +92,11 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
+        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, (Algorithm, AsyncAlgorithm)):
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
-        if isinstance(self.schedule, type) or not hasattr(self.schedule, "bind"):
-            raise ConfigError(f"schedule is {self.schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
+        check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds)
         one_of(self, ("float32", "float64"), dtype=self.dtype)
         one_of(self, ("memory", "mapped"), client_store=self.client_store)
@@ -153,23 +154,12 @@ class Trainer:
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
-        sampler = self.schedule.bind(len(self.data))
-        order, ranks = client_ranks(problem.data)
-        with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
+        load = self.schedule.bind(len(self.data)).denominator if isinstance(self.algorithm, Algorithm) else 1
+        with closing(problem.executor), operation_threads(load * problem.dimension):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
-            channel = open_channel(
-                self.privacy,
-                self.algorithm.plan(problem, sampler),
-                sampler,
-                seed=self.seed,
-                fingerprint=mark,
-                ledger_path=None if folder is None else folder.ledger,
-                resume=resume,
-                steps=self.rounds,
-                owners=record_owners(problem, self.algorithm, self.privacy, ranks),
-                notes=problem.data.notes,
-            )
-            problem = replace(problem, records=channel.records)
+            channel, source = self._open(problem, mark, None if folder is None else folder.ledger, resume)
+            if isinstance(channel, Channel):
+                problem = replace(problem, records=channel.records)
             with closing(channel):  # also after an interruption: steps that never began return to the budget
                 state, step, history = self.algorithm.init(problem), 0, []
                 if resume and folder is not None and folder.checkpoint.exists():
@@ -180,8 +170,8 @@ class Trainer:
                 channel.start(step)  # also when no round is left to draw
                 self._announce(channel)
                 callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
-                with _notified(callbacks, self.algorithm.name, self.rounds, step) as end:
-                    run = _Loop(self, problem, channel, folder, mark, history, callbacks, order, ranks)
+                with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
+                    run = _Loop(self, problem, channel, source, folder, mark, history, callbacks)
                     state, step, stopped = run.advance(state, step)
                     result = run.finish(state, step, stopped)
                     end.append(result)
@@ -189,7 +179,22 @@ class Trainer:
             folder.write_run(result, problem)
         return result
 
-    def _announce(self, channel: Channel) -> None:
+    def _open(
+        self, problem: Problem, mark: str, ledger: Path | None, resume: bool
+    ) -> tuple[Channel | OwnerChannel, Source]:
+        options = {"seed": self.seed, "fingerprint": mark, "ledger_path": ledger, "resume": resume}
+        if isinstance(self.algorithm, AsyncAlgorithm):
+            assert isinstance(self.schedule, AsynchronousSchedule)
+            assert not isinstance(self.privacy, ClientPrivacy)
+            cuts = (self._evaluated_every(self.rounds), self.checkpoint_every or self.rounds)
+            return open_activations(self.algorithm, problem, self.schedule, self.privacy, cuts=cuts, **options)
+        assert not isinstance(self.schedule, AsynchronousSchedule)
+        return open_cohorts(self.algorithm, problem, self.schedule, self.privacy, **options)
+
+    def _evaluated_every(self, steps: int) -> int:
+        return self.eval_every or max(1, steps // 20)
+
+    def _announce(self, channel: Channel | OwnerChannel) -> None:
         signal = channel.snr()
         if signal is not None:
             logger.log(logging.WARNING if signal.warning else logging.INFO, signal.warning or signal.text())
@@ -211,13 +216,12 @@ class _Loop:
 
     trainer: Trainer
     problem: Problem
-    channel: Channel
+    channel: Channel | OwnerChannel
+    source: Source
     folder: RunFolder | None
     fingerprint: str
     history: list[dict[str, Any]]
     callbacks: Sequence[Callback]
-    order: Tensor
-    ranks: Tensor
 
     def __post_init__(self) -> None:
         spent = self.history[-1]["time"] if self.history else 0.0
@@ -227,18 +231,19 @@ class _Loop:
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
         trainer, stopped = self.trainer, "rounds"
-        every = trainer.eval_every or max(1, trainer.rounds // 20)
+        every = trainer._evaluated_every(trainer.rounds)
         if self.stops(step):  # it did before the resume
             self.channel.forfeit(step)
             return state, step, "early"
         try:
-            for event in round_events(self.channel.draw, self.order, start=step, stop=trainer.rounds):
-                self.channel.begin(event.step, self.ranks[event.cohort])
-                state = trainer.algorithm.step(self.problem, state, event, self.channel)
-                step = event.step + 1
+            for event in self.source.events(step):
+                self.source.begin(event)
+                state = trainer.algorithm.step(self.problem, state, event, self.channel)  # type: ignore[arg-type]
+                last = self.source.last(event)
+                step = last.step + 1
                 for callback in self.callbacks:
-                    callback.on_event(event, state)
-                if step % every == 0 and step < trainer.rounds:
+                    callback.on_event(last, state)
+                if step % every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
                 if self.stops(step):
                     self.channel.forfeit(step)
@@ -254,7 +259,7 @@ class _Loop:
     def stops(self, step: int) -> bool:
         """Whether the run ends here because of the row that the history has of this step."""
         rule = self.trainer.early_stopping
-        fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.trainer.rounds
+        fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.source.stop
         return fresh and rule is not None and rule.stops(self.history)
 
     def evaluate(self, state: State, step: int) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,191 @@
+"""How events reach the loop: cohorts drawn round by round, or activations of a public schedule in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..algorithms.base import Algorithm, AsyncAlgorithm, Problem
+from ..errors import ConfigError
+from ..privacy import (
+    Channel,
+    ClientPrivacy,
+    OwnerChannel,
+    Privacy,
+    RecordPrivacy,
+    Sampler,
+    open_channel,
+    open_owner_channel,
+)
+from ..schedules import AsynchronousSchedule, BoundSchedule, Event, EventTable
+from ..schedules import rounds as round_events
+from .problem import client_ranks, record_owners
+
+Schedule = Sampler | AsynchronousSchedule
+_BLOCK = 256
+
+
+class Source(Protocol):
+    """Events of a run: what the loop needs to know of them.
+
+    Attributes:
+        stop: number of steps of the whole run.
+    """
+
+    @property
+    def stop(self) -> int: ...
+
+    def events(self, start: int) -> Iterator[Any]:
+        """Everything from step ``start`` on."""
+
+    def begin(self, event: Any) -> None:
+        """Charge what happens in it; raises BudgetExhausted before any data are read."""
+
+    def last(self, event: Any) -> Event:
+        """Its last step, for callbacks: the run has made ``step + 1`` of them after it."""
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """One cohort a round, drawn with the privacy coins.
+
+    Attributes:
+        channel: draws and charges.
+        order: int64 (n,), the client at each rank.
+        ranks: int64 (n,), the rank of each client.
+        stop: number of rounds.
+    """
+
+    channel: Channel
+    order: Tensor
+    ranks: Tensor
+    stop: int
+
+    def events(self, start: int) -> Iterator[Event]:
+        return round_events(self.channel.draw, self.order, start=start, stop=self.stop)
+
+    def begin(self, event: Event) -> None:
+        self.channel.begin(event.step, self.ranks[event.cohort])
+
+    def last(self, event: Event) -> Event:
+        return event
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Clients that act one at a time, in blocks that end where the run is evaluated or saved.
+
+    Attributes:
+        channel: charges and releases.
+        table: (start, stop) -> the events of that window.
+        stop: number of activations.
+        cuts: blocks do not reach over multiples of these; where they end does not depend on where a run was resumed.
+    """
+
+    channel: OwnerChannel
+    table: Callable[[int, int], EventTable]
+    stop: int
+    cuts: tuple[int, ...]
+
+    def events(self, start: int) -> Iterator[EventTable]:
+        while start < self.stop:
+            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, *self.cuts)))
+            yield self.table(start, end)
+            start = end
+
+    def begin(self, event: EventTable) -> None:
+        self.channel.begin(int(event.step[0]), event.client)
+
+    def last(self, event: EventTable) -> Event:
+        return Event(int(event.step[-1]), event.time[:, -1], torch.unique(event.client)[None])
+
+
+def check_schedule(algorithm: Algorithm | AsyncAlgorithm, schedule: Any, privacy: Privacy | None) -> None:
+    """Refuse a schedule or a protected unit that the algorithm cannot have.
+
+    Raises:
+        ConfigError: named.
+    """
+    if isinstance(schedule, type) or not hasattr(schedule, "bind"):
+        raise ConfigError(f"schedule is {schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
+    clocked = isinstance(schedule, AsynchronousSchedule)
+    if isinstance(algorithm, AsyncAlgorithm):
+        if not clocked:
+            raise ConfigError(
+                f"{algorithm.name} has clients that act one at a time; its schedule is PoissonClocks(...) or "
+                f"Latencies(...), not {type(schedule).__name__}."
+            )
+        if isinstance(privacy, ClientPrivacy):
+            raise ConfigError(f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or None.")
+    elif clocked:
+        raise ConfigError(
+            f"{algorithm.name} goes in rounds; its schedule is a sampler such as PoissonSampling(cohort=100), not "
+            f"{type(schedule).__name__}."
+        )
+
+
+def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSchedule:
+    """The schedule of the problem's clients, by their names and keys."""
+    return schedule.bind(problem.clients, names=problem.data.ids, keys=problem.data.keys)
+
+
+def open_cohorts(
+    algorithm: Algorithm, problem: Problem, schedule: Sampler, privacy: Privacy | None, **options: Any
+) -> tuple[Channel, Cohorts]:
+    """Channel and events of a run in rounds; ``options`` go to :func:`~fedmtl.privacy.open_channel`."""
+    sampler = schedule.bind(problem.clients)
+    order, ranks = client_ranks(problem.data)
+    channel = open_channel(
+        privacy,
+        algorithm.plan(problem, sampler),
+        sampler,
+        steps=problem.rounds,
+        owners=record_owners(problem, algorithm, privacy, ranks),
+        notes=problem.data.notes,
+        **options,
+    )
+    return channel, Cohorts(channel, order, ranks, problem.rounds)
+
+
+def open_activations(
+    algorithm: AsyncAlgorithm,
+    problem: Problem,
+    schedule: AsynchronousSchedule,
+    privacy: RecordPrivacy | None,
+    *,
+    seed: int,
+    cuts: tuple[int, ...],
+    replicates: int = 1,
+    **options: Any,
+) -> tuple[OwnerChannel, Activations]:
+    """Channel and events of a run whose clients act one at a time.
+
+    Args:
+        algorithm, problem, schedule, privacy: of the run.
+        seed: of the schedule, and of seeded noise.
+        cuts: blocks end at multiples of these.
+        replicates: repetitions computed together.
+        options: for :func:`~fedmtl.privacy.open_owner_channel`.
+    """
+    bound = bind_schedule(schedule, problem)
+    stop = min(problem.rounds, bound.steps)
+    channel = open_owner_channel(
+        privacy,
+        algorithm.rows(problem),
+        ids=tuple(problem.data.ids),
+        caps=algorithm.caps(problem, bound.caps.clip(max=stop)),
+        seed=seed,
+        replicates=replicates,
+        schedule=bound.describe(),
+        notes=problem.data.notes,
+        **options,
+    )
+
+    def table(start: int, end: int) -> EventTable:
+        return bound.events(seed, start, end, replicates=replicates)
+
+    return channel, Activations(channel, table, stop, cuts)
