@@ -235,3 +235,6 @@ class AsyncAlgorithm(Protocol):
     def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
         """Which clients' activations do not commute."""
         ...
+
+
+AnyAlgorithm = Algorithm | AsyncAlgorithm

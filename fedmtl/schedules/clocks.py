@@ -57,6 +57,21 @@ class BoundSchedule:
         self.steps = total if events is None else min(total, events)
         self._last: tuple[tuple[int, tuple[int, ...]], Stream] | None = None
 
+    @property
+    def caps(self) -> NDArray[np.int64]:
+        """int64 (n,), the most events of each client in a run."""
+        return np.minimum(self._pace.caps, self.steps)
+
+    def describe(self) -> str:
+        """One phrase for the report."""
+        kind = "independent Poisson clocks"
+        if not isinstance(self._pace.latency, ExponentialLatency) or self._waits:
+            waits = "the server waits for the slowest" if self._waits else "the server never waits"
+            kind = f"{type(self._pace.latency).__name__} between answers, {waits}"
+        low, high = int(self.caps.min()), int(self.caps.max())
+        most = f"{high}" if low == high else f"{low} to {high}"
+        return f"{self.clients} clients, {kind}, at most {most} answers of one client"
+
     def events(self, seed: int, start: int, stop: int, *, replicates: int | Sequence[int] = 1) -> EventTable:
         """Events ``start`` to ``stop - 1``.
 

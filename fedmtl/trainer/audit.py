@@ -18,19 +18,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import AnyAlgorithm, AsyncAlgorithm, Problem, State
 from ..data import FederatedDataset
 from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
 from ..errors import BudgetExhausted
 from ..execution import operation_threads
-from ..privacy import RecordPrivacy, open_channel
+from ..privacy import Channel, RecordPrivacy
 from ..privacy.audit import Effort, Finding, Setup, audit_channel
 from ..privacy.audit.findings import exact, skipped
 from ..privacy.channel import Recording
 from ..random import derive_key
-from ..schedules import rounds as round_events
 from .problem import build_problem, client_ranks, record_owners
+from .sources import in_rounds
 from .trainer import Trainer
 
 _ROUNDS = 10
@@ -56,7 +56,9 @@ def audit_trainer(
     findings: list[Finding] = []
     setup = setup_of(trainer)
     if setup is None:
-        findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
+        clocked = isinstance(trainer.algorithm, AsyncAlgorithm)
+        why = "its clients act one at a time" if clocked else "privacy is none: neither clip nor noise is claimed"
+        findings.append(skipped("release path", why))
     else:
         findings += audit_channel(setup, seed=seed, effort=effort)
     if effort is None or "transcript" in effort.checks:
@@ -66,19 +68,20 @@ def audit_trainer(
 
 def setup_of(trainer: Trainer) -> Setup | None:
     """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
-    if trainer.privacy is None:
+    if trainer.privacy is None or isinstance(trainer.algorithm, AsyncAlgorithm):
         return None
     problem = _problem(trainer, trainer.data)
     with closing(problem.executor):
-        sampler = trainer.schedule.bind(problem.clients)
+        algorithm, schedule = in_rounds(trainer.algorithm, trainer.schedule)
+        sampler = schedule.bind(problem.clients)
         offsets = problem.layout.offsets
         return Setup(
             privacy=trainer.privacy,
-            plans=trainer.algorithm.plan(problem, sampler),
+            plans=algorithm.plan(problem, sampler),
             sampler=sampler,
             steps=trainer.rounds,
             tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
-            owners=record_owners(problem, trainer.algorithm, trainer.privacy, client_ranks(problem.data)[1]),
+            owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1]),
         )
 
 
@@ -122,32 +125,25 @@ def public_states(
 ) -> list[str]:
     """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``."""
     problem, algorithm = _problem(trainer, data), trainer.algorithm
-    sampler = trainer.schedule.bind(problem.clients)
-    with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
-        order, ranks = client_ranks(problem.data)
-        channel = open_channel(
-            trainer.privacy,
-            algorithm.plan(problem, sampler),
-            sampler,
-            seed=trainer.seed,
-            steps=trainer.rounds,
-            owners=record_owners(problem, algorithm, trainer.privacy, ranks),
-            fingerprint="audit",
-            replay=replay,
-        )
-        if channel.records is not None:  # messages are functions of the released gradients: only these are forced
-            channel._replay = None
+    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        channel, source = trainer.open(problem, "audit", replay=replay)
+        if isinstance(channel, Channel):
+            if channel.records is not None:  # messages are functions of the released gradients: only these are forced
+                channel._replay = None
+            problem = replace(problem, records=channel.records)
         channel.record = record
-        problem = replace(problem, records=channel.records)
         digest = partial(_digest_of, algorithm, private=isinstance(trainer.privacy, RecordPrivacy))
         state = algorithm.init(problem)
         digests = [digest(state)]
         with closing(channel):
+            channel.start(0)
             try:
-                for event in round_events(channel.draw, order, start=0, stop=rounds):
-                    channel.begin(event.step, ranks[event.cohort])
-                    state = algorithm.step(problem, state, event, channel)
+                for event in source.events(0):
+                    source.begin(event)
+                    state = algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
                     digests.append(digest(state))
+                    if source.last(event).step + 1 >= rounds:
+                        break
             except BudgetExhausted:
                 pass
     return digests
@@ -219,7 +215,7 @@ def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
     )
 
 
-def _digest_of(algorithm: Algorithm, state: State, *, private: bool) -> str:
+def _digest_of(algorithm: AnyAlgorithm, state: State, *, private: bool) -> str:
     """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
     public = dict(state.public)
     if private:

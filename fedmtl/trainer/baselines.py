@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..algorithms import PMTL, FedAvg, FedProx, Local
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
 from ..errors import ConfigError
 from ..optim import LocalSolver
 
 _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL}
 
 
-def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
+def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorithm) -> dict[str, Algorithm]:
     """The comparison algorithms by name, without the algorithm itself.
 
     Args:
@@ -24,6 +24,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     """
     if isinstance(baselines, str):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
+    if baselines and isinstance(algorithm, AsyncAlgorithm):
+        raise ConfigError(f"baselines is {list(baselines)!r}; {algorithm.name} has another schedule; run them apart.")
     solver: LocalSolver | None = getattr(algorithm, "local", None)
     built: dict[str, Algorithm] = {}
     for item in baselines:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.base import Algorithm, Problem
+from ..algorithms.base import Algorithm, AnyAlgorithm, Problem
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
 from ..optim import LocalSolver
-from ..privacy import Owners, Privacy, RecordPrivacy, Sampler
+from ..privacy import Owners, Privacy, RecordPrivacy
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss
@@ -133,7 +133,7 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
-def fingerprint(problem: Problem, algorithm: Algorithm, privacy: Privacy | None, schedule: Sampler) -> str:
+def fingerprint(problem: Problem, algorithm: AnyAlgorithm, privacy: Privacy | None, schedule: Any) -> str:
     """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.

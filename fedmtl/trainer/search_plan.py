@@ -33,6 +33,7 @@ from ..privacy import (
 )
 from ..privacy.release import StepEvent, step_law
 from .problem import build_problem, describe, fingerprint
+from .sources import in_rounds
 from .trainer import Trainer
 
 SCORE = "search/score"
@@ -120,7 +121,7 @@ def plan_search(
     first_name, first = next(iter(candidates.items()))
     privacy = _client_privacy(first)
     n = len(first.data)
-    sampler: BoundSampler = first.schedule.bind(n)
+    sampler: BoundSampler = in_rounds(first.algorithm, first.schedule)[1].bind(n)
     plans = {name: _plans(name, trainer, sampler) for name, trainer in candidates.items()}
     laws = {}
     for name, declared in plans.items():
@@ -285,12 +286,12 @@ def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: 
 
 def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
     with _named(name), _problem(trainer) as problem:
-        return trainer.algorithm.plan(problem, sampler)
+        return in_rounds(trainer.algorithm, trainer.schedule)[0].plan(problem, sampler)
 
 
 def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport]:
     """The run's fingerprint, and its channel's report before the first step; refuses what the run would refuse."""
-    sampler = trainer.schedule.bind(len(trainer.data))
+    sampler = in_rounds(trainer.algorithm, trainer.schedule)[1].bind(len(trainer.data))
     with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
     channel = open_channel(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, AsyncAlgorithm, Problem
+from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
 from ..errors import ConfigError
 from ..privacy import (
     Channel,
@@ -104,7 +104,7 @@ class Activations:
         return Event(int(event.step[-1]), event.time[:, -1], torch.unique(event.client)[None])
 
 
-def check_schedule(algorithm: Algorithm | AsyncAlgorithm, schedule: Any, privacy: Privacy | None) -> None:
+def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | None) -> None:
     """Refuse a schedule or a protected unit that the algorithm cannot have.
 
     Raises:
@@ -126,6 +126,17 @@ def check_schedule(algorithm: Algorithm | AsyncAlgorithm, schedule: Any, privacy
             f"{algorithm.name} goes in rounds; its schedule is a sampler such as PoissonSampling(cohort=100), not "
             f"{type(schedule).__name__}."
         )
+
+
+def in_rounds(algorithm: AnyAlgorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
+    """The two, where they go in rounds.
+
+    Raises:
+        ConfigError: clients act one at a time.
+    """
+    if isinstance(algorithm, AsyncAlgorithm) or isinstance(schedule, AsynchronousSchedule):
+        raise ConfigError(f"{algorithm.name} has clients that act one at a time; this needs an algorithm in rounds.")
+    return algorithm, schedule
 
 
 def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSchedule:

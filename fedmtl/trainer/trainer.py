@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, AsyncAlgorithm, Problem, State
+from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem, State
 from ..data import FederatedDataset
 from ..errors import BudgetExhausted, ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, OwnerChannel, Privacy, RecordPrivacy
+from ..privacy.channel import Recording
 from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
 from .baselines import named_baselines
@@ -29,7 +30,7 @@ from .evaluation import evaluate_personal, evaluate_shared, metric_name, summari
 from .folder import RunFolder
 from .problem import build_problem, fingerprint
 from .result import Result
-from .sources import Schedule, Source, check_schedule, open_activations, open_cohorts
+from .sources import Schedule, Source, check_schedule, in_rounds, open_activations, open_cohorts
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
@@ -71,7 +72,7 @@ class Trainer:
         ConfigError: a value outside its range.
     """
 
-    algorithm: Algorithm | AsyncAlgorithm
+    algorithm: AnyAlgorithm
     data: FederatedDataset
     model: nn.Module | ModelFactory
     schedule: Schedule
@@ -154,10 +155,12 @@ class Trainer:
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
-        load = self.schedule.bind(len(self.data)).denominator if isinstance(self.algorithm, Algorithm) else 1
-        with closing(problem.executor), operation_threads(load * problem.dimension):
+        busy = (
+            1.0 if isinstance(self.schedule, AsynchronousSchedule) else self.schedule.bind(problem.clients).denominator
+        )
+        with closing(problem.executor), operation_threads(busy * problem.dimension):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
-            channel, source = self._open(problem, mark, None if folder is None else folder.ledger, resume)
+            channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
             if isinstance(channel, Channel):
                 problem = replace(problem, records=channel.records)
             with closing(channel):  # also after an interruption: steps that never began return to the budget
@@ -179,17 +182,24 @@ class Trainer:
             folder.write_run(result, problem)
         return result
 
-    def _open(
-        self, problem: Problem, mark: str, ledger: Path | None, resume: bool
+    def open(
+        self,
+        problem: Problem,
+        mark: str,
+        ledger: Path | None = None,
+        resume: bool = False,
+        replay: Recording | None = None,
     ) -> tuple[Channel | OwnerChannel, Source]:
-        options = {"seed": self.seed, "fingerprint": mark, "ledger_path": ledger, "resume": resume}
-        if isinstance(self.algorithm, AsyncAlgorithm):
-            assert isinstance(self.schedule, AsynchronousSchedule)
+        """The way out and the events of a run."""
+        kept: dict[str, Any] = {"fingerprint": mark, "ledger_path": ledger, "resume": resume, "replay": replay}
+        if isinstance(self.algorithm, AsyncAlgorithm) and isinstance(self.schedule, AsynchronousSchedule):
             assert not isinstance(self.privacy, ClientPrivacy)
             cuts = (self._evaluated_every(self.rounds), self.checkpoint_every or self.rounds)
-            return open_activations(self.algorithm, problem, self.schedule, self.privacy, cuts=cuts, **options)
-        assert not isinstance(self.schedule, AsynchronousSchedule)
-        return open_cohorts(self.algorithm, problem, self.schedule, self.privacy, **options)
+            return open_activations(
+                self.algorithm, problem, self.schedule, self.privacy, seed=self.seed, cuts=cuts, **kept
+            )
+        algorithm, schedule = in_rounds(self.algorithm, self.schedule)
+        return open_cohorts(algorithm, problem, schedule, self.privacy, seed=self.seed, **kept)
 
     def _evaluated_every(self, steps: int) -> int:
         return self.eval_every or max(1, steps // 20)
