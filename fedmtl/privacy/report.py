@@ -113,7 +113,7 @@ class PrivacyReport:
         if self.claimed is not None:
             rows.append(("claimed", f"{self.claimed:.4g}{at}, by the published accounting"))
         if self.forfeited:
-            rows.append(("stopped", "early, because of private numbers: charged as all the planned rounds"))
+            rows.append(("stopped", "early, because of what was released: charged as all the planned rounds"))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"

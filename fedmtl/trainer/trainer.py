@@ -63,8 +63,8 @@ class Trainer:
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
-        early_stopping: ends the run when its history stops improving; the privacy budget of all planned rounds is
-            charged, because when a run stops then depends on private data.
+        early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
+            charged as all the planned rounds.
         callbacks: called around the loop.
         progress: show a progress bar.
 
@@ -287,6 +287,10 @@ class _Loop:
             "loss": float(personal.loss.mean()),
             **summarize(personal.score, counts, metric=metric),
         }
+        if self.trainer.early_stopping is not None:
+            if model is None:
+                raise ConfigError(f"early_stopping looks at the shared model, but {algorithm.name} has none.")
+            row["distance"] = float((model - problem.initial).norm())
         if shared is not None:
             row |= summarize(shared.score, counts, metric=metric, prefix="global_")
         if self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round

@@ -113,7 +113,7 @@ def test_a_client_that_never_took_part_keeps_the_shared_model():
 
 def test_models_are_functions_of_the_released_gradients(monkeypatch):
     """Other records, the same recording: the same models to the bit, shared and personal."""
-    from fedmtl.trainer import trainer as module
+    from fedmtl.trainer import sources as module
 
     settings = {"algorithm": PMTL(lam=0.5, local=SOLVER), "schedule": PoissonSampling(cohort=4)}
     recordings: list = []
@@ -126,7 +126,7 @@ def test_models_are_functions_of_the_released_gradients(monkeypatch):
 
     monkeypatch.setattr(module, "open_channel", recorded)
     first = run_of(**settings)
-    monkeypatch.setattr(module, "open_channel", lambda *a, **o: open_channel(*a, replay=recordings[0], **o))
+    monkeypatch.setattr(module, "open_channel", lambda *a, **o: open_channel(*a, **o | {"replay": recordings[0]}))
     data = copy.deepcopy(DATA)
     data.train.x.neg_().add_(3.0)
     other = run_of(data=data, **settings)

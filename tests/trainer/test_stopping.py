@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 
-from fedmtl import ClientPrivacy, EarlyStopping, FixedCohort
+from fedmtl import ClientPrivacy, EarlyStopping, FixedCohort, Local
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import open_channel
 
 from .ledgers import read_lines
-from .settings import CLIENTS, DELTA, NOISE, epsilon, quick_figures, trainer
+from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
 
 
 @pytest.fixture(autouse=True)
@@ -19,21 +20,52 @@ def figures(monkeypatch):
     quick_figures(monkeypatch)
 
 
-def rows(*losses: float, metric: str = "loss") -> list[dict[str, float]]:
-    return [{metric: value} for value in losses]
+def rows(*distances: float) -> list[dict[str, float]]:
+    return [{"distance": value} for value in distances]
 
 
-def test_it_waits_for_patience_evaluations_without_a_better_one():
+def test_it_waits_for_patience_evaluations_without_a_larger_distance():
     rule = EarlyStopping(patience=2)
-    assert not rule.stops(rows(3, 2))
-    assert not rule.stops(rows(3, 2, 2.5))
-    assert rule.stops(rows(3, 2, 2.5, 2.0))
-    assert not rule.stops(rows(3, 2, 2.5, 1.9))
-    assert rule.stops(rows(3, 2, math.nan, math.nan))
-    assert not rule.stops(rows(math.nan, math.nan, math.nan, 5.0))
-    assert EarlyStopping(patience=2, min_delta=0.5).stops(rows(3, 2, 1.9, 1.8))
-    assert EarlyStopping(patience=1, metric="accuracy").stops(rows(0.5, 0.6, 0.6, metric="accuracy"))
-    assert not EarlyStopping(patience=1, metric="accuracy").stops(rows(0.5, 0.6, 0.7, metric="accuracy"))
+    assert not rule.stops(rows(1, 2))
+    assert not rule.stops(rows(1, 2, 1.5))
+    assert rule.stops(rows(1, 2, 1.5, 2.0))
+    assert not rule.stops(rows(1, 2, 1.5, 2.1))
+    assert rule.stops(rows(1, 2, math.nan, math.nan))
+    assert EarlyStopping(patience=2, min_delta=0.5).stops(rows(1, 2, 2.5, 2.9))
+    assert not EarlyStopping(patience=2, min_delta=0.5).stops(rows(1, 2, 2.5, 3.1))
+
+
+def test_the_decision_is_a_function_of_the_releases(tmp_path):
+    """Other data, the same releases: the same distances, so the same decision; accuracies differ."""
+    import fedmtl.trainer.sources as sources
+
+    recordings: list = []
+
+    def run(data=None, **options):
+        def opened(*args, **kept):
+            channel = open_channel(*args, **kept | options)
+            if "replay" not in options:
+                channel.record = []
+                recordings.append(channel.record)
+            return channel
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "open_channel", opened)
+            settings = {} if data is None else {"data": data}
+            return trainer(early_stopping=EarlyStopping(patience=5), **settings).fit()
+
+    first = run()
+    other = copy.deepcopy(DATA)
+    other.train.x.neg_()
+    other.test.x.neg_()
+    second = run(other, replay=recordings[0])
+    assert [row["distance"] for row in first.history] == [row["distance"] for row in second.history]
+    assert [row["accuracy"] for row in first.history] != [row["accuracy"] for row in second.history]
+
+
+def test_an_algorithm_without_a_shared_model_is_refused():
+    with pytest.raises(ConfigError, match="local has none"):
+        trainer(early_stopping=EarlyStopping(), algorithm=Local(local=SOLVER)).fit()
 
 
 ALWAYS = EarlyStopping(patience=1, min_delta=1e9)  # stops at the second evaluation, after round 4 of 6
@@ -100,5 +132,5 @@ def test_an_interrupted_early_stop_stays_charged(tmp_path):
 def test_impossible_rules_are_refused():
     with pytest.raises(ConfigError, match="patience"):
         EarlyStopping(patience=0)
-    with pytest.raises(ConfigError, match="metric"):
-        EarlyStopping(metric="luck")
+    with pytest.raises(ConfigError, match="min_delta"):
+        EarlyStopping(min_delta=-1.0)
