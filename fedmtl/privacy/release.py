@@ -45,7 +45,7 @@ class ReleasePlan:
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
 
     Raises:
-        ConfigError: an empty name or one with a slash, or a dimension or number of uses below 1.
+        ConfigError: an empty name or one that ends in ``/count``, or a dimension or number of uses below 1.
     """
 
     name: str
@@ -59,8 +59,8 @@ class ReleasePlan:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("ReleasePlan.name is empty; it must name the release.")
-        if "/" in self.name:  # 'name/count' addresses the noise of adaptive clipping
-            raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not contain '/'.")
+        if self.name.endswith("/count"):  # addresses the noise of the count of adaptive clipping
+            raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not end in '/count'.")
         positive_int(self, dimension=self.dimension, uses=self.uses)
         one_of(self, ("client", "record"), unit=self.unit)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)

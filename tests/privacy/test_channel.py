@@ -128,7 +128,7 @@ def test_plans_are_checked() -> None:
         open_channel(NOISED, (plan,), PoissonSampling(4).bind(40), seed=0, steps=5)
     with pytest.raises(ConfigError, match="dimension"):
         ReleasePlan(name="a", dimension=0, uses=4, stateful=False)
-    with pytest.raises(ConfigError, match="'/'"):  # the noise of a count is addressed by 'a/count'
+    with pytest.raises(ConfigError, match="'/count'"):  # such noise is that of the count of 'a'
         ReleasePlan(name="a/count", dimension=1, uses=4, stateful=False)
     with pytest.raises(ConfigError, match="one step"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
