@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -27,6 +29,31 @@ def carried_basis(replicates: int, tasks: int, dimension: int, penalty: SharedPe
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
+def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = 1e-9) -> Tensor:
+    """:func:`~fedmtl.optim.proximal.prox_nuclear` of small matrices x (R, m, n), with its error bounded afterwards.
+
+    The product G of x with its transpose on the smaller side is decomposed; let D be the rounding error of G and of
+    its decomposition. The result is off by at most ``||D||_F / (2 t)`` in Frobenius norm, as
+    :func:`~fedmtl.optim.proximal.gram_error` has it, and where every singular value is above some u > t by at most
+    ``||D||_F t / (2 u^2)``: f(w) = 1 - t / sqrt(w) has the divided difference ``t / (s s' (s + s'))`` between w = s^2
+    and w' = s'^2, and x brings a factor s. The second bound is for noise that is large beside the threshold. Where
+    neither is at most ``tolerance`` ||x||_F, x itself is decomposed.
+    """
+    short, long = sorted(x.shape[-2:])
+    wide = x.shape[-2] == short
+    w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
+    rounding = (long + 10 * short) * torch.finfo(x.dtype).eps * w.sum(-1)
+    above = w[..., 0] - rounding
+    bound = torch.where(above > t * t, t / above, 1 / t) if t > 0 else torch.full_like(above, math.inf)
+    fine = rounding * bound / 2 <= tolerance * w.sum(-1).sqrt()
+    kept = (1 - t / w.clamp(min=t * t).sqrt())[..., None, :]
+    factor = (v * kept) @ v.mT
+    out = factor @ x if wide else x @ factor
+    if not bool(fine.all()):
+        out[~fine] = prox_nuclear(x[~fine], t, method="svd")
+    return out
+
+
 class SharedProx:
     """The proximal operator of r on P^T (R, T, p); for a large nuclear norm with bases carried in the public state.
 
@@ -37,7 +64,8 @@ class SharedProx:
 
     def __init__(self, public: dict[str, Tensor], penalty: SharedPenalty, threshold: float) -> None:
         self._public, self._threshold = public, threshold
-        self._prox = SHARED_PENALTIES[penalty].prox
+        self._prox: Callable[[Tensor, float], Tensor]
+        self._prox = prox_nuclear_small if penalty == "nuclear" else SHARED_PENALTIES[penalty].prox
         self._nuclear: NuclearProx | None = None
         if "basis" not in public:
             return

@@ -19,6 +19,7 @@ from fedmtl.algorithms.pp_dmtl import PPDMTL, published_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.optim.nuclear import NuclearProx
+from fedmtl.optim.proximal import prox_nuclear
 from fedmtl.privacy import RecordPrivacy, open_owner_channel
 
 from .harness import problem_of
@@ -384,6 +385,35 @@ def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_de
     assert torch.equal(halves.public["shared"], state.public["shared"]), "the basis is part of the state"
 
 
+def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    fallbacks = []
+
+    def counted(x, t, **options):
+        fallbacks.append(len(x))
+        return prox_nuclear(x, t, **options)
+
+    monkeypatch.setattr(pp_dmtl_server, "prox_nuclear", counted)
+
+    def check(x, t, fallback):
+        fallbacks.clear()
+        out = pp_dmtl_server.prox_nuclear_small(torch.from_numpy(x), t).numpy()
+        for one, found in zip(x, out, strict=True):
+            assert np.linalg.norm(found - prox_shared(one, t, "nuclear")) <= 1e-9 * np.linalg.norm(one)
+        assert sum(fallbacks) == fallback
+
+    low = np.einsum("rik,rkj->rij", rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 2, 9)))
+    for x in (rng.normal(size=(3, 6, 9)), rng.normal(size=(3, 9, 6)), low, low.transpose(0, 2, 1)):
+        check(x, 1.0, 0)
+        check(x, 100.0, 0)
+        check(x, 0.0, 3)
+        check(np.zeros_like(x), 0.5, 0)
+    loud = 1e4 * rng.normal(size=(4, 6, 9))
+    check(loud, 1e-3, 0)  # all values far above the threshold
+    loud[1] = 1e4 * low[0]  # as loud, and some below it
+    check(loud, 1e-3, 1)
+
+
 # The refinement
 
 
@@ -515,6 +545,15 @@ def test_every_task_composes_its_own_answers() -> None:
     budget = RecordPrivacy(clip_norm=1.0, epsilon=2.0, mechanism="l2_laplace", delta=1e-5)
     _, channel = run(PPDMTL(), tasks(), torch.tensor([[0, 1, 2, 3] * 5]), budget)
     assert 1.9 < channel.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("guarantee", ["sound", "paper"])
+def test_secure_noise_runs(guarantee: str) -> None:
+    problem, clients = tasks(), schedule(1, 12, 3)
+    privacy = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure")
+    one, two = (run(PPDMTL(a1=0.2, lam=0.01, guarantee=guarantee), problem, clients, privacy)[0] for _ in range(2))
+    assert bool(one.public["stale"].isfinite().all())
+    assert not torch.isclose(one.public["stale"], two.public["stale"])[0, :2].any()
 
 
 # Settings and data
