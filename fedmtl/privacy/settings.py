@@ -35,8 +35,9 @@ class ClientPrivacy:
         mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
             L2 norm), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects nothing).
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
-        observer: who sees the releases. ``"clients"``: the other clients, who also know who took part;
-            ``"public"``: only outsiders, who see the released values and nothing else.
+        observer: who sees the releases. ``"clients"``: the other clients, who together also know which of them took
+            part (and so, under a fixed cohort, whether the protected one did); ``"public"``: only outsiders, who see
+            the released values and nothing else.
         guarantee: ``"sound"`` or ``"paper"`` (the published accounting, for reproduction: its figure is printed as
             claimed, and epsilon as infinite where the claim is refuted).
         accountant: ``"pld"`` (tight, default) or ``"rdp"``. Sampling without replacement always uses RDP.

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel
+from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel, owner_channel, to_grid
 from fedmtl.privacy.composition import epsilon
 
 COUNTS, D = (5, 20, 60), 4
@@ -170,6 +170,23 @@ def test_bounded_means_are_checked_and_noised() -> None:
     assert torch.allclose(channel.release_bounded(lambda k, where: inside) - silent.release(nothing), inside)
     with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
         channel.release_bounded(lambda k, where: 2 * inside)
+    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
+        channel.release_bounded(lambda k, where: math.nan * inside)
+
+
+def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding moves a sum by up to half a width in every coordinate; what it becomes must be within n C."""
+    sums = []
+
+    def watched(total, noise, width, dither):
+        sums.append(torch.round(total / width).abs().sum() * width + D * width)
+        return to_grid(total, noise, width, dither)
+
+    monkeypatch.setattr(owner_channel, "to_grid", watched)
+    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure"))
+    channel.begin(0, torch.tensor([[1]]))
+    channel.release_bounded(lambda k, where: torch.full((1, D), 0.5 / D, dtype=torch.float64))
+    assert sums[0] <= 0.5 * COUNTS[1]
 
 
 def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
