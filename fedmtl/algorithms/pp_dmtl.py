@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import non_negative, one_of, positive
+from .._check import non_negative, one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from ..privacy import OwnerChannel, Published
 from ..schedules import EventTable, block_bounds
@@ -67,6 +67,19 @@ def published_sensitivity(a1: float, tau: float, slope: float, row_norm: float, 
     return 2 * a1 * row_norm * slope / records * growth
 
 
+def largest_delay(clients: Tensor) -> int:
+    """The most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
+
+    Every task starts from a common event before the first, and its last gradient is used until the end.
+    """
+    events, largest = clients.shape[1], 0
+    for row in clients.numpy():
+        for task in np.unique(row[row >= 0]):
+            places = np.concatenate([[-1], np.flatnonzero(row == task), [events]])
+            largest = max(largest, int((places[2:] - places[:-2]).max()))
+    return largest
+
+
 @dataclass(frozen=True, kw_only=True)
 class PPDMTL:
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
@@ -77,8 +90,13 @@ class PPDMTL:
         threshold: that threshold itself (the paper's mu), in place of ``lam``.
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
-        a2: step size of P; at most ``2 / ((2 T + 1) L)`` for T tasks, which ``None`` takes: a gradient is used up to
-            2 T events after it was taken, and larger steps diverge.
+        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. The server repeats a task's
+            last gradient at every event, so a column moves on by gradients taken long before.
+        delay: the most events from an activation of a task to its next but one, for which a gradient taken at the
+            column of the first is used: a public property of the schedule, :func:`largest_delay`. ``None``: 2 T, which
+            is tasks that act in turn. With latencies between 0 and a maximum it is about 4 T, and with stragglers more;
+            where it is too small P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)`` is
+            stable whatever the delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a x_{n-k}.)
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
             B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
             be public knowledge; only stability rests on it.
@@ -107,6 +125,7 @@ class PPDMTL:
     tau: float = 1e-3
     a1: float = 0.0
     a2: float | None = None
+    delay: int | None = None
     smoothness: float | None = None
     row_norm: float = 1.0
     penalty: SharedPenalty = "nuclear"
@@ -132,6 +151,8 @@ class PPDMTL:
         for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
             if getattr(self, field) is not None:
                 positive(self, **{field: getattr(self, field)})
+        if self.delay is not None:
+            positive_int(self, delay=self.delay)
         if self.threshold is not None:
             non_negative(self, threshold=self.threshold)
         if self.guarantee == "sound":
@@ -276,13 +297,15 @@ class PPDMTL:
         """a2 and the proximal threshold."""
         bias = problem.dimension - int(np.prod(problem.data.spec.shape))
         smooth = self._loss.smoothness((self.row_norm**2 + bias) ** 0.5) if self.smoothness is None else self.smoothness
-        largest = 2.0 / ((2 * problem.clients + 1) * smooth)
-        a2 = largest if self.a2 is None else self.a2
+        delay = 2 * problem.clients if self.delay is None else self.delay
+        largest = 2.0 / ((delay + 1) * smooth)
+        a2 = largest / 2 if self.a2 is None else self.a2
         if a2 > largest * (1 + 1e-9):
             raise ConfigError(
-                f"PPDMTL.a2 is {a2:g}; with {problem.clients} tasks and L = {smooth:g} it must be at most "
-                f"2 / ((2 T + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every event, and one "
-                f"is up to 2 T events old. A smaller public bound on the curvature may be given as smoothness."
+                f"PPDMTL.a2 is {a2:g}; with {problem.clients} tasks, delay = {delay} and L = {smooth:g} it must be at "
+                f"most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every event, "
+                f"and one is up to that many events old. A smaller public bound on the curvature may be given as "
+                f"smoothness."
             )
         if self.a1 * (smooth + self.tau) > 1 + 1e-9:
             raise ConfigError(

@@ -15,7 +15,7 @@ from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms import State, pp_dmtl_server
-from fedmtl.algorithms.pp_dmtl import PPDMTL, published_sensitivity
+from fedmtl.algorithms.pp_dmtl import PPDMTL, largest_delay, published_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.optim.nuclear import NuclearProx
@@ -297,7 +297,10 @@ def residual(data, p, q, algorithm):
 @pytest.mark.parametrize(("penalty", "own_penalty"), [("nuclear", "frobenius"), ("l21", "l1"), ("nuclear", "l2")])
 def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str, own_penalty: str) -> None:
     problem = tasks(loss, counts=(30, 40, 35), d=4)
-    algorithm = PPDMTL(loss=loss, lam=0.08, tau=0.1, a1=0.3, penalty=penalty, own_penalty=own_penalty)
+    curvature = {"logistic": 0.12, "squared": 1.0}[loss]
+    algorithm = PPDMTL(
+        loss=loss, lam=0.08, tau=0.1, a1=0.3, smoothness=curvature, penalty=penalty, own_penalty=own_penalty
+    )
     rng = np.random.default_rng(2)
     clients = np.concatenate([rng.permutation(3) for _ in range(1500)])[None]  # delays of up to 2 T events
     state, _ = run(algorithm, problem, clients)
@@ -311,7 +314,7 @@ def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str
 def test_the_optimum_of_an_independent_solver() -> None:
     """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
     problem = tasks("logistic", counts=(30, 40, 35), d=4)
-    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3)
+    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
     state, _ = run(algorithm, problem, np.tile(np.arange(3), 1500)[None])
     data, shape = arrays(problem), (4, 3)
 
@@ -337,7 +340,7 @@ def test_gauss_seidel_and_exact_q_reach_the_same_optimum() -> None:
     problem = tasks("squared", counts=(30, 40, 35), d=4)
     clients = np.tile(np.arange(3), 400)[None]
     for options in ({}, {"gauss_seidel": False, "start": "single_task"}, {"exact_q": True}):
-        algorithm = PPDMTL(loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=1.0, guarantee="paper", **options)
+        algorithm = PPDMTL(loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, guarantee="paper", **options)
         state, _ = run(algorithm, problem, clients)
         p = state.public["shared"][0].T.numpy()
         q = state.private.gather("own", torch.arange(3))[:, 0].T.numpy()
@@ -349,7 +352,7 @@ def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_de
     problem = tasks("squared", counts=(3,) * many, d=wide)
     clients = np.random.default_rng(0).integers(0, many, (2, 60))
     privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=0.3, mechanism="l2_laplace", delta=1e-5)
-    algorithm = PPDMTL(loss="squared", lam=9.0, smoothness=0.05, tau=0.1)
+    algorithm = PPDMTL(loss="squared", lam=9.0, a2=0.5, smoothness=0.04, tau=0.1)
     used = []
 
     class Watched(NuclearProx):
@@ -366,12 +369,12 @@ def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_de
     state, channel = run(algorithm, problem, clients, privacy)
     assert sum(used) > 40, "of 120 matrices"
     noise = torch.stack([value for _, _, value in channel.record])
-    threshold = 9.0 * 2 / (81 * 0.05)
+    threshold = 9.0 * 0.5
     for r in range(2):
         p, s = np.zeros((wide, many)), np.zeros((wide, many))
         for k, t in enumerate(clients[r]):
             s[:, t] = noise[k, r]
-            p = prox_shared(p - 2 / (81 * 0.05) * s, threshold, "nuclear")
+            p = prox_shared(p - 0.5 * s, threshold, "nuclear")
         assert 0 < np.linalg.matrix_rank(p, tol=1e-9) < 20
         assert np.linalg.norm(state.public["shared"][r].T.numpy() - p) < 1e-7 * np.linalg.norm(p)
     halves = algorithm.init(problem, replicates=2)
@@ -576,23 +579,38 @@ def test_step_sizes_beyond_the_stable_ones_are_refused() -> None:
         problem = tasks(loss, model=models.linear_regression(bias=bias))
         largest = 2 / (9 * smooth)
         PPDMTL(loss=loss, a2=largest).init(problem)
-        with pytest.raises(ConfigError, match=r"a2 is .* 4 tasks .* at most 2 / \(\(2 T \+ 1\) L\)"):
+        with pytest.raises(ConfigError, match=r"a2 is .* 4 tasks, delay = 8 .* at most 2 / \(\(delay \+ 1\) L\)"):
             PPDMTL(loss=loss, a2=1.01 * largest).init(problem)
         with pytest.raises(ConfigError, match="a1"):
             PPDMTL(loss=loss, a1=1.01 / smooth).init(problem)
     PPDMTL(loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
 
 
-def test_beyond_the_rule_stale_gradients_diverge() -> None:
-    problem = tasks("squared", counts=(6,) * 4, d=1)  # unit rows: the curvature is 2 for every task
-    clients = np.tile(np.arange(4), 150)[None]
-    sizes = {}
-    for factor in (1.0, 3.0):
-        a2 = factor * 2 / (9 * 2.0)
-        algorithm = PPDMTL(loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=2.0 / factor, refine_tau=1.0)
-        sizes[factor] = float(run(algorithm, problem, clients)[0].public["stale"].abs().max())
-    assert sizes[1.0] < 1e-6
-    assert sizes[3.0] > 1e3
+@pytest.mark.parametrize("slow_task", [False, True])
+def test_the_step_rule_separates_stable_from_diverging_runs(slow_task: bool) -> None:
+    """Unit rows of one feature, r = 0: the curvature is 2 for every task, the worst of the domain."""
+    problem = tasks("squared", counts=(6,) * 4, d=1)
+    clients = torch.tensor([([1, 2, 3] * 6 + [0]) * 50 if slow_task else [0, 1, 2, 3] * 150])
+    delay = largest_delay(clients)
+    assert delay == (38 if slow_task else 8)
+
+    def size(a2: float) -> float:
+        algorithm = PPDMTL(loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=1e-3, refine_tau=1.0)
+        return float(run(algorithm, problem, clients)[0].public["stale"].abs().max())
+
+    assert size(2 / ((delay + 1) * 2.0)) < 1e-4
+    assert size(3 * 2 / ((delay + 1) * 2.0)) > 1e3
+    if slow_task:
+        assert size(2 / (9 * 2.0)) > 1e3, "2 T is not the delay of a schedule with a straggler"
+        PPDMTL(loss="squared", a2=2 / 78).init(problem)
+        with pytest.raises(ConfigError, match="delay = 38"):
+            PPDMTL(loss="squared", a2=2 / 77, delay=38).init(problem)
+
+
+def test_the_delay_of_a_schedule() -> None:
+    assert largest_delay(torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1, 2]])) == 6
+    assert largest_delay(torch.tensor([[0, 1, 1, 1, 1], [-1, 0, -1, 1, -1]])) == 6
+    assert largest_delay(torch.tensor([[-1, -1]])) == 0
 
 
 @pytest.mark.parametrize(
@@ -609,6 +627,7 @@ def test_beyond_the_rule_stale_gradients_diverge() -> None:
         ({"threshold": -1.0}, "threshold"),
         ({"a1": math.nan}, "a1"),
         ({"a2": 0.0}, "a2"),
+        ({"delay": 0}, "delay"),
         ({"row_norm": 0.0}, "row_norm"),
         ({"tau": 0.0}, "tau is 0"),
         ({"tau": 0.0, "guarantee": "paper", "exact_q": True}, "tau is 0"),
