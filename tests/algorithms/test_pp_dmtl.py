@@ -598,7 +598,8 @@ def test_the_step_rule_separates_stable_from_diverging_runs(slow_task: bool) -> 
         algorithm = PPDMTL(loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=1e-3, refine_tau=1.0)
         return float(run(algorithm, problem, clients)[0].public["stale"].abs().max())
 
-    assert size(2 / ((delay + 1) * 2.0)) < 1e-4
+    assert size(1 / ((delay + 1) * 2.0)) < 1e-8
+    assert size(2 / ((delay + 1) * 2.0)) < 0.5, "slow, but it does not grow"
     assert size(3 * 2 / ((delay + 1) * 2.0)) > 1e3
     if slow_task:
         assert size(2 / (9 * 2.0)) > 1e3, "2 T is not the delay of a schedule with a straggler"
