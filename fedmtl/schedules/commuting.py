@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from .table import EventTable
 
 Conflicts = Literal["none", "all"] | csr_array
-_QUERIES = 1 << 21
+_CHUNK, _QUERIES = 1 << 13, 1 << 21
 
 
 def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
@@ -43,9 +43,15 @@ def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
     events = len(table)
     if isinstance(conflicts, str) and conflicts == "all":
         return torch.arange(events + 1)
+    graph = _neighbours(conflicts, int(table.client.max()) if events else -1)
+    chunk = _CHUNK if graph is None else max(1, min(_CHUNK, _QUERIES // int(np.diff(graph.indptr).max(initial=1))))
     latest = np.full(events, -1, np.int64)
     for client in table.client.numpy():
-        np.maximum(latest, _last_conflict(client, _neighbours(conflicts, client)), out=latest)
+        for start in range(0, events, chunk):
+            past = max(0, start - limit)  # what is further back is in no block of these events
+            found = _last_conflict(client[past : start + chunk], start - past, graph)
+            part = latest[start : start + chunk]
+            np.maximum(part, np.where(found >= 0, found + past, -1), out=part)
     reach = np.maximum.accumulate(latest).tolist() if events else []
     return torch.from_numpy(_cuts(reach, limit))
 
@@ -69,27 +75,25 @@ def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
     return np.array(cuts, np.int64)
 
 
-def _neighbours(conflicts: Conflicts, client: NDArray[np.int64]) -> csr_array | None:
+def _neighbours(conflicts: Conflicts, most: int) -> csr_array | None:
     """The symmetric pattern of an adjacency, without the diagonal; None for "none"."""
     if isinstance(conflicts, str):
         if conflicts != "none":
             raise ConfigError(f"conflicts is {conflicts!r}; accepted: 'none', 'all' or a sparse adjacency.")
         return None
-    most = int(client.max(initial=-1))
     if conflicts.shape[0] != conflicts.shape[1] or conflicts.shape[0] <= most:
         raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n) with n above client {most}.")
-    row, column = conflicts.tocoo().coords if hasattr(conflicts.tocoo(), "coords") else conflicts.nonzero()
-    there = (conflicts.tocoo().data != 0) & (row != column)
-    pattern = csr_array(
-        (np.ones(2 * there.sum(), np.int8), (np.r_[row[there], column[there]], np.r_[column[there], row[there]])),
-        shape=conflicts.shape,
-    )
+    entries = conflicts.tocoo()
+    there = (entries.data != 0) & (entries.row != entries.col)
+    row, column = entries.row[there], entries.col[there]
+    ends = (np.concatenate([row, column]), np.concatenate([column, row]))
+    pattern = csr_array((np.ones(len(ends[0]), np.int64), ends), shape=conflicts.shape)
     pattern.sum_duplicates()
     return pattern
 
 
-def _last_conflict(client: NDArray[np.int64], graph: csr_array | None) -> NDArray[np.int64]:
-    """(S,) for every event the latest earlier event of the same or an adjacent client, or -1."""
+def _last_conflict(client: NDArray[np.int64], first: int, graph: csr_array | None) -> NDArray[np.int64]:
+    """For the events from ``first`` on, the latest earlier event of the same or an adjacent client, or -1."""
     events = len(client)
     latest = np.full(events, -1, np.int64)
     order = np.argsort(client, kind="stable")
@@ -97,25 +101,19 @@ def _last_conflict(client: NDArray[np.int64], graph: csr_array | None) -> NDArra
     owner = client[order]
     again = owner[1:] == owner[:-1]
     latest[order[1:][again]] = order[:-1][again]
-    if graph is None or not len(order):
-        return latest
+    if graph is None:
+        return latest[first:]
     address = owner * events + order  # rises: sorted by client, then by event
-    degree = np.diff(graph.indptr)[owner]
-    ends = np.cumsum(degree)
-    start = 0
-    while start < len(order):  # events in pieces that bound the memory
-        base = ends[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, base + _QUERIES, side="right")))
-        mine, counts = slice(start, stop), degree[start:stop]
-        event = np.repeat(order[mine], counts)
-        inner = np.arange(len(event)) - np.repeat(ends[mine] - counts - base, counts)
-        other = graph.indices[np.repeat(graph.indptr[owner[mine]], counts) + inner].astype(np.int64)
-        place = np.searchsorted(address, other * events + event) - 1
-        found = (place >= 0) & (owner[place] == other)
-        some = counts > 0
-        if some.any():
-            first = (ends[mine] - counts - base)[some]
-            newest = np.maximum.reduceat(np.where(found, order[place], -1), first)
-            latest[order[mine][some]] = np.maximum(latest[order[mine][some]], newest)
-        start = stop
-    return latest
+    asked = order[order >= first]
+    degree = np.diff(graph.indptr)[client[asked]]
+    asked, degree = asked[degree > 0], degree[degree > 0]
+    if not len(asked):
+        return latest[first:]
+    start = np.cumsum(degree) - degree
+    inner = np.arange(degree.sum()) - np.repeat(start, degree)
+    other = graph.indices[np.repeat(graph.indptr[client[asked]], degree) + inner].astype(np.int64)
+    place = np.searchsorted(address, other * events + np.repeat(asked, degree)) - 1
+    found = (place >= 0) & (owner[place] == other)
+    newest = np.maximum.reduceat(np.where(found, order[place], -1), start)
+    latest[asked] = np.maximum(latest[asked], newest)
+    return latest[first:]

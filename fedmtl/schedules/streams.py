@@ -44,6 +44,7 @@ class Stream(ABC):
         self._clients = len(pace.caps)
         self._replicates = len(rows.client) // self._clients
         self._ready = (np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._head, self._left = np.zeros((2, self._replicates), np.int64)  # of each replicate's part of what is ready
         self._clock = np.zeros(self._replicates)
         self.position = 0
 
@@ -52,23 +53,21 @@ class Stream(ABC):
 
         A replicate whose clients have all finished is filled up with client -1 at the time of its last event.
         """
-        while (need := count - self._counts()).max(initial=0) > 0 and self._extend(need):
+        while (need := count - self._left).max() > 0 and self._extend(need):
             pass
         time, row, activation = self._ready
-        counts = self._counts()
-        place = (np.cumsum(counts) - counts)[:, None] + np.arange(count)
-        there = np.arange(count) < counts[:, None]
-        out = np.empty((self._replicates, count))
+        given = np.minimum(self._left, count)
+        there = np.arange(count) < given[:, None]
+        place = (self._head[:, None] + np.arange(count))[there]
+        out = np.repeat(self._clock[:, None], count, axis=1)
         client, acts = np.full((2, self._replicates, count), -1, np.int64)
-        out[there] = time[place[there]]
-        client[there] = self._rows.client[row[place[there]]]
-        acts[there] = activation[place[there]]
-        last = np.where(there.any(axis=1), np.where(there, out, -np.inf).max(axis=1, initial=-np.inf), self._clock)
-        out[~there] = np.broadcast_to(last[:, None], out.shape)[~there]
-        keep = np.ones(len(time), bool)
-        keep[place[there]] = False
-        self._ready = (time[keep], row[keep], activation[keep])
-        self._clock = last
+        out[there], client[there], acts[there] = time[place], self._rows.client[row[place]], activation[place]
+        some = given > 0
+        self._clock[some] = out[some, given[some] - 1]
+        late = ~there & some[:, None]
+        out[late] = np.repeat(self._clock[:, None], count, axis=1)[late]
+        self._head += given
+        self._left -= given
         self.position += count
         return out, client, acts
 
@@ -76,16 +75,19 @@ class Stream(ABC):
     def _extend(self, need: Ints) -> bool:
         """Make more events ready, about ``need`` (R,) of each replicate; False when there are no more."""
 
-    def _counts(self) -> Ints:
-        return np.bincount(self._rows.replicate[self._ready[1]], minlength=self._replicates)
-
     def _push(self, time: Array, row: Ints, activation: Ints) -> None:
         """Append events that are in order of time within each replicate and not before those that are ready."""
-        joined = [np.concatenate(pair) for pair in zip(self._ready, (time, row, activation), strict=True)]
+        left = np.arange(self._left.max(initial=0)) < self._left[:, None]
+        kept = (self._head[:, None] + np.arange(left.shape[1]))[left]
+        fresh = (time, row, activation)
+        joined = [np.concatenate([old[kept], new]) for old, new in zip(self._ready, fresh, strict=True)]
+        replicate = self._rows.replicate[joined[1]]
         if self._replicates > 1:
-            order = np.argsort(self._rows.replicate[joined[1]], kind="stable")
+            order = np.argsort(replicate, kind="stable")
             joined = [column[order] for column in joined]
         self._ready = (joined[0], joined[1], joined[2])
+        self._left = np.bincount(replicate, minlength=self._replicates)
+        self._head = np.cumsum(self._left) - self._left
 
     def _gaps(self, rows: Ints, first: Ints, count: int) -> Array:
         """Latencies ``first`` to ``first + count - 1`` of each row: (rows, count)."""
@@ -116,8 +118,10 @@ class Merged(Stream):
             return False
         frontier = self._frontier(going)
         rate = np.bincount(self._rows.replicate, np.where(going, self._rate, 0.0), self._replicates)
-        page = np.clip(need, _PAGE // 8 // self._replicates + 1, max(1, 8 * _PAGE // self._replicates))
-        wanted = np.where((need > 0) & (rate > 0), page, 0)
+        most = max(1, 8 * _PAGE // self._replicates)
+        page = min(_PAGE // 2 // self._replicates + 1, most)
+        wanted = np.clip(np.maximum(need, page - self._left), 0, most)  # all replicates are topped up together
+        wanted[rate == 0] = 0
         horizon = np.where(wanted > 0, frontier + 1.02 * wanted / np.where(rate > 0, rate, 1.0), -np.inf)
         pieces = [self._pending]
         short = np.flatnonzero(going & (self._last <= horizon[self._rows.replicate]))

@@ -302,6 +302,16 @@ def test_the_window_is_the_same_across_the_pages_of_a_long_run():
     assert torch.equal(torch.cat([table.client for table in steps], dim=1), whole.client)
 
 
+@pytest.mark.parametrize("page", [1, 8, 64])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_size_of_pages_changes_nothing(monkeypatch, name, page):
+    whole = SCHEDULES[name].bind(5).events(11, 0, 900, replicates=3)
+    monkeypatch.setattr("fedmtl.schedules.streams._PAGE", page)
+    bound = SCHEDULES[name].bind(5)
+    for start, stop in ((0, 1), (1, 30), (30, 900)):
+        assert same(bound.events(11, start, stop, replicates=3), whole.window(start, stop))
+
+
 def test_a_client_keeps_its_times_in_another_place_and_company():
     settings = Latencies(latency=UniformLatency(0.0, 1.0), activations=50)
     names = ["ann", "bob", "cy"]

@@ -59,13 +59,16 @@ def test_stored_zeros_are_no_conflict():
     assert block_bounds(table_of(client), stored, 9).tolist() == [0, 2, 3]
 
 
-def test_the_pieces_of_a_large_graph_agree(monkeypatch):
+@pytest.mark.parametrize("chunk", [1, 7, 50])
+@pytest.mark.parametrize("limit", [3, 50])
+def test_the_pieces_of_a_long_table_agree(monkeypatch, chunk, limit):
     rng = np.random.default_rng(1)
-    client = torch.from_numpy(rng.integers(0, 30, (1, 400)))
-    graph = csr_array((rng.random((30, 30)) < 0.1).astype(float))
-    whole = block_bounds(table_of(client), graph, 50)
-    monkeypatch.setattr("fedmtl.schedules.commuting._QUERIES", 7)
-    assert torch.equal(block_bounds(table_of(client), graph, 50), whole)
+    client = torch.from_numpy(rng.integers(-1, 90, (2, 400)))
+    dense = (rng.random((90, 90)) < 0.01).astype(float)
+    monkeypatch.setattr("fedmtl.schedules.commuting._CHUNK", chunk)
+    expected = brute(client, limit, lambda a, b: dense[a, b] + dense[b, a] > 0)
+    assert block_bounds(table_of(client), csr_array(dense), limit).tolist() == expected
+    assert max(np.diff(expected)) > 2
 
 
 def test_the_tables_of_blocks_follow_each_other():
