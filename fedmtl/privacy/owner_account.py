@@ -109,7 +109,9 @@ class OwnerAccount:
     @property
     def spent(self) -> np.ndarray:
         """(n,) as ``uses``, the most of the repetitions, with the activations of earlier sessions that this one has not
-        reached again."""
+        reached again; the caps, where the rest is forfeited."""
+        if self.forfeited:
+            return self.caps
         uses = self._uses.max(0)
         return uses if self._ledger is None else np.maximum(uses, self._ledger.uses())
 

@@ -222,6 +222,17 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
         opened().start(9)
 
 
+def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
+    channel = door()
+    channel.begin(0, torch.tensor([[0, 1]]))
+    for _ in range(2):
+        channel.release(ones)
+    assert channel.report.epsilon == channel.epsilon == pytest.approx(0.5)
+    channel.forfeit(2)
+    assert channel.report.epsilon == channel.epsilon == pytest.approx(2.0)
+    assert channel.report.by_owner == pytest.approx((2.0, 2.0, 2.0))
+
+
 def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure")
     first = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l")
