@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "PMTL": "algorithms",
+    "PPDMTL": "algorithms",
+    "AsyncLearner": "algorithms",
     "FedAvg": "algorithms",
     "FedProx": "algorithms",
     "Local": "algorithms",
@@ -25,6 +27,9 @@ _EXPORTS = {
     "PoissonSampling": "privacy",
     "QuantileClip": "privacy",
     "RecordPrivacy": "privacy",
+    "Latencies": "schedules",
+    "PoissonClocks": "schedules",
+    "Synchronous": "schedules",
     "Callback": "trainer",
     "EarlyStopping": "trainer",
     "PrivateSearch": "trainer",
@@ -33,6 +38,8 @@ _EXPORTS = {
 }
 __all__ = [
     "PMTL",
+    "PPDMTL",
+    "AsyncLearner",
     "Callback",
     "ClientPrivacy",
     "CyclicCohorts",
@@ -43,15 +50,18 @@ __all__ = [
     "FederatedDataset",
     "FixedCohort",
     "FullParticipation",
+    "Latencies",
     "Local",
     "LocalOptimizer",
     "LocalSGD",
+    "PoissonClocks",
     "PoissonSampling",
     "PrivateSearch",
     "QuantileClip",
     "RecordPrivacy",
     "Result",
     "ServerOptimizer",
+    "Synchronous",
     "Trainer",
     "load_data",
     "models",
@@ -59,7 +69,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import models
-    from .algorithms import PMTL, FedAvg, FedProx, Local, ServerOptimizer
+    from .algorithms import PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, ServerOptimizer
     from .data import FederatedDataset, load_data
     from .execution import Execution
     from .optim import LocalOptimizer, LocalSGD
@@ -72,6 +82,7 @@ if TYPE_CHECKING:
         QuantileClip,
         RecordPrivacy,
     )
+    from .schedules import Latencies, PoissonClocks, Synchronous
     from .trainer import Callback, EarlyStopping, PrivateSearch, Result, Trainer
 
 

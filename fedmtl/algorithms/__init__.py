@@ -1,6 +1,7 @@
-"""One file a method: PMTL, FedAvg and FedProx, Local."""
+"""One file a method: PMTL, PP-DMTL, the asynchronous learner, FedAvg and FedProx, Local."""
 
-from .base import Algorithm, Problem, State
+from .async_learner import AsyncLearner
+from .base import Algorithm, AsyncAlgorithm, Problem, State
 from .fedavg import FedAvg, FedProx
 from .local import Local
 from .pmtl import PMTL
@@ -12,6 +13,8 @@ __all__ = [
     "PMTL",
     "PPDMTL",
     "Algorithm",
+    "AsyncAlgorithm",
+    "AsyncLearner",
     "ClientStore",
     "FedAvg",
     "FedProx",

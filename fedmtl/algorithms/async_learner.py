@@ -81,7 +81,8 @@ class AsyncLearner:
     bound: Literal["clip", "domain"] = "clip"
     domain: DomainBound | None = None
     guarantee: Literal["sound", "paper"] = "sound"
-    name: str = "async_learner"
+
+    name = "async_learner"
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)

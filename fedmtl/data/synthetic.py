@@ -60,7 +60,8 @@ def make_synthetic_tasks(
     orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
     w_t are uniform within plus or minus ``sqrt(3 d / r)``, the others 0. Both have E||w_t||^2 = d, so that x . w_t
     has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other. The score is
-    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's the sign of s, -1 or +1.
+    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's label is 1 where s
+    is at least 0, else 0.
 
     Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000 tasks, and its first
     examples are the same when there are more.
@@ -73,12 +74,12 @@ def make_synthetic_tasks(
         structure: of W, ``"low_rank"`` or ``"group_sparse"``.
         rank: r, the rank of W, or its rows that are not zero.
         deviation: size of each task's own part; above 0, W has full rank.
-        problem: ``"regression"`` or ``"classification"``; both have floating targets.
+        problem: ``"regression"``, or ``"classification"`` of two classes.
         noise: standard deviation of the score's noise.
         seed: of all draws.
 
     Returns:
-        Features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and targets, float32.
+        Features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and float32 targets or int64 labels.
 
     Raises:
         ConfigError: an impossible setting.
@@ -101,11 +102,11 @@ def make_synthetic_tasks(
         rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
         score = torch.einsum("tnd,dt->tn", rows.double(), weights)
         score = score + noise * keyed_normal(seed, "tasks/noise", keys, step, count)
-        y = score if problem == "regression" else torch.where(score < 0, -1.0, 1.0)
+        y = score.float() if problem == "regression" else (score >= 0).to(torch.int64)
         offsets = torch.arange(tasks + 1) * count
-        sides.append(Examples(rows.flatten(0, 1), y.flatten().float(), offsets))
+        sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
     name = f"synthetic tasks ({structure}, {problem})"
-    data = FederatedDataset(sides[0], sides[1], ids, classes=None, name=name)
+    data = FederatedDataset(sides[0], sides[1], ids, classes=2 if problem == "classification" else None, name=name)
     target = 1.0 if problem == "classification" else math.inf
     return SyntheticTasks(data, weights, Domain(math.sqrt(features), 1.0, target))
 

@@ -34,10 +34,14 @@ class Source(Protocol):
 
     Attributes:
         stop: number of steps of the whole run.
+        every: steps between evaluations.
     """
 
     @property
     def stop(self) -> int: ...
+
+    @property
+    def every(self) -> int: ...
 
     def events(self, start: int) -> Iterator[Any]:
         """Everything from step ``start`` on."""
@@ -58,12 +62,14 @@ class Cohorts:
         order: int64 (n,), the client at each rank.
         ranks: int64 (n,), the rank of each client.
         stop: number of rounds.
+        every: rounds between evaluations.
     """
 
     channel: Channel
     order: Tensor
     ranks: Tensor
     stop: int
+    every: int
 
     def events(self, start: int) -> Iterator[Event]:
         return round_events(self.channel.draw, self.order, start=start, stop=self.stop)
@@ -83,17 +89,19 @@ class Activations:
         channel: charges and releases.
         table: (start, stop) -> the events of that window.
         stop: number of activations.
+        every: activations between evaluations; blocks end there.
         cuts: blocks do not reach over multiples of these; where they end does not depend on where a run was resumed.
     """
 
     channel: OwnerChannel
     table: Callable[[int, int], EventTable]
     stop: int
+    every: int
     cuts: tuple[int, ...]
 
     def events(self, start: int) -> Iterator[EventTable]:
         while start < self.stop:
-            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, *self.cuts)))
+            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
             yield self.table(start, end)
             start = end
 
@@ -145,7 +153,13 @@ def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSche
 
 
 def open_cohorts(
-    algorithm: Algorithm, problem: Problem, schedule: Sampler, privacy: Privacy | None, **options: Any
+    algorithm: Algorithm,
+    problem: Problem,
+    schedule: Sampler,
+    privacy: Privacy | None,
+    *,
+    every: int | None = None,
+    **options: Any,
 ) -> tuple[Channel, Cohorts]:
     """Channel and events of a run in rounds; ``options`` go to :func:`~fedmtl.privacy.open_channel`."""
     sampler = schedule.bind(problem.clients)
@@ -159,7 +173,7 @@ def open_cohorts(
         notes=problem.data.notes,
         **options,
     )
-    return channel, Cohorts(channel, order, ranks, problem.rounds)
+    return channel, Cohorts(channel, order, ranks, problem.rounds, every or max(1, problem.rounds // 20))
 
 
 def open_activations(
@@ -169,7 +183,8 @@ def open_activations(
     privacy: RecordPrivacy | None,
     *,
     seed: int,
-    cuts: tuple[int, ...],
+    every: int | None = None,
+    cuts: tuple[int, ...] = (),
     replicates: int = 1,
     **options: Any,
 ) -> tuple[OwnerChannel, Activations]:
@@ -178,6 +193,7 @@ def open_activations(
     Args:
         algorithm, problem, schedule, privacy: of the run.
         seed: of the schedule, and of seeded noise.
+        every: activations between evaluations; None for a twentieth of the run.
         cuts: blocks end at multiples of these.
         replicates: repetitions computed together.
         options: for :func:`~fedmtl.privacy.open_owner_channel`.
@@ -199,4 +215,4 @@ def open_activations(
     def table(start: int, end: int) -> EventTable:
         return bound.events(seed, start, end, replicates=replicates)
 
-    return channel, Activations(channel, table, stop, cuts)
+    return channel, Activations(channel, table, stop, every or max(1, stop // 20), cuts)

@@ -30,7 +30,7 @@ from .evaluation import evaluate_personal, evaluate_shared, metric_name, summari
 from .folder import RunFolder
 from .problem import build_problem, fingerprint
 from .result import Result
-from .sources import Schedule, Source, check_schedule, in_rounds, open_activations, open_cohorts
+from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
@@ -155,10 +155,12 @@ class Trainer:
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
         )
-        busy = (
-            1.0 if isinstance(self.schedule, AsynchronousSchedule) else self.schedule.bind(problem.clients).denominator
-        )
-        with closing(problem.executor), operation_threads(busy * problem.dimension):
+        cohort = 1.0
+        if isinstance(self.schedule, AsynchronousSchedule):
+            problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))
+        else:
+            cohort = self.schedule.bind(problem.clients).denominator
+        with closing(problem.executor), operation_threads(cohort * problem.dimension):
             mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
             channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
             if isinstance(channel, Channel):
@@ -191,18 +193,20 @@ class Trainer:
         replay: Recording | None = None,
     ) -> tuple[Channel | OwnerChannel, Source]:
         """The way out and the events of a run."""
-        kept: dict[str, Any] = {"fingerprint": mark, "ledger_path": ledger, "resume": resume, "replay": replay}
+        kept: dict[str, Any] = {
+            "seed": self.seed,
+            "fingerprint": mark,
+            "ledger_path": ledger,
+            "resume": resume,
+            "replay": replay,
+            "every": self.eval_every,
+        }
         if isinstance(self.algorithm, AsyncAlgorithm) and isinstance(self.schedule, AsynchronousSchedule):
             assert not isinstance(self.privacy, ClientPrivacy)
-            cuts = (self._evaluated_every(self.rounds), self.checkpoint_every or self.rounds)
-            return open_activations(
-                self.algorithm, problem, self.schedule, self.privacy, seed=self.seed, cuts=cuts, **kept
-            )
+            kept["cuts"] = () if self.checkpoint_every is None else (self.checkpoint_every,)
+            return open_activations(self.algorithm, problem, self.schedule, self.privacy, **kept)
         algorithm, schedule = in_rounds(self.algorithm, self.schedule)
-        return open_cohorts(algorithm, problem, schedule, self.privacy, seed=self.seed, **kept)
-
-    def _evaluated_every(self, steps: int) -> int:
-        return self.eval_every or max(1, steps // 20)
+        return open_cohorts(algorithm, problem, schedule, self.privacy, **kept)
 
     def _announce(self, channel: Channel | OwnerChannel) -> None:
         signal = channel.snr()
@@ -241,7 +245,6 @@ class _Loop:
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
         trainer, stopped = self.trainer, "rounds"
-        every = trainer._evaluated_every(trainer.rounds)
         if self.stops(step):  # it did before the resume
             self.channel.forfeit(step)
             return state, step, "early"
@@ -253,7 +256,7 @@ class _Loop:
                 step = last.step + 1
                 for callback in self.callbacks:
                     callback.on_event(last, state)
-                if step % every == 0 and step < self.source.stop:
+                if step % self.source.every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
                 if self.stops(step):
                     self.channel.forfeit(step)

@@ -29,7 +29,7 @@ def test_without_noise_targets_are_those_of_the_true_models(structure, problem):
         assert x.shape == (7, count, 28)
         for task in range(7):
             score = x[task] @ given.weights[:, task].numpy()
-            expected = score if problem == "regression" else np.where(score > 0, 1, -1)
+            expected = score if problem == "regression" else (score > 0)
             np.testing.assert_allclose(y[task], expected, rtol=1e-6, atol=1e-6)
     assert given.domain.target == (1.0 if problem == "classification" else np.inf)
 
@@ -107,7 +107,7 @@ def test_tasks_by_name():
     assert data.fingerprint() == load_synthetic_tasks(4, seed=2).fingerprint()
     assert data.fingerprint() == make_synthetic_tasks(4, seed=2).data.fingerprint()
     assert data.ids == ("task-0", "task-1", "task-2", "task-3")
-    assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == ((28,), None, (), torch.float32)
+    assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == ((28,), 2, (), torch.float32)
 
 
 def test_normal_numbers_by_inversion():

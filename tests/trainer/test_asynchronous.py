@@ -1,0 +1,175 @@
+"""The same trainer for clients that act one at a time: blocks, charges, exact resume, refusals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from fedmtl import (
+    PMTL,
+    PPDMTL,
+    AsyncLearner,
+    Callback,
+    ClientPrivacy,
+    FullParticipation,
+    Latencies,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError
+from fedmtl.schedules import UniformLatency
+from fedmtl.trainer.audit import transcript
+from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.sources import bind_schedule
+
+from .ledgers import participations, read_lines
+from .settings import quick_figures
+
+TASKS, ANSWERS = 5, 12
+DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, problem="classification")
+CASES = {
+    "learner": {
+        "algorithm": AsyncLearner(loss="logistic", reg=1e-3),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
+    },
+    "pp_dmtl": {
+        "algorithm": PPDMTL(),
+        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+def trainer(case: str, **settings) -> Trainer:
+    defaults = {
+        "data": DATA,
+        "model": models.linear_regression(bias=False),
+        "loss": "binary_cross_entropy",
+        "rounds": 1000,
+        "dtype": "float64",
+        "eval_every": 13,
+        "progress": False,
+    }
+    return Trainer(**defaults | CASES[case] | settings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
+    result = trainer(case, folder=tmp_path / "run").fit()
+    total = TASKS * ANSWERS
+    assert [row["round"] for row in result.history] == [13, 26, 39, 52, total]
+    assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
+    assert 4.99 < result.epsilon <= 5.0
+    report = result.privacy
+    assert (report.unit, report.relation, report.releases) == ("record", "replace", total)
+    assert [row["epsilon"] for row in result.history] == sorted(row["epsilon"] for row in result.history)
+    assert result.personal.shape == (TASKS, 6)
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("at", [6, 20, 33, 51])
+def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
+    class Dies(Callback):
+        def on_event(self, event, state):
+            if event.step >= at:
+                raise Stop
+
+    whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=5).fit()
+    with pytest.raises(Stop):
+        trainer(case, folder=tmp_path / "run", checkpoint_every=5, callbacks=(Dies(),)).fit()
+    charged = [line for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "reserve"]
+    assert charged[-1]["end"] > at
+    resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=5).fit(resume=True)
+    assert torch.equal(resumed.personal, whole.personal)
+    times = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (resumed, whole)]
+    assert times[0] == times[1]
+    assert resumed.epsilon == whole.epsilon
+    assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_blocks_end_changes_nothing(case):
+    runs = [trainer(case, eval_every=every).fit().personal for every in (1000, 7, 1)]
+    assert all(torch.allclose(run, runs[0], rtol=1e-10, atol=1e-12) for run in runs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_public_state_is_a_function_of_the_releases(case):
+    finding = transcript(trainer(case), rounds=40)
+    assert not finding.refuted
+    assert finding.statistic == 0
+
+
+def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0, source="secure")
+
+    class Dies(Callback):
+        def on_event(self, event, state):
+            if event.step >= 20:
+                raise Stop
+
+    settings = {"privacy": privacy, "folder": tmp_path / "run", "checkpoint_every": 10}
+    with pytest.raises(Stop):
+        trainer("learner", **settings, callbacks=(Dies(),)).fit()
+    result = trainer("learner", **settings).fit(resume=True)
+    assert result.stopped == "budget"  # what was lost stays charged
+    assert result.epsilon <= 5.0
+    assert result.final["round"] < TASKS * ANSWERS
+
+
+def test_without_privacy_and_clip_only():
+    plain = trainer("learner", privacy=None).fit()
+    assert plain.privacy.headline == "not private: epsilon = inf, no clip, no noise"
+    clipped = trainer("learner", privacy=RecordPrivacy(clip_norm=1.0, epsilon=math.inf)).fit()
+    assert clipped.privacy.headline == "not private: epsilon = inf, clip only, no noise"
+
+
+def test_rounds_bound_the_activations_and_what_they_are_planned_for():
+    result = trainer("learner", rounds=17).fit()
+    assert result.final["round"] == 17
+    assert result.stopped == "rounds"
+
+
+def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"async_learner has clients that act one at a time.*not FullParticipation"):
+        trainer("learner", schedule=FullParticipation())
+    with pytest.raises(ConfigError, match=r"pp_dmtl protects single records"):
+        trainer("pp_dmtl", privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0))
+    with pytest.raises(ConfigError, match=r"pmtl goes in rounds.*not PoissonClocks"):
+        trainer("learner", algorithm=PMTL())
+    with pytest.raises(ConfigError, match="baselines"):
+        trainer("learner", baselines=("local",))
+
+
+def test_an_owner_that_never_wakes_keeps_its_budget():
+    schedule = PoissonClocks(per_client=ANSWERS, rate=(1.0, 1.0, 0.0, 1.0, 1.0))
+    result = trainer("learner", schedule=schedule).fit()
+    assert result.final["round"] == 4 * ANSWERS
+    assert result.privacy.by_owner is not None
+    assert result.privacy.by_owner[0] == 0.0
+
+
+def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
+    run = trainer("learner")
+    problem = build_problem(run.data, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
+    events = bind_schedule(run.schedule, problem).events(0, 0, 9)
+    turned = DATA.subset([4, 3, 2, 1, 0])
+    again = build_problem(turned, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
+    mirrored = bind_schedule(run.schedule, again).events(0, 0, 9)
+    assert torch.equal(4 - mirrored.client, events.client)
