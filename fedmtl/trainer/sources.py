@@ -200,6 +200,7 @@ def open_activations(
     """
     bound = bind_schedule(schedule, problem)
     stop = min(problem.rounds, bound.steps)
+    published = getattr(algorithm, "published", None)  # only where an algorithm has an accounting that is refuted
     channel = open_owner_channel(
         privacy,
         algorithm.rows(problem),
@@ -209,6 +210,7 @@ def open_activations(
         replicates=replicates,
         schedule=bound.describe(),
         notes=problem.data.notes,
+        published=None if published is None else published(problem),
         **options,
     )
 
