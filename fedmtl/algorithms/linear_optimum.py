@@ -115,7 +115,7 @@ def projected_newton(
         return float(-(gradient * move + sigma / 2 * move**2).sum())
 
     theta = np.clip(start, -bound, bound)
-    best, best_gap = theta, np.inf
+    best, best_gap, stalled = theta, np.inf, False
     for _ in range(iterations):
         gradient, hessian = derivatives(theta)
         gap, now = gap_of(theta, gradient), value(theta)
@@ -130,10 +130,10 @@ def projected_newton(
         moved = _descend(value, theta, now, gradient, newton, bound)
         if moved is None:
             moved = _descend(value, theta, now, gradient, -gradient / np.trace(hessian), bound)
+        if moved is None and stalled:
+            break
         if moved is None:  # rounding hides the descent: one last full step, kept if it lowers the gap
-            moved = np.clip(theta + newton, -bound, bound)
-            last = gap_of(moved, derivatives(moved)[0])
-            return (moved, last) if last < best_gap else (best, best_gap)
+            moved, stalled = np.clip(theta + newton, -bound, bound), True
         theta = moved
     return best, best_gap
 

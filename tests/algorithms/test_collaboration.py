@@ -23,7 +23,7 @@ from fedmtl.algorithms.collaboration import (
     spread,
 )
 from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss
-from fedmtl.algorithms.linear_optimum import minimize_exactly
+from fedmtl.algorithms.linear_optimum import minimize_exactly, projected_newton, triangle
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 
@@ -122,6 +122,44 @@ def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float,
         if fitness("hinge", x.numpy(), y.numpy(), reg, cuts[-1]) - solved.fun < 1e-8:
             break
     assert solved.fun - 1e-7 <= found.fitness <= solved.fun + 1e-7
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.6, 9.0])
+def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float) -> None:
+    rng, sigma = np.random.default_rng(0), 0.3
+    for _ in range(5):
+        root = rng.normal(size=(5, 5))
+        hessian, pull = root @ root.T + sigma * np.eye(5), 3 * rng.normal(size=5)
+
+        def value(t, hessian=hessian, pull=pull):
+            return float(t @ hessian @ t / 2 - pull @ t)
+
+        def derivatives(t, hessian=hessian, pull=pull):
+            return hessian @ t - pull, hessian
+
+        least = optimize.lsq_linear(
+            np.linalg.cholesky(hessian).T,
+            np.linalg.solve(np.linalg.cholesky(hessian), pull),
+            (-bound, bound),
+            method="bvls",
+            tol=1e-15,
+        ).x
+        start = rng.uniform(-bound, bound, 5)
+        gaps = []
+        for iterations in (1, 2, 3, 50):
+            theta, gap = projected_newton(value, derivatives, start, bound, sigma, iterations=iterations)
+            assert gap >= value(theta) - value(least) - 1e-12
+            gaps.append(gap)
+        assert gaps[0] > 1e-3
+        assert gaps[-1] < 1e-12
+
+
+def test_a_triangle_keeps_every_sum_of_squares() -> None:
+    x, y = (v.numpy() for v in records("squared", n=50))
+    a, b = triangle(x, y)
+    assert a.shape == (5, 4)
+    for theta in np.random.default_rng(0).normal(size=(5, 4)):
+        assert ((a @ theta - b) ** 2).sum() == pytest.approx(((x @ theta - y) ** 2).sum(), rel=1e-12)
 
 
 def test_hard_problems_are_certified_too() -> None:
