@@ -319,6 +319,8 @@ class PPDMTL:
         returned, own, loss = state.public["returned"], state.public["own"], self._loss
 
         def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
+            if len(returned) == 1:  # its only activation in this part: views, not copies
+                return loss.scale(returned[:, task] + own[:, task], data.x[task], data.y[task])
             return loss.scale(returned[where, task] + own[where, task], data.x[task], data.y[task])
 
         released = channel.release_run(len(part), scales)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Literal
 
@@ -33,25 +34,44 @@ def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = 1e-9) -> Tenso
     """:func:`~fedmtl.optim.proximal.prox_nuclear` of small matrices x (R, m, n), with its error bounded afterwards.
 
     The product G of x with its transpose on the smaller side is decomposed; let D be the rounding error of G and of
-    its decomposition. The result is off by at most ``||D||_F / (2 t)`` in Frobenius norm, as
-    :func:`~fedmtl.optim.proximal.gram_error` has it, and where every singular value is above some u > t by at most
-    ``||D||_F t / (2 u^2)``: f(w) = 1 - t / sqrt(w) has the divided difference ``t / (s s' (s + s'))`` between w = s^2
-    and w' = s'^2, and x brings a factor s. The second bound is for noise that is large beside the threshold. Where
-    neither is at most ``tolerance`` ||x||_F, x itself is decomposed.
+    its decomposition. As :func:`~fedmtl.optim.proximal.gram_error` has it, the result is off by at most ``||D||_F``
+    times the largest ``s |f[w, w']|`` with w = s^2 of x and w' of G + D, f(w) = max(0, 1 - t / sqrt(w)); at most
+    ``1 / (2 t)``. Where no singular value lies between c < t < u, it is at most ``t / (2 u^2)`` of two above, for
+    ``f[w, w'] = t / (s s' (s + s'))``; 0 of two below; ``1 / (u - c^2 / u)`` of one each. That is for noise that is
+    large beside the threshold. Where the error is not shown to be within ``tolerance`` ||x||_F, x is decomposed.
     """
+    if len(x) == 1:  # two axes are faster than three
+        return _by_gram(x[0], t, tolerance)[None]
+    return _by_gram(x, t, tolerance)
+
+
+def _by_gram(x: Tensor, t: float, tolerance: float) -> Tensor:
     short, long = sorted(x.shape[-2:])
     wide = x.shape[-2] == short
     w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    rounding = (long + 10 * short) * torch.finfo(x.dtype).eps * w.sum(-1)
-    above = w[..., 0] - rounding
-    bound = torch.where(above > t * t, t / above, 1 / t) if t > 0 else torch.full_like(above, math.inf)
-    fine = rounding * bound / 2 <= tolerance * w.sum(-1).sqrt()
-    kept = (1 - t / w.clamp(min=t * t).sqrt())[..., None, :]
-    factor = (v * kept) @ v.mT
+    factor = (v * (1 - t / w.clamp(min=t * t).sqrt())[..., None, :]) @ v.mT
     out = factor @ x if wide else x @ factor
-    if not bool(fine.all()):
-        out[~fine] = prox_nuclear(x[~fine], t, method="svd")
-    return out
+    ulps = (long + 10 * short) * torch.finfo(x.dtype).eps
+    rows = w.tolist() if x.dim() == 3 else [w.tolist()]
+    coarse = [place for place, row in enumerate(rows) if not _fine(row, ulps, t, tolerance)]
+    if coarse and x.dim() == 3:
+        out[coarse] = prox_nuclear(x[coarse], t, method="svd")
+    return prox_nuclear(x, t, method="svd") if coarse and x.dim() == 2 else out
+
+
+def _fine(values: list[float], ulps: float, t: float, tolerance: float) -> bool:
+    """Whether the error is shown to be small, by the eigenvalues of G, which rise."""
+    square = sum(values)
+    if t <= 0 or not math.isfinite(square):
+        return False
+    rounding, first = ulps * square, bisect_right(values, t * t)
+    high = values[first] - rounding if first < len(values) else math.inf
+    low = values[first - 1] + rounding if first else 0.0
+    gain = 1 / (2 * t)
+    if low < t * t < high:
+        mixed = 1 / (math.sqrt(high) - low / math.sqrt(high)) if first else 0.0
+        gain = min(gain, max(t / (2 * high), mixed))
+    return rounding * gain <= tolerance * math.sqrt(max(square, 0.0))
 
 
 class SharedProx:

@@ -393,7 +393,7 @@ def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch
     fallbacks = []
 
     def counted(x, t, **options):
-        fallbacks.append(len(x))
+        fallbacks.append(len(x) if x.dim() == 3 else 1)
         return prox_nuclear(x, t, **options)
 
     monkeypatch.setattr(pp_dmtl_server, "prox_nuclear", counted)
@@ -404,6 +404,10 @@ def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch
         for one, found in zip(x, out, strict=True):
             assert np.linalg.norm(found - prox_shared(one, t, "nuclear")) <= 1e-9 * np.linalg.norm(one)
         assert sum(fallbacks) == fallback
+        for one, found in zip(torch.from_numpy(x), out, strict=True):
+            alone = pp_dmtl_server.prox_nuclear_small(one[None], t)[0].numpy()
+            assert np.linalg.norm(alone - found) <= 1e-11 * np.linalg.norm(one)
+        assert sum(fallbacks) == 2 * fallback
 
     low = np.einsum("rik,rkj->rij", rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 2, 9)))
     for x in (rng.normal(size=(3, 6, 9)), rng.normal(size=(3, 9, 6)), low, low.transpose(0, 2, 1)):
@@ -413,8 +417,11 @@ def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch
         check(np.zeros_like(x), 0.5, 0)
     loud = 1e4 * rng.normal(size=(4, 6, 9))
     check(loud, 1e-3, 0)  # all values far above the threshold
-    loud[1] = 1e4 * low[0]  # as loud, and some below it
-    check(loud, 1e-3, 1)
+    gap = 2e3 * low  # loud, and the other values 0
+    check(gap, 1e-2, 0)
+    u, _, v = np.linalg.svd(gap[1], full_matrices=False)
+    gap[1] = u * [4e3, 2e3, 1.0, 1.1e-2, 9e-3, 0.0] @ v  # some close to the threshold
+    check(gap, 1e-2, 1)
 
 
 # The refinement
