@@ -268,7 +268,7 @@ class _Run:
 
     def scales(self, owner: int, where: Tensor) -> Tensor:
         """(k, n_i) factors of the rows at the points of repetitions ``where``."""
-        points = self.query if self.alone else self.query[where]
+        points = self.query if self.alone else torch.from_numpy(self.points[where.numpy()])
         return self.loss.scale(points, self.work.data.x[owner], self.work.data.y[owner])
 
     def means(self, owner: int, where: Tensor) -> Tensor:

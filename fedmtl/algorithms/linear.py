@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from .._check import one_of, positive
+from ..data.rows import take
 from ..errors import ConfigError, DataError, ModelError
 from ..stacked import Layout
 
 if TYPE_CHECKING:
-    from ..data import FederatedDataset
+    from ..data import Examples, FederatedDataset
     from .base import Problem
 
 LossName = Literal["squared", "hinge", "logistic"]
@@ -51,13 +53,16 @@ class LinearLoss:
         one_of(self, LOSS_NAMES, name=self.name)
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n)."""
-        margins = theta @ x.T
+        """Factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
+        margins = theta.numpy() @ x.numpy().T  # of small matrices numpy's products are faster than torch's
         if self.name == "squared":
-            return margins.sub_(y).mul_(2.0)
+            margins -= y.numpy()
+            margins *= 2.0
+            return torch.from_numpy(margins)
         if self.name == "hinge":
-            return torch.where(margins * y < 1, -y, 0.0)
-        return torch.sigmoid_(margins.mul_(-y)).mul_(-y)
+            return torch.from_numpy(np.where(margins * y.numpy() < 1, -y.numpy(), 0.0))
+        margins *= -y.numpy()
+        return torch.sigmoid_(torch.from_numpy(margins)).mul_(-y)
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""
@@ -158,11 +163,24 @@ class LinearData:
 
     @classmethod
     def _read(cls, problem: Problem) -> LinearData:
-        bias = probe_linear(problem.module, problem.data.spec.shape)
+        rows, targets = problem.data.gather(
+            "train", torch.arange(len(problem.data.train)), dtype=torch.float64, device="cpu"
+        )
+        return cls._of_rows(problem, rows, targets, problem.data.train.counts.tolist())
+
+    @classmethod
+    def of_examples(cls, problem: Problem, examples: Examples) -> LinearData:
+        """Other examples in the same coding as the data of ``problem``, such as public ones; as :meth:`of`."""
+        index = torch.arange(len(examples))
+        rows = problem.data.transform(take(examples.x, index), torch.float64).cpu()
+        return cls._of_rows(problem, rows, take(examples.y, index).cpu(), examples.counts.tolist())
+
+    @classmethod
+    def _of_rows(cls, problem: Problem, rows: Tensor, targets: Tensor, counts: list[int]) -> LinearData:
         data = problem.data
+        bias = probe_linear(problem.module, data.spec.shape)
         if data.classes not in (None, 2):
             raise DataError(f"{data.name}: {data.classes} classes; linear losses take 2, or real targets.")
-        rows, targets = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64, device="cpu")
         if targets.numel() != len(targets):
             raise DataError(
                 f"{data.name}: targets have shape {tuple(targets.shape[1:])}; one number a record is needed."
@@ -172,8 +190,7 @@ class LinearData:
             targets = 2 * targets - 1
         if bias:
             rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
-        sizes = data.train.counts.tolist()
-        return cls(tuple(rows.split(sizes)), tuple(targets.split(sizes)), bias, data.name)
+        return cls(tuple(rows.split(counts)), tuple(targets.split(counts)), bias, data.name)
 
     def bounded(self, domain: DomainBound) -> LinearData:
         """The records forced into ``domain``: features scaled down so that ||x||_1 <= x_l1 with the 1 of the bias

@@ -43,6 +43,19 @@ def test_predictions_of_the_model_are_products_with_the_rows(bias: bool) -> None
     assert LinearData.of(problem) is rows, "made once"
 
 
+def test_other_examples_are_read_like_the_data() -> None:
+    for classes in (None, 2):
+        data = dataset(classes=classes)
+        problem = problem_of(
+            data, model=models.linear_regression(), loss="mse" if classes is None else "binary_cross_entropy"
+        )
+        rows, again = LinearData.of(problem), LinearData.of_examples(problem, data.train)
+        assert all(torch.equal(a, b) for a, b in zip(rows.x + rows.y, again.x + again.y, strict=True))
+        part = LinearData.of_examples(problem, data.train.take_clients(torch.tensor([1])))
+        assert torch.equal(part.x[0], rows.x[1])
+        assert torch.equal(part.y[0], rows.y[1])
+
+
 def test_two_classes_become_signs_and_other_data_are_refused() -> None:
     data = dataset(classes=2)
     rows = LinearData.of(problem_of(data, model=models.linear_regression(), loss="binary_cross_entropy"))
