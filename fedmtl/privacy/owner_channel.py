@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -245,11 +246,13 @@ class OwnerChannel:
             return self._finished(mean_of(int(column[0]), self._first_run).reshape(1, -1))
         value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
         if self._replay is None:
-            order = np.argsort(column, kind="stable")
-            for where in np.split(order, np.flatnonzero(np.diff(column[order])) + 1):
-                if column[where[0]] >= 0:
-                    chosen = torch.from_numpy(where)
-                    value[chosen] = mean_of(int(column[where[0]]), chosen)
+            order = np.argsort(column, kind="stable")  # nobody's first, then by owner
+            sorted_owners = column[order]
+            cuts = np.flatnonzero(np.diff(sorted_owners, prepend=-1)).tolist()
+            runs = pairwise([*cuts, len(order)])
+            means = [mean_of(int(sorted_owners[i]), torch.from_numpy(order[i:j])) for i, j in runs]
+            if means:
+                value[torch.from_numpy(order[cuts[0] :])] = torch.cat(means)
         return self._finished(value)
 
     def _finished(self, value: Tensor) -> Tensor:
