@@ -185,7 +185,7 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
                 f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "
                 f"their gradients does not cover it. Use ClientPrivacy."
             )
-    law = SamplingLaw("add_remove", amplified=False, per_participation=True)
+    law = SamplingLaw("zero_out", amplified=False, per_participation=True)
     clip = (L1Clip if privacy.mechanism == "laplace" else L2Clip)(privacy.clip_norm)
     sampler = run.sampler.capped(run.steps)
     if privacy.noiseless:

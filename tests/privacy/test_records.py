@@ -200,7 +200,7 @@ def test_accounts_are_what_dp_accounting_says_of_each_owner() -> None:
     report = channel.report
     assert channel.epsilon == report.epsilon == found.max()
     assert report.by_owner == (found.min(), np.median(found), found.max())
-    assert (report.unit, report.relation) == ("record", "add_remove")
+    assert (report.unit, report.relation) == ("record", "zero_out")
     assert report.releases == 3 * sum(STEPS)
     assert "q = 0.08 to 1 by owner" in report.text()
 

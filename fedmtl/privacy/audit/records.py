@@ -66,7 +66,7 @@ def owner_claims(setup: Setup, channel: Channel) -> OwnerClaims | None:
                 kind=kind,
                 multiplier=multiplier,
                 bound=setup.privacy.initial_norm,
-                relation="add_remove",
+                relation="zero_out",
                 norm="l1" if kind == "laplace" else "l2",
                 size=owners.dimension,
                 denominator=float(n if owners.batch_size is None else min(owners.batch_size, n)),
