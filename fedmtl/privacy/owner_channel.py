@@ -173,7 +173,7 @@ class OwnerChannel:
         Raises:
             PrivacyError: no activation has begun.
         """
-        return self._released(lambda owner, where: self._clipped_mean(owner, scales(owner, where)))
+        return self._finished(self._means(lambda owner, where: self._clipped_mean(owner, scales(owner, where))))
 
     def release_run(self, count: int, scales: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         """The next ``count`` releases at once, for gradients that do not wait for one another's releases.
@@ -225,25 +225,23 @@ class OwnerChannel:
             PrivacyError: a mean beyond C: the bound is wrong, and with it the sensitivity.
         """
 
-        def checked(owner: int, where: Tensor) -> Tensor:
-            mean = means(owner, where)
-            order = 1 if self._norm == "l1" else 2
-            norms = torch.linalg.vector_norm(mean, ord=order, dim=1)
-            if self._privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
-                raise PrivacyError(
-                    f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
-                    f"the release that clips every record."
-                )
-            return mean * (1 - MARGIN) if self._sources[0].name == "secure" else mean  # room for the grid's rounding
+        value = self._means(means)
+        norms = torch.linalg.vector_norm(value, ord=1 if self._norm == "l1" else 2, dim=1)
+        if self._privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
+            raise PrivacyError(
+                f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
+                f"the release that clips every record."
+            )
+        secure = self._sources[0].name == "secure"
+        return self._finished(value * (1 - MARGIN) if secure else value)  # room for the grid's rounding
 
-        return self._released(checked)
-
-    def _released(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """(R, D) means of the owners of the next activation; zero where nobody acts, and in a replay."""
         if self._position >= self._owners.shape[1]:
             raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
         column = self._owners[:, self._position]
         if len(column) == 1 and column[0] >= 0 and self._replay is None:
-            return self._finished(mean_of(int(column[0]), self._first_run).reshape(1, -1))
+            return mean_of(int(column[0]), self._first_run).reshape(1, -1)
         value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
         if self._replay is None:
             order = np.argsort(column, kind="stable")  # nobody's first, then by owner
@@ -253,7 +251,7 @@ class OwnerChannel:
             means = [mean_of(int(sorted_owners[i]), torch.from_numpy(order[i:j])) for i, j in runs]
             if means:
                 value[torch.from_numpy(order[cuts[0] :])] = torch.cat(means)
-        return self._finished(value)
+        return value
 
     def _finished(self, value: Tensor) -> Tensor:
         """The release of the next activation, whose means are ``value`` (R, D): noise, or the recording."""
