@@ -6,7 +6,7 @@ is the trainer's: cohort, ledger entry on disk, gathering, local training, clien
 every client's examples as float tensors and is handed their order; in its clock it only indexes them. The
 contenders take turns within every round; the loop runs with one and with all threads, and the faster counts.
 
-    python benchmarks/speed/rounds.py --root ../shared/data/femnist/leaf_femnist_206.json.zip
+    python benchmarks/speed/rounds.py --root /path/to/leaf_femnist_206.json.zip
 """
 
 from __future__ import annotations

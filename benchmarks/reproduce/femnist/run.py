@@ -3,7 +3,7 @@
 Launches the ``fedmtl`` command for every setting below, then writes table.csv, accuracy.png and the tables
 of README.md beside this file. Finished runs are kept in --out and not repeated.
 
-    python benchmarks/reproduce/femnist/run.py --root ../shared/data/femnist/leaf_femnist_206.json.zip
+    python benchmarks/reproduce/femnist/run.py --root /path/to/leaf_femnist_206.json.zip
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sweep import Run, launch, markdown, number, outcomes, replace_section, writ
 
 from fedmtl.report._canvas import INK, MUTED, dress, footnote, new_figure, save, styles_of  # noqa: E402
 
-ROOT = "../shared/data/femnist/leaf_femnist_206.json.zip"
+ROOT = "/path/to/leaf_femnist_206.json.zip"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ authors' code, where the difference to their figures is noise alone, and on fedm
 command, also without privacy. Writes table.csv and the tables of README.md beside this file. Finished runs are kept in
 --out and not repeated.
 
-    python benchmarks/reproduce/school/run.py --root ../shared/data/school/school.mat
+    python benchmarks/reproduce/school/run.py --root /path/to/school.mat
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedmtl import PMTL, FedAvg, FullParticipation, Local, LocalSGD, RecordPriva
 from fedmtl.data import FederatedDataset  # noqa: E402
 from fedmtl.data.school import standardized  # noqa: E402
 
-ROOT = "../shared/data/school/school.mat"
+ROOT = "/path/to/school.mat"
 PUBLISHED = {"FedAvg": 0.02564, "Local": 0.02628, "Mean-regularized λ 1": 0.02394}
 WORDS = {"FedAvg": "fedavg", "Local": "local", "Mean-regularized λ 1": "pmtl"}
 ROUNDS, EPSILON, DELTA, CLIP, LR, BATCH = 200, 6.0, 1e-3, 1.0, 0.01, 32
