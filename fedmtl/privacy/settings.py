@@ -93,9 +93,9 @@ class RecordPrivacy:
     """Differential privacy whose protected unit is one record (example) of one client, here called its owner.
 
     Every owner perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
-    are functions of noised values. Every owner has an account of its own. The number of records of each owner is public:
-    in rounds, neighbours differ by one record replaced by nothing (``"zero_out"``), and where owners answer one at a
-    time by one record replaced by another (``"replace"``).
+    are functions of noised values. Every owner has an account of its own. The number of records of each owner is
+    public: in rounds, neighbours differ by one record replaced by nothing (``"zero_out"``), and where owners answer one
+    at a time by one record replaced by another (``"replace"``).
 
     Args:
         clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for ``mechanism="laplace"``,
