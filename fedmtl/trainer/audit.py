@@ -9,11 +9,14 @@ memory or in temporary files.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +27,14 @@ from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
 from ..errors import BudgetExhausted
 from ..execution import operation_threads
-from ..privacy import Channel, RecordPrivacy
-from ..privacy.audit import Effort, Finding, Setup, audit_channel
+from ..privacy import Channel, OwnerChannel, RecordPrivacy
+from ..privacy.audit import Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
 from ..privacy.audit.findings import exact, skipped
 from ..privacy.channel import Recording
 from ..random import derive_key
+from ..schedules import AsynchronousSchedule
 from .problem import build_problem, client_ranks, record_owners
-from .sources import in_rounds
+from .sources import bind_schedule, in_rounds, open_activations
 from .trainer import Trainer
 
 _ROUNDS = 10
@@ -54,20 +58,20 @@ def audit_trainer(
         trainer, device="cpu", folder=None, client_store="memory", baselines=(), callbacks=(), progress=False
     )
     findings: list[Finding] = []
-    setup = setup_of(trainer)
-    if setup is None:
-        clocked = isinstance(trainer.algorithm, AsyncAlgorithm)
-        why = "its clients act one at a time" if clocked else "privacy is none: neither clip nor noise is claimed"
-        findings.append(skipped("release path", why))
-    else:
+    setup, owners = setup_of(trainer), owner_setup_of(trainer)
+    if setup is not None:
         findings += audit_channel(setup, seed=seed, effort=effort)
+    elif owners is not None:
+        findings += audit_owners(owners, seed=seed, effort=effort)
+    else:
+        findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
     return findings
 
 
 def setup_of(trainer: Trainer) -> Setup | None:
-    """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
+    """How a run in rounds opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None or isinstance(trainer.algorithm, AsyncAlgorithm):
         return None
     problem = _problem(trainer, trainer.data)
@@ -83,6 +87,44 @@ def setup_of(trainer: Trainer) -> Setup | None:
             tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
             owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1]),
         )
+
+
+def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
+    """How a run whose clients act one at a time opens its channel; None for other runs and without privacy."""
+    algorithm, schedule = trainer.algorithm, trainer.schedule
+    if not isinstance(algorithm, AsyncAlgorithm) or not isinstance(schedule, AsynchronousSchedule):
+        return None
+    if not isinstance(trainer.privacy, RecordPrivacy):
+        return None
+    problem = _problem(trainer, trainer.data)
+    problem.executor.close()
+    problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(schedule, problem).steps))
+
+    def opening(
+        seed: int, privacy: RecordPrivacy, rows: Sequence[Tensor] | None, **options: Any
+    ) -> tuple[OwnerChannel, Callable[[int], Iterator[tuple[int, Tensor]]]]:
+        given = algorithm
+        if rows is not None:  # the same algorithm on other records
+            given = copy.copy(algorithm)
+            object.__setattr__(given, "rows", lambda problem: list(rows))
+        cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
+        channel, source = open_activations(
+            given, problem, schedule, privacy, seed=seed, every=trainer.eval_every, cuts=cuts, **options
+        )
+
+        def blocks(start: int) -> Iterator[tuple[int, Tensor]]:
+            return ((int(event.step[0]), event.client) for event in source.events(start))
+
+        return channel, blocks
+
+    counts = tuple(trainer.data.train.counts.tolist())
+    return OwnerSetup(
+        privacy=trainer.privacy,
+        x=tuple(algorithm.rows(problem)),
+        counts=counts,
+        ids=tuple(trainer.data.ids),
+        opening=opening,
+    )
 
 
 def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:

@@ -8,7 +8,20 @@ runs them on a configuration, with the transcript check, and ``fedmtl audit`` pr
 """
 
 from .findings import Finding, any_refuted, table
+from .owners import OwnerSetup
 from .setup import Claim, Setup, claims_of
-from .suite import CHECKS, Effort, audit_channel
+from .suite import CHECKS, Effort, audit_channel, audit_owners
 
-__all__ = ["CHECKS", "Claim", "Effort", "Finding", "Setup", "any_refuted", "audit_channel", "claims_of", "table"]
+__all__ = [
+    "CHECKS",
+    "Claim",
+    "Effort",
+    "Finding",
+    "OwnerSetup",
+    "Setup",
+    "any_refuted",
+    "audit_channel",
+    "audit_owners",
+    "claims_of",
+    "table",
+]

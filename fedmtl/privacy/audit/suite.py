@@ -15,6 +15,17 @@ from .charges import charges
 from .cohorts import cohorts
 from .findings import Finding, skipped
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
+from .owner_charges import owner_charges
+from .owners import (
+    ACTIVATIONS,
+    OwnerSetup,
+    bounded_sensitivity,
+    channel_claims,
+    owner_freshness,
+    owner_noise,
+    owner_noise_law,
+    owner_sensitivity,
+)
 from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
 from .records import (
     gradient_noise,
@@ -138,6 +149,38 @@ def _audit_records(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     return findings
 
 
+def audit_owners(setup: OwnerSetup, *, seed: int = 0, effort: Effort | None = None) -> list[Finding]:
+    """Every check of the release path of a run whose owners act one at a time, except the transcript.
+
+    Args:
+        setup: how the run opens its channel.
+        seed: of the audit.
+        effort: how much is drawn; there are no cohorts, and no canary games.
+    """
+    effort = effort or Effort()
+    claims = channel_claims(setup, setup.open(seed))
+    if claims is None:
+        return [skipped("release path", "no noise is claimed: epsilon is infinite")]
+    findings: list[Finding] = []
+    if "noise law" in effort.checks:
+        findings += owner_noise_law(setup, claims, seed, effort.noise, effort.alpha)
+    if "freshness" in effort.checks:
+        first, second = seeds(seed, "noise", 2)
+        findings += owner_freshness(setup, claims, first)
+        steps = min(ACTIVATIONS, int(setup.open(first).caps.sum()), 4 * -(-128 // setup.dimension))
+        findings += fresh_elsewhere(setup, partial(owner_noise, setup, claims), first, second, steps, effort)
+    if "sensitivity" in effort.checks:
+        findings.append(owner_sensitivity(setup, claims, seed, auditor(seed, "sensitivity")))
+        findings.append(bounded_sensitivity(setup, claims, seed))
+    if "canary" in effort.checks:
+        findings.append(skipped("canary", "no games are played against owners who act one at a time"))
+    if "sampler" in effort.checks:
+        findings.append(skipped("sampler", "who acts when is public, and every answer uses all records"))
+    if "charges" in effort.checks:
+        findings += owner_charges(setup, claims, seed)
+    return findings
+
+
 def _gathered(setup: Setup, sample: Sample, seed: int, wanted: int) -> np.ndarray:
     """At least ``wanted`` rows of noise where the run has them, from as few rounds as give them."""
     few = min(setup.steps, 2)
@@ -191,7 +234,9 @@ def _sample_of(setup: Setup, claims: dict[str, Claim]) -> Sample:
     return sample
 
 
-def fresh_elsewhere(setup: Setup, sample: Sample, first: int, second: int, steps: int, effort: Effort) -> list[Finding]:
+def fresh_elsewhere(
+    setup: Setup | OwnerSetup, sample: Sample, first: int, second: int, steps: int, effort: Effort
+) -> list[Finding]:
     """Noise of another channel, of a forked process and of a restored run."""
     findings = fresh_objects(setup, sample, first, second, steps)
     if effort.processes:

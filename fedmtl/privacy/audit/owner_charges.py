@@ -1,0 +1,214 @@
+"""What owners who act one at a time are charged: events, caps, the ledger on the disk. All deterministic."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import BudgetExhausted, PrivacyError
+from ..composition import epsilon
+from ..owner_channel import OwnerChannel
+from .findings import Finding, exact, skipped, too_large
+from .owners import ACTIVATIONS, OWNERS, OwnerSetup, no_gradients, turns
+from .setup import Claim
+
+_SLACK = 1 + 1e-6
+_KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
+
+
+def owner_charges(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> list[Finding]:
+    """All checks of the accounting."""
+    channel = setup.open(seed)
+    return [
+        _events(setup, claims, channel),
+        _ledger(setup, claims, seed),
+        _caps(setup, seed),
+        _budgets(setup, claims, channel),
+        _monotone(setup, claims, channel),
+        _published(channel),
+    ]
+
+
+def _events(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+    """The events agree with the settings and with the noise that the channel says it adds."""
+    cost, wrong = channel.account.cost, []
+    assert cost is not None
+    assert channel.noise_multipliers is not None
+    if cost.delta != setup.delta:
+        wrong.append(f"delta is {cost.delta:g}, the settings have {setup.delta:g}")
+    if channel.bound != setup.privacy.initial_norm:
+        wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
+    for k, (claim, charged) in enumerate(zip(claims, cost.events, strict=True)):
+        name = repr(setup.ids[k])
+        if claim.kind != _KINDS[setup.privacy.mechanism]:
+            wrong.append(f"{name}: the event is {charged.event}, the mechanism {setup.privacy.mechanism}")
+        if not math.isclose(float(channel.noise_multipliers[k]), claim.multiplier, rel_tol=1e-9):
+            wrong.append(f"{name}: noise {float(channel.noise_multipliers[k]):.6g}, event {claim.multiplier:.6g}")
+        if claim.kind == "knorm" and charged.event.dimension != setup.dimension:
+            wrong.append(f"{name}: the event has {charged.event.dimension} coordinates of {setup.dimension}")
+        if charged.accountant != setup.privacy.accountant:
+            wrong.append(f"{name}: composed by {charged.accountant}, the settings have {setup.privacy.accountant}")
+        if len(setup.x[k]) != setup.counts[k]:
+            wrong.append(f"{name}: {len(setup.x[k])} rows of {setup.counts[k]} records")
+    return exact("charges: event of an answer", len(wrong), "; ".join(wrong[:3]) or "law, noise, clip, delta, records")
+
+
+def _ledger(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> Finding:
+    """The run's own blocks, read back from the file: charged before the release, once, to the owner that acts."""
+    wrong: list[str] = []
+    acted: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        channel, blocks = setup.open_run(seed, ledger=path)
+        channel.start(0)
+        try:
+            for first, owners in blocks(0):
+                try:
+                    channel.begin(first, owners)
+                except BudgetExhausted:
+                    wrong.append(f"the run's own activation {first} is refused")
+                    break
+                acted += owners[0].tolist()
+                if charged_owners(path)[first:] != _by_step(acted[first:]):
+                    wrong.append(f"activations from {first} began without a charge on the disk")
+                channel.release_run(owners.shape[1], no_gradients(setup))
+                if _begins(channel, first, owners):
+                    wrong.append(f"activation {first} began twice")
+                    break
+                if len(acted) >= ACTIVATIONS:
+                    break
+        finally:
+            channel.close()
+        kept = charged_owners(path)
+    if kept != _by_step(acted):
+        wrong.append(f"{len(acted)} activations began, {len(kept)} stay charged, or to other owners")
+    uses = np.bincount([k for k in acted if k >= 0], minlength=len(setup.ids))
+    if channel.account.uses.tolist() != [uses.tolist()]:
+        wrong.append("the account has other uses than happened")
+    if channel.report.releases != uses.sum():
+        wrong.append(f"{uses.sum()} releases happened, the report has {channel.report.releases}")
+    found = channel.account.epsilons()
+    for k, (claim, used) in enumerate(zip(claims, uses.tolist(), strict=True)):
+        spent = _spent(setup, claim, used)
+        if found is None or not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
+            wrong.append(f"{setup.ids[k]!r} has epsilon {found if found is None else found[k]}, {used} uses {spent:g}")
+    detail = f"{len(acted)} activations charged before they are released, epsilons of all owners"
+    return exact("charges: activations in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
+
+
+def _spent(setup: OwnerSetup, claim: Claim, uses: int) -> float:
+    return epsilon(claim.event, uses, setup.delta, accountant=claim.accountant) if uses else 0.0
+
+
+def _by_step(owners: Sequence[int]) -> list[list[int]]:
+    return [[owner] if owner >= 0 else [] for owner in owners]
+
+
+def charged_owners(path: Path) -> list[list[int]]:
+    """The owners that each activation of a ledger file is charged to, by the audit's own reader."""
+    kept: dict[int, list[int]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        if line["kind"] == "reserve":
+            for step, owners in zip(range(line["first"], line["end"]), line["cohorts"], strict=True):
+                kept[step] = kept.get(step, []) + owners
+        elif line["kind"] == "close":
+            for step in line["unused"]:
+                del kept[step]
+    return [kept.get(step, [-1]) for step in range(max(kept, default=-1) + 1)]
+
+
+def _begins(channel: OwnerChannel, first: int, owners: Tensor) -> bool:
+    try:
+        channel.begin(first, owners)
+    except (PrivacyError, BudgetExhausted):
+        return False
+    return True
+
+
+def _caps(setup: OwnerSetup, seed: int) -> Finding:
+    """Every owner answers up to its cap; one answer more is refused, with nothing charged and no data read."""
+    wrong, asked = [], []
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        for k in range(min(OWNERS, len(setup.ids))):
+            path = Path(folder) / f"{k}.jsonl"
+            channel = setup.open(seed, ledger=path)
+            channel.start(0)
+            cap = int(channel.caps[k])
+            if not 0 < cap * setup.dimension <= 1 << 22:
+                channel.close()
+                continue
+            asked.append(k)
+            try:
+                wrong += _past(setup, channel, path, k, cap)
+            finally:
+                channel.close()
+    if not asked:
+        return skipped("charges: cap of an owner", "the caps are 0, or too many answers to make")
+    detail = f"answers past the cap of {len(asked)} owners are refused"
+    return exact("charges: cap of an owner", len(wrong), "; ".join(wrong[:3]) or detail)
+
+
+def _past(setup: OwnerSetup, channel: OwnerChannel, path: Path, k: int, cap: int) -> list[str]:
+    """Two ways to one answer more: in one block with the others, and after them."""
+    name = f"owner {setup.ids[k]!r}"
+    if _begins(channel, 0, torch.full((1, cap + 1), k)):
+        return [f"{name} may answer {cap + 1} times, its cap is {cap}"]
+    wrong = []
+    if channel.account.uses.any() or charged_owners(path) or channel.epsilon != 0:
+        wrong.append(f"a refused block of {name} was charged")
+    if not _begins(channel, 0, torch.full((1, cap), k)):
+        return [*wrong, f"{name} may not answer {cap} times, its cap"]
+    channel.release_run(cap, no_gradients(setup))
+    before = path.read_bytes()
+    if _begins(channel, cap, torch.full((1, 1), k)):
+        wrong.append(f"{name} may answer once more after {cap} times, its cap")
+    elif path.read_bytes() != before or int(channel.account.uses[0, k]) != cap:
+        wrong.append(f"an answer of {name} that was refused was charged")
+    return wrong
+
+
+def _budgets(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+    """The event composed as often as the cap allows stays within the owner's budget."""
+    check, spent = "charges: budget of every owner", []
+    for k, budget in enumerate(setup.privacy.budgets(setup.ids)):
+        if budget is not None and channel.caps[k]:
+            spent.append((_spent(setup, claims[k], int(channel.caps[k])) / budget, k))
+    if not spent:
+        return skipped(check, "no budget is set")
+    ratio, worst = max(spent)
+    text = f"largest epsilon over budget, of {setup.ids[worst]!r} after {channel.caps[worst]} answers"
+    return too_large(check, ratio, _SLACK, text)
+
+
+def _monotone(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+    """Epsilon grows with the answers."""
+    falls = 0
+    events: dict[float, tuple[int, Claim]] = {}
+    for claim, cap in zip(claims, channel.caps.tolist(), strict=True):
+        events[claim.multiplier] = max(cap, events.get(claim.multiplier, (0, claim))[0]), claim
+    for cap, claim in list(events.values())[:3]:
+        at = sorted({cap, *(1 << i for i in range(cap.bit_length()))} - {0})
+        figures = [_spent(setup, claim, uses) for uses in at]
+        falls += sum(b < a * (1 - 1e-12) for a, b in itertools.pairwise(figures)) + sum(f <= 0 for f in figures)
+    return exact("charges: monotone in the answers", falls, f"{min(3, len(events))} events")
+
+
+def _published(channel: OwnerChannel) -> Finding:
+    """A published accounting that is refuted is never stated as the run's epsilon."""
+    check, report = "charges: published accounting", channel.report
+    if report.guarantee != "paper":
+        return skipped(check, "none is used: the guarantee is sound")
+    channel.start(0)
+    channel.begin(0, torch.from_numpy(turns(channel.caps, 1))[None])
+    report = channel.report
+    wrong = int(not report.refuted) + int(bool(report.releases) and report.epsilon != math.inf)
+    return exact(check, wrong, "it does not hold, and the report states its figure without the reason")

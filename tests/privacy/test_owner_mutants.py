@@ -1,0 +1,22 @@
+"""The mutation gate of owners who act one at a time: sound releases pass, every broken version is caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from .owner_mutants import ALGORITHMS, MUTANTS, NO_OP, OwnerMutant, caught, kinds
+
+
+@pytest.mark.parametrize("mutant", NO_OP, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_no_op_passes_every_check(algorithm: str, mutant: OwnerMutant) -> None:
+    assert caught(algorithm, mutant) == []
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # of rows that are not finite
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_mutant_is_caught_by_the_checks_that_should(algorithm: str, mutant: OwnerMutant) -> None:
+    found = caught(algorithm, mutant, kinds(mutant))
+    print(f"{algorithm}, {mutant.name}: {', '.join(found)}")
+    assert any(check.startswith(mutant.caught_by) for check in found), found
