@@ -142,6 +142,7 @@ def settings(config: Config) -> Config:
     import torch
 
     from ._check import one_of, positive_int
+    from .algorithms import AsyncAlgorithm
     from .execution import Execution
     from .trainer import EarlyStopping
     from .trainer.baselines import named_baselines
@@ -160,7 +161,10 @@ def settings(config: Config) -> Config:
             raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
         one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
-        named_baselines(config["baselines"] or (), made["algorithm"])
+        made["baselines"] = config["baselines"] or ()
+        if made["baselines"] == "auto":
+            made["baselines"] = () if isinstance(made["algorithm"], AsyncAlgorithm) else ("local", "fedavg")
+        named_baselines(made["baselines"], made["algorithm"])
         if config["device"] != "auto":
             try:
                 torch.empty(0, device=config["device"])
@@ -168,7 +172,7 @@ def settings(config: Config) -> Config:
                 raise ConfigError(
                     f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
                 ) from error
-    made["baselines"] = tuple(config["baselines"] or ())
+    made["baselines"] = tuple(made["baselines"])
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     return made | {name: config[name] for name in names}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -45,7 +46,6 @@ def build_problem(
         ModelError: see :func:`fedmtl.stacked.prepare_module`.
     """
     place, kind = resolve_device(device), getattr(torch, dtype)
-    classification = data.classes is not None and loss == "cross_entropy"
     if loss == "cross_entropy" and data.classes is None:
         raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
     if isinstance(model, nn.Module):
@@ -55,6 +55,9 @@ def build_problem(
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
     sample = torch.zeros(2, *data.spec.shape, dtype=kind)
+    if loss == "auto":
+        loss = natural_loss(data, module, sample)
+    classification = data.classes is not None and loss == "cross_entropy"
     template = prepare_module(module, sample, seed=seed, outputs=data.classes if classification else None)
     executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
     return Problem(
@@ -67,6 +70,20 @@ def build_problem(
         seed=seed,
         store_folder=store_folder,
     )
+
+
+def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> str:
+    """Squared error for real targets; for classes the logistic loss of one output, else cross-entropy."""
+    if data.classes is None:
+        return "mse"
+    if data.classes > 2:
+        return "cross_entropy"
+    try:
+        with torch.no_grad():
+            outputs = copy.deepcopy(module).to(sample.dtype).eval()(sample)
+    except RuntimeError:  # the check of the module says what is wrong with it
+        return "cross_entropy"
+    return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"
 
 
 def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:

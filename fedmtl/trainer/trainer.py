@@ -50,7 +50,8 @@ class Trainer:
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
             is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
         rounds: number of rounds, or most activations where clients act one at a time.
-        loss: ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
+        loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
+            ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
             (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
@@ -78,7 +79,7 @@ class Trainer:
     schedule: Schedule
     privacy: Privacy | None
     rounds: int
-    loss: str | Loss = "cross_entropy"
+    loss: str | Loss = "auto"
     seed: int = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()

@@ -351,7 +351,7 @@ def test_settings_that_cannot_be(settings, message):
     ("settings", "error", "message"),
     [
         ({"device": "abacus"}, ConfigError, "device is 'abacus', which is not available here"),
-        ({"data": regression(CLIENTS)}, ConfigError, "targets are real numbers; use loss='mse'"),
+        ({"data": regression(CLIENTS), "loss": "cross_entropy"}, ConfigError, "targets are real numbers; use"),
         ({"loss": "hinge"}, ConfigError, "hinge"),
         ({"model": nn.Linear(5, 4)}, ModelError, r"the output must be \(B, 3\)"),
         ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
@@ -366,3 +366,17 @@ def test_runs_that_cannot_be(tmp_path, settings, error, message):
     with pytest.raises(error, match=message):
         trainer(folder=tmp_path / "run", **settings).fit()
     assert not (tmp_path / "run").exists(), "refused before any work"
+
+
+def test_the_loss_follows_the_data_and_the_model():
+    two = ragged_classification(CLIENTS, classes=2)
+    for data, model, loss in (
+        (regression(CLIENTS), models.linear_regression(), "mse"),
+        (two, models.linear_regression(), "binary_cross_entropy"),
+        (two, models.softmax_regression(), "cross_entropy"),
+        (DATA, models.softmax_regression(), "cross_entropy"),
+    ):
+        named, natural = (
+            trainer(data=data, model=model, rounds=2, **given).fit().personal for given in ({"loss": loss}, {})
+        )
+        assert torch.equal(named, natural)
