@@ -30,9 +30,10 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         plot_bands(own, references, here / "bands.png")
         replace_section(readme, "bands", bands_table(own))
     if "grid" in parts:
-        rows += [{**r, "part": "grid", "owners": 3} for r in parts["grid"]]
+        cells = parts["grid"] + parts.get("unclipped", [])
+        rows += [{**r, "part": "grid", "owners": 3} for r in cells]
         plot_grid(parts["grid"], here / "psi.png")
-        replace_section(readme, "slopes", slopes_table(parts["grid"]))
+        replace_section(readme, "slopes", slopes_table(cells))
         replace_section(readme, "forecasts", forecasts_table(parts["grid"]))
     if "value" in parts:
         rows += [{**r, "part": "value"} for r in parts["value"]]
@@ -112,14 +113,16 @@ def slopes_table(rows: list[Row]) -> str:
         log_log_slope(x, [r["psi"] - floor[r["records"]] for r in own]),
     ]
     lines.append(["records x epsilon, all cells", str(len(x)), *map(slope_text, slopes)])
-    chosen = [r for r in rows if r["rule"] == "chosen"]
-    least = {r["records"]: r["psi"] for r in chosen if math.isinf(r["epsilon"])}
-    own = [r for r in chosen if ABOVE * least[r["records"]] <= r["psi"] < LARGEST]
-    slopes = [
-        log_log_slope([r["records"] * r["epsilon"] for r in own], [r["psi"] - shift[r["records"]] for r in own])
-        for shift in (dict.fromkeys(least, 0.0), least)
-    ]
-    lines.append(["records x epsilon, kappa chosen for each cell", str(len(own)), *map(slope_text, slopes)])
+    for rule, title in (("unclipped", "same noise without clipping"), ("chosen", "kappa chosen for each cell")):
+        other = [r for r in rows if r["rule"] == rule]
+        least = {r["records"]: r["psi"] for r in other if math.isinf(r["epsilon"])}
+        own = [r for r in other if ABOVE * least[r["records"]] <= r["psi"] < LARGEST]
+        if len(own) < 3:
+            continue
+        x = [r["records"] * r["epsilon"] for r in own]
+        shifts = (dict.fromkeys(least, 0.0), least)
+        slopes = [log_log_slope(x, [r["psi"] - shift[r["records"]] for r in own]) for shift in shifts]
+        lines.append([f"records x epsilon, {title}", str(len(own)), *map(slope_text, slopes)])
     return markdown(["along", "cells:", "slope of psi (95%):", "slope of psi - floor (95%):"], lines)
 
 
