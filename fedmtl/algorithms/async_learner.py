@@ -174,7 +174,8 @@ class Work:
         copy_of: int64 (n,), the copy theta_i that an owner's answers move.
         copies: N, owners or groups.
         weights: float64 (N,), factors of (n_i / n) Qbar_i.
-        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss, else None.
+        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss and no more
+            parameters than records, else None.
     """
 
     settings: AsyncLearner
@@ -202,7 +203,7 @@ class Work:
             np.minimum.at(slowest, copy_of, np.array(settings.frequencies, dtype=np.float64))
             weights = slowest.sum() / (copies * slowest)
         statistics = None
-        if settings.loss == "squared":
+        if settings.loss == "squared" and data.dimension <= max(len(x) for x in data.x):  # else records are cheaper
             statistics = tuple(
                 (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
             )
