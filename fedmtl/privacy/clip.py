@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,8 @@ _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of flo
 
 
 @dataclass(frozen=True)
-class L2Clip:
-    """One L2 norm over the whole vector, scaled down to ``bound * (1 - 2**-20)``.
+class Clip(ABC):
+    """One norm over the whole vector, scaled down to ``bound * (1 - 2**-20)``.
 
     Args:
         bound: C, above 0, in units of the vectors.
@@ -32,31 +33,29 @@ class L2Clip:
         positive(self, bound=self.bound)
 
     @property
+    @abstractmethod
     def norm(self) -> Norm:
         """The norm that is bounded."""
+
+
+@dataclass(frozen=True)
+class L2Clip(Clip):
+    """A bound on the L2 norm."""
+
+    @property
+    def norm(self) -> Norm:
+        """``"l2"``."""
         return "l2"
 
 
 @dataclass(frozen=True)
-class L1Clip:
-    """One L1 norm over the whole vector, scaled down to ``bound * (1 - 2**-20)``.
-
-    Args:
-        bound: C, above 0, in units of the vectors.
-    """
-
-    bound: float
-
-    def __post_init__(self) -> None:
-        positive(self, bound=self.bound)
+class L1Clip(Clip):
+    """A bound on the L1 norm."""
 
     @property
     def norm(self) -> Norm:
-        """The norm that is bounded."""
+        """``"l1"``."""
         return "l1"
-
-
-Clip = L2Clip | L1Clip
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:

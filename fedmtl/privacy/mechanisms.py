@@ -21,6 +21,8 @@ from torch import Tensor
 from .._check import positive, positive_int
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .sources import NoiseSource
 
 Norm = Literal["l1", "l2"]
@@ -119,7 +121,23 @@ class GaussianNoise(NoiseLaw):
 
 
 @dataclass(frozen=True)
-class LaplaceNoise(NoiseLaw):
+class PureNoise(NoiseLaw):
+    """A law that gives pure epsilon 1 / ``multiplier`` by itself."""
+
+    @classmethod
+    def of_epsilon(cls, epsilon: float) -> Self:
+        """The noise of a release with pure ``epsilon``, above 0."""
+        positive(cls.__name__, epsilon=epsilon)
+        return cls(1.0 / epsilon)
+
+    @property
+    def epsilon(self) -> float:
+        """Pure epsilon of one release."""
+        return 1.0 / self.multiplier
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(PureNoise):
     """Independent Laplace noise of scale b S on every coordinate, S the L1 sensitivity: pure epsilon 1/b.
 
     The event is that of one coordinate that takes the whole shift, which is the worst case: moving the
@@ -130,17 +148,6 @@ class LaplaceNoise(NoiseLaw):
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
     """
-
-    @classmethod
-    def of_epsilon(cls, epsilon: float) -> LaplaceNoise:
-        """The noise of a release with pure ``epsilon``, above 0."""
-        positive(cls.__name__, epsilon=epsilon)
-        return cls(1.0 / epsilon)
-
-    @property
-    def epsilon(self) -> float:
-        """Pure epsilon of one release."""
-        return 1.0 / self.multiplier
 
     @property
     def norm(self) -> Norm:
@@ -162,7 +169,7 @@ class LaplaceNoise(NoiseLaw):
 
 
 @dataclass(frozen=True)
-class L2LaplaceNoise(NoiseLaw):
+class L2LaplaceNoise(PureNoise):
     """The K-norm mechanism of the L2 norm: density proportional to exp(-||v||_2 / (b S)), S the L2
     sensitivity: pure epsilon 1/b (Hardt, Talwar, "On the geometry of differential privacy", STOC 2010).
 
@@ -172,17 +179,6 @@ class L2LaplaceNoise(NoiseLaw):
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
     """
-
-    @classmethod
-    def of_epsilon(cls, epsilon: float) -> L2LaplaceNoise:
-        """The noise of a release with pure ``epsilon``, above 0."""
-        positive(cls.__name__, epsilon=epsilon)
-        return cls(1.0 / epsilon)
-
-    @property
-    def epsilon(self) -> float:
-        """Pure epsilon of one release."""
-        return 1.0 / self.multiplier
 
     @property
     def norm(self) -> Norm:
