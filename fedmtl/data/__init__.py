@@ -14,6 +14,7 @@ from .examples import DataSpec, Examples
 from .hospital import hospital_owners, read_hospital
 from .leaf import read_femnist, read_leaf
 from .lending import lending_owners, read_lending
+from .movielens import MovieLens, movielens_users, read_movielens
 from .owners import Domain, OwnerData
 from .partition import by_column, dirichlet, from_partition, shards
 from .school import read_school
@@ -28,6 +29,7 @@ __all__ = [
     "Domain",
     "Examples",
     "FederatedDataset",
+    "MovieLens",
     "OwnerData",
     "SyntheticTasks",
     "Transform",
@@ -41,11 +43,13 @@ __all__ = [
     "load_digits_clients",
     "load_synthetic_tasks",
     "make_synthetic_tasks",
+    "movielens_users",
     "read_adult",
     "read_femnist",
     "read_hospital",
     "read_leaf",
     "read_lending",
+    "read_movielens",
     "read_school",
     "read_table",
     "shards",
@@ -58,6 +62,7 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {
     "hospital": read_hospital,
     "leaf": read_leaf,
     "lending": read_lending,
+    "movielens": read_movielens,
     "school": read_school,
     "synthetic_tasks": load_synthetic_tasks,
     "table": read_table,
@@ -70,8 +75,9 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
     Args:
         name: ``"adult"`` (:func:`read_adult`), ``"digits"`` (:func:`load_digits_clients`), ``"femnist"``
             (:func:`read_femnist`), ``"hospital"`` (:func:`read_hospital`), ``"leaf"`` (:func:`read_leaf`),
-            ``"lending"`` (:func:`read_lending`), ``"school"`` (:func:`read_school`), ``"synthetic_tasks"``
-            (:func:`load_synthetic_tasks`) or ``"table"`` (:func:`read_table`).
+            ``"lending"`` (:func:`read_lending`), ``"movielens"`` (:func:`read_movielens`), ``"school"``
+            (:func:`read_school`), ``"synthetic_tasks"`` (:func:`load_synthetic_tasks`) or ``"table"``
+            (:func:`read_table`).
         options: arguments of that function.
 
     Raises:

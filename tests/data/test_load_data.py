@@ -16,8 +16,8 @@ def test_data_by_name_are_the_loaders_data():
         (
             "digit",
             {},
-            "data.name is 'digit'; accepted: 'adult', 'digits', 'femnist', 'hospital', 'leaf', 'lending', 'school', "
-            "'synthetic_tasks', 'table'",
+            "data.name is 'digit'; accepted: 'adult', 'digits', 'femnist', 'hospital', 'leaf', 'lending', "
+            "'movielens', 'school', 'synthetic_tasks', 'table'",
         ),
         (
             "digits",

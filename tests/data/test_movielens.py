@@ -1,0 +1,231 @@
+"""MovieLens from small files of the original formats; centring, features and splits computed by hand."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.data import load_data
+from fedmtl.data.als import als_features
+from fedmtl.data.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens
+from fedmtl.data.movielens_files import read_ratings
+from fedmtl.errors import ConfigError, DataError
+
+SMALL = {"features": 2, "sweeps": 5}
+
+
+def rows(users=12, items=15, seed=0):
+    """Lines (user, item, rating, timestamp) in random order; item 900 is rated once, by user 3."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for user in rng.permutation(np.arange(users) * 7 + 3):
+        for item in rng.choice(items, 6, replace=False):
+            lines.append((int(user), int(item) + 40, int(rng.integers(1, 6)), 880_000_000 + len(lines)))
+    lines.append((3, 900, 2, 5))
+    return [lines[i] for i in rng.permutation(len(lines))]
+
+
+def write(path, lines, *, csv=False, mark="\t"):
+    text = "userId,movieId,rating,timestamp\n" if csv else ""
+    text += "".join(("," if csv else mark).join(map(str, line)) + "\n" for line in lines)
+    path.write_text(text)
+    return path
+
+
+def test_all_formats_hold_the_same_ratings(tmp_path):
+    lines = rows()
+    plain = write(tmp_path / "u.data", lines)
+    csv = write(tmp_path / "ratings.csv", lines, csv=True)
+    dat = write(tmp_path / "ratings.dat", lines, mark="::")
+    packed = tmp_path / "ratings.csv.gz"
+    packed.write_bytes(gzip.compress(csv.read_bytes()))
+    archive = tmp_path / "ml.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("ml/README.txt", "about")
+        out.writestr("ml/u.data", plain.read_bytes())
+    windows = tmp_path / "windows.csv"
+    windows.write_bytes(b"\xef\xbb\xbf" + csv.read_bytes().replace(b"\n", b"\r\n"))
+    for path in (plain, csv, dat, packed, archive, windows, tmp_path):
+        read = read_ratings(path)
+        got = list(zip(read.user.tolist(), read.item.tolist(), read.rating.tolist(), strict=True))
+        assert got == [(user, item, float(rating)) for user, item, rating, _ in lines]
+
+
+GOOD = "1\t2\t3\t4\n1\t3\t4\t4\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty, or its first line is"),
+        ("userId,movieId,rating,timestamp\n", "holds no ratings"),
+        (
+            "user,movie,rating,time\n1,2,3,4\n",
+            "line 1: the header is 'user,movie,rating,time'; accepted: userId,movieId",
+        ),
+        ("1,2,3,4\n", "line 1: the header is '1,2,3,4'"),
+        (GOOD + "1\t4\t5\n", "line 3: 3 fields; accepted: user, item, rating, timestamp"),
+        (GOOD + "1\t4\t5\t6\t7\n", "line 3: 5 fields"),
+        (GOOD + "\n1\tx\t5\t6\n", "line 4: field 'item' is 'x'; accepted: a whole number"),
+        (GOOD + "-1\t4\t5\t6\n", "line 3: field 'user' is '-1'"),
+        (GOOD + "1.5\t4\t5\t6\n", "line 3: field 'user' is '1.5'"),
+        (GOOD + "1\t1_0\t5\t6\n", "line 3: field 'item' is '1_0'"),
+        (GOOD + "1\t4\t6\t6\n", "line 3: field 'rating' is '6'; accepted: a number from 0.5 to 5"),
+        (GOOD + "1\t4\t0\t6\n", "line 3: field 'rating' is '0'"),
+        (GOOD + "1\t4\tnan\t6\n", "line 3: field 'rating' is 'nan'"),
+        (GOOD + "1\t4\t\t6\n", "line 3: field 'rating' is ''"),
+        (GOOD + "1\t4\t5\tnoon\n", "line 3: field 'timestamp' is 'noon'"),
+        (GOOD + "2\t3\t4\t4\n1\t2\t5\t9\n", "line 4: user 1 rates item 2 again, after line 1; accepted: once"),
+    ],
+)
+def test_malformed_files_are_named_with_line_and_field(tmp_path, content, message):
+    path = tmp_path / "given"
+    path.write_text(content)
+    with pytest.raises(DataError, match="given") as error:
+        read_ratings(path)
+    assert message in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(DataError, match="cannot be read as ratings"):
+        read_ratings(tmp_path / "nothing.data")
+    with pytest.raises(DataError, match=r"holds none of u.data"):
+        read_ratings(tmp_path)
+    plain = write(tmp_path / "plain", rows())
+    cut = tmp_path / "u.data.gz"
+    cut.write_bytes(gzip.compress(plain.read_bytes())[:-20])
+    (tmp_path / "bad.zip").write_bytes(b"PK no archive")
+    (tmp_path / "latin").write_bytes(b"1\t2\t\xff\t4\n")
+    for name in ("u.data.gz", "bad.zip", "latin"):
+        with pytest.raises(DataError, match="cannot be read as ratings"):
+            read_ratings(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as out:
+        out.writestr("a/u.data", "1\t2\t3\t4\n")
+        out.writestr("b/ratings.csv", "")
+    with pytest.raises(DataError, match=r"holds 2 of u.data, ratings.csv, ratings.dat; accepted: one"):
+        read_ratings(tmp_path / "two.zip")
+
+
+def by_user(given, side):
+    """{(user, item): (x, y)} of a side."""
+    part = given.data.side(side)
+    item = given.items[given.train_item if side == "train" else given.test_item].tolist()
+    owner = np.repeat(given.data.ids, part.counts.numpy())
+    return {(int(u[5:]), i): (x, y) for u, i, x, y in zip(owner, item, part.x, part.y.tolist(), strict=True)}
+
+
+def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
+    lines = rows()
+    given = movielens_users(write(tmp_path / "u.data", lines), **SMALL)
+    rating = {(user, item): value for user, item, value, _ in lines}
+    train, test = by_user(given, "train"), by_user(given, "test")
+    assert sorted(train.keys() | test.keys()) == sorted(rating)
+    assert not train.keys() & test.keys()
+    assert given.data.ids == tuple(f"user-{7 * i + 3}" for i in range(12))
+    for user in range(3, 80, 7):
+        own = [pair for pair in train if pair[0] == user]
+        count = sum(pair[0] == user for pair in rating)
+        assert count - len(own) == round(0.2 * count)
+        mean = sum(rating[pair] for pair in own) / len(own)
+        for side in (train, test):
+            for pair in (p for p in side if p[0] == user):
+                assert side[pair][1] == pytest.approx(rating[pair] - mean, abs=1e-6)
+    assert given.data.notes[0] == LEARNED_FEATURES
+    assert given.data.notes[-1] == USER_CENTRE
+    raw = given.training_ratings().toarray()
+    assert {(3 + 7 * int(i), int(given.items[j])): raw[i, j] for i, j in zip(*np.nonzero(raw), strict=True)} == {
+        pair: rating[pair] for pair in train
+    }
+    assert given.domain.l2 >= given.data.train.x.norm(dim=1).max()
+    assert given.domain.l1 >= given.data.train.x.abs().sum(1).max()
+
+
+def test_features_are_those_of_the_training_side_and_zero_for_items_unseen_there(tmp_path):
+    lines = rows()
+    path = write(tmp_path / "u.data", lines)
+    seed = next(s for s in range(50) if (3, 900) in by_user(movielens_users(path, seed=s, **SMALL), "test"))
+    given = movielens_users(path, seed=seed, **SMALL)
+    matrix = given.training_ratings()
+    means = np.array([matrix[[i]].data.mean() for i in range(12)])
+    matrix.data = matrix.data - np.repeat(means, np.diff(matrix.indptr))
+    expected = als_features(matrix, 2, sweeps=5, seed=seed)
+    np.testing.assert_allclose(given.features.numpy(), expected, rtol=1e-6, atol=1e-7)
+    x, y = by_user(given, "test")[3, 900]
+    assert (x == 0).all()
+    assert y == pytest.approx(2 - means[0], abs=1e-6)
+    for side in ("train", "test"):
+        for (_, item), (x, _) in by_user(given, side).items():
+            assert torch.equal(x, given.features[given.items.tolist().index(item)])
+
+
+def test_a_public_centre_has_a_constant_feature_and_no_note_of_means(tmp_path):
+    lines = rows()
+    path = write(tmp_path / "u.data", lines)
+    given = movielens_users(path, centre=3.5, **SMALL)
+    rating = {(user, item): value for user, item, value, _ in lines}
+    for pair, (x, y) in by_user(given, "train").items():
+        assert y == pytest.approx(rating[pair] - 3.5)
+        assert x[-1] == 1
+    assert USER_CENTRE not in given.data.notes
+    assert given.domain.target == 3
+    plain = movielens_users(path, **SMALL)
+    torch.testing.assert_close(given.features[:, :-1], plain.features)
+    assert given.domain.l2 == pytest.approx((plain.domain.l2**2 + 1) ** 0.5)
+    assert given.domain.l1 == pytest.approx(plain.domain.l1 + 1)
+
+
+def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
+    lines = rows()
+    given = movielens_users(write(tmp_path / "u.data", lines), public_users=4, centre=3, **SMALL)
+    assert len(given.data) == 8
+    clients = {int(name[5:]) for name in given.data.ids}
+    other = [(u, i, 6 - r if u in clients else r, t) for u, i, r, t in lines]
+    again = movielens_users(write(tmp_path / "other", other), public_users=4, centre=3, **SMALL)
+    assert torch.equal(given.features, again.features)
+    assert torch.equal(given.data.train.y, -again.data.train.y)
+    assert "4 users are taken as public" in given.data.notes[0]
+    other = [(u, i, r if u in clients else r % 5 + 1, t) for u, i, r, t in lines]
+    changed = movielens_users(write(tmp_path / "third", other), public_users=4, centre=3, **SMALL)
+    assert not torch.equal(given.features, changed.features)
+
+
+def test_the_order_of_the_file_and_other_users_do_not_matter(tmp_path):
+    lines = rows()
+    given = movielens_users(write(tmp_path / "a", lines), **SMALL)
+    assert given.data.fingerprint() == movielens_users(write(tmp_path / "b", lines[::-1]), **SMALL).data.fingerprint()
+    fewer = movielens_users(write(tmp_path / "c", [line for line in lines if line[0] != 10]), **SMALL)
+    mine = {pair for pair in by_user(given, "test") if pair[0] != 10}
+    assert mine == set(by_user(fewer, "test"))
+    assert len(movielens_users(tmp_path / "a", min_examples=7, **SMALL).data) == 1  # only user 3 has 7
+
+
+def test_features_within_a_public_norm(tmp_path):
+    path = write(tmp_path / "u.data", rows())
+    free, bound = movielens_users(path, **SMALL), movielens_users(path, feature_norm=1.2, **SMALL)
+    norms = free.features.norm(dim=1)
+    assert norms.max() > 1.2
+    factor = (1.2 / norms).clamp(max=1)[:, None]
+    torch.testing.assert_close(bound.features, torch.where(norms[:, None] > 0, free.features * factor, 0.0))
+    assert bound.features.norm(dim=1).max() <= bound.domain.l2 <= 1.2 * (1 + 1e-6)
+
+
+def test_by_name_and_impossible_settings(tmp_path):
+    path = write(tmp_path / "u.data", rows())
+    assert load_data("movielens", root=path, **SMALL).fingerprint() == read_movielens(path, **SMALL).fingerprint()
+    for options, message in (
+        ({"centre": "item"}, "movielens.centre is 'item'; accepted: 'user', or a public number from 0.5 to 5"),
+        ({"centre": 7.0}, "movielens.centre is 7.0"),
+        ({"public_users": 12}, "public_users is 12, but there are 12 users"),
+        ({"public_users": -1}, "movielens.public_users is -1"),
+        ({"feature_norm": 0}, "movielens.feature_norm is 0"),
+        ({"features": 0}, "movielens.features is 0"),
+        ({"test_fraction": 1.0}, "test_fraction"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            movielens_users(path, **options)
+    with pytest.raises(DataError, match="no user has 20 or more ratings"):
+        movielens_users(path, min_examples=20)
