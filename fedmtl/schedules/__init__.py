@@ -1,7 +1,7 @@
 """Who acts, and when: iterators of events."""
 
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
-from .commuting import block_bounds, blocks
+from .commuting import Adjacency, block_bounds, blocks
 from .dropouts import Dropouts
 from .event import Event
 from .latency import (
@@ -16,6 +16,7 @@ from .rounds import rounds
 from .table import EventTable
 
 __all__ = [
+    "Adjacency",
     "AsynchronousSchedule",
     "BoundSchedule",
     "ConstantLatency",

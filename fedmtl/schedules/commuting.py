@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,8 +18,44 @@ from .._check import positive_int
 from ..errors import ConfigError
 from .table import EventTable
 
-Conflicts = Literal["none", "all"] | csr_array
 _CHUNK, _QUERIES = 1 << 13, 1 << 21
+
+
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    """Which pairs of clients conflict, ready for :func:`block_bounds`: made once for many tables.
+
+    Attributes:
+        clients: n.
+        indptr, indices: rows of the symmetric pattern without its diagonal, as in a ``csr_array``.
+        most: the most neighbours of a client.
+    """
+
+    clients: int
+    indptr: NDArray[np.integer[Any]]
+    indices: NDArray[np.integer[Any]]
+    most: int
+
+    @classmethod
+    def of(cls, conflicts: csr_array) -> Adjacency:
+        """Of the entries (i, j) of an (n, n) array that are not 0, in either direction.
+
+        Raises:
+            ConfigError: it is not square.
+        """
+        if conflicts.shape[0] != conflicts.shape[1]:
+            raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n).")
+        entries = conflicts.tocoo()
+        there = (entries.data != 0) & (entries.row != entries.col)
+        row, column = entries.row[there], entries.col[there]
+        ends = (np.concatenate([row, column]), np.concatenate([column, row]))
+        pattern = csr_array((np.ones(len(ends[0]), np.int64), ends), shape=conflicts.shape)
+        pattern.sum_duplicates()
+        most = int(np.diff(pattern.indptr).max(initial=1))
+        return cls(conflicts.shape[0], pattern.indptr, pattern.indices, most)
+
+
+Conflicts = Literal["none", "all"] | csr_array | Adjacency
 
 
 def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
@@ -30,7 +67,8 @@ def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
     Args:
         table: S events of R replicates.
         conflicts: "none": events of different clients commute; "all": no two events do; or a sparse adjacency (n, n):
-            events of clients i and j do not commute where its entry (i, j) or (j, i) is not 0.
+            events of clients i and j do not commute where its entry (i, j) or (j, i) is not 0; an :class:`Adjacency`
+            of it saves time where there are many tables.
         limit: the most events of a block.
 
     Returns:
@@ -44,7 +82,7 @@ def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
     if isinstance(conflicts, str) and conflicts == "all":
         return torch.arange(events + 1)
     graph = _neighbours(conflicts, int(table.client.max()) if events else -1)
-    chunk = _CHUNK if graph is None else max(1, min(_CHUNK, _QUERIES // int(np.diff(graph.indptr).max(initial=1))))
+    chunk = _CHUNK if graph is None else max(1, min(_CHUNK, _QUERIES // graph.most))
     latest = np.full(events, -1, np.int64)
     for client in table.client.numpy():
         for start in range(0, events, chunk):
@@ -75,24 +113,19 @@ def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
     return np.array(cuts, np.int64)
 
 
-def _neighbours(conflicts: Conflicts, most: int) -> csr_array | None:
+def _neighbours(conflicts: Conflicts, most: int) -> Adjacency | None:
     """The symmetric pattern of an adjacency, without the diagonal; None for "none"."""
     if isinstance(conflicts, str):
         if conflicts != "none":
             raise ConfigError(f"conflicts is {conflicts!r}; accepted: 'none', 'all' or a sparse adjacency.")
         return None
-    if conflicts.shape[0] != conflicts.shape[1] or conflicts.shape[0] <= most:
-        raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n) with n above client {most}.")
-    entries = conflicts.tocoo()
-    there = (entries.data != 0) & (entries.row != entries.col)
-    row, column = entries.row[there], entries.col[there]
-    ends = (np.concatenate([row, column]), np.concatenate([column, row]))
-    pattern = csr_array((np.ones(len(ends[0]), np.int64), ends), shape=conflicts.shape)
-    pattern.sum_duplicates()
-    return pattern
+    graph = conflicts if isinstance(conflicts, Adjacency) else Adjacency.of(conflicts)
+    if graph.clients <= most:
+        raise ConfigError(f"conflicts is of {graph.clients} clients; it must be (n, n) with n above client {most}.")
+    return graph
 
 
-def _last_conflict(client: NDArray[np.int64], first: int, graph: csr_array | None) -> NDArray[np.int64]:
+def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | None) -> NDArray[np.int64]:
     """For the events from ``first`` on, the latest earlier event of the same or an adjacent client, or -1."""
     events = len(client)
     latest = np.full(events, -1, np.int64)

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_array
 
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import EventTable, PoissonClocks, block_bounds, blocks
+from fedmtl.schedules import Adjacency, EventTable, PoissonClocks, block_bounds, blocks
 
 
 def brute(client, limit, clash):
@@ -37,6 +37,7 @@ def test_blocks_of_a_graph_are_those_of_a_search(replicates, limit, density):
     found = block_bounds(table_of(client), csr_array(dense), limit)
     expected = brute(client, limit, lambda a, b: dense[a, b] + dense[b, a] > 0)
     assert found.tolist() == expected
+    assert block_bounds(table_of(client), Adjacency.of(csr_array(dense)), limit).tolist() == expected
     assert density == 0.3 or limit == 1 or max(np.diff(expected)) > 1 or density == 1.0
 
 

@@ -1,0 +1,161 @@
+"""The graph of a peer-to-peer network: who speaks with whom, and how alike they are taken to be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from ..errors import ConfigError
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_NAMED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Symmetric weights W_ij >= 0 between n agents, without loops (Bellet et al. 2018, section 2.1).
+
+    Args:
+        weights: (n, n) sparse or dense; kept as a float64 ``csr_array`` with sorted columns and no stored zeros.
+        ids: the agents' ids, in the order of the rows.
+        isolated: agents without neighbours are accepted; their models never move, and no objective sees them.
+
+    Raises:
+        ConfigError: ids that are not distinct or not n; weights that are not square, not finite, negative, on the
+            diagonal, or different in the two directions; agents without neighbours. The message names the agents.
+    """
+
+    weights: csr_array
+    ids: tuple[str, ...]
+    isolated: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))
+        object.__setattr__(self, "weights", self._checked(self.weights))
+
+    def _checked(self, given: Any) -> csr_array:
+        matrix: Any = csr_array(given, copy=True).astype(np.float64)
+        n = len(self.ids)
+        if len(set(self.ids)) != n:
+            twice = next(name for name in self.ids if self.ids.count(name) > 1)
+            raise ConfigError(f"Graph.ids has {twice!r} twice; ids must be distinct.")
+        if matrix.shape != (n, n):
+            raise ConfigError(f"Graph.weights has shape {matrix.shape} for {n} agents; it must be ({n}, {n}).")
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        row, column = matrix.nonzero()  # data in the order of the rows
+        for wrong, what in (
+            (~np.isfinite(matrix.data), "is not finite"),
+            (matrix.data < 0, "is negative"),
+            (row == column, "is of an agent with itself"),
+        ):
+            if wrong.any():
+                k = int(np.flatnonzero(wrong)[0])
+                raise ConfigError(
+                    f"Graph.weights: the weight {matrix.data[k]:g} of {self._pair(row[k], column[k])} {what}; weights "
+                    f"are finite numbers above 0 between different agents."
+                )
+        other = matrix.T.tocsr()
+        other.sort_indices()
+        one_way = (matrix - other).tocoo()
+        one_way.eliminate_zeros()
+        if one_way.nnz:
+            i, j = int(one_way.row[0]), int(one_way.col[0])
+            raise ConfigError(
+                f"Graph.weights of {self._pair(i, j)} is {matrix[i, j]:g} in one direction and {matrix[j, i]:g} in the "
+                f"other; weights must be symmetric."
+            )
+        alone = np.flatnonzero(np.diff(matrix.indptr) == 0)
+        if alone.size and not self.isolated:
+            names = ", ".join(repr(self.ids[i]) for i in alone[:_NAMED])
+            more = f" and {alone.size - _NAMED} more" if alone.size > _NAMED else ""
+            raise ConfigError(
+                f"Graph: {names}{more} {'has' if alone.size == 1 else 'have'} no neighbours; connect every agent, or "
+                f"give isolated=True."
+            )
+        return cast(csr_array, matrix)
+
+    def _pair(self, i: int, j: int) -> str:
+        return f"agents {self.ids[i]!r} and {self.ids[j]!r}"
+
+    def __len__(self) -> int:
+        """n."""
+        return len(self.ids)
+
+    @cached_property
+    def normalization(self) -> Array:
+        """D_ii = sum_j W_ij, (n,) float64."""
+        return np.asarray(self.weights.sum(axis=1), dtype=np.float64)
+
+    @cached_property
+    def degrees(self) -> Ints:
+        """Number of neighbours of each agent, (n,) int64."""
+        return np.diff(self.weights.indptr).astype(np.int64)
+
+    @property
+    def edges(self) -> int:
+        """Number of pairs that are connected."""
+        return int(self.weights.nnz) // 2
+
+    @cached_property
+    def components(self) -> Ints:
+        """The connected component of each agent, (n,) int64, numbered from 0."""
+        return connected_components(self.weights, directed=False)[1].astype(np.int64)
+
+    def neighbours(self, agent: str) -> tuple[str, ...]:
+        """Ids of an agent's neighbours, in the order of the rows.
+
+        Raises:
+            ConfigError: an unknown agent.
+        """
+        if agent not in self._rows:
+            raise ConfigError(
+                f"Graph: there is no agent {agent!r}; the agents are {self.ids[0]!r} .. {self.ids[-1]!r}."
+            )
+        i, pointer = self._rows[agent], self.weights.indptr
+        return tuple(self.ids[j] for j in self.weights.indices[pointer[i] : pointer[i + 1]])
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.ids)}
+
+    def ordered(self, ids: Sequence[str]) -> Graph:
+        """The same graph with its rows in the order of ``ids``, which must be the same agents.
+
+        Raises:
+            ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
+        """
+        wanted = tuple(ids)
+        if wanted == self.ids:
+            return self
+        for name in wanted:
+            if name not in self._rows:
+                raise ConfigError(f"Graph: there is no agent {name!r}, which the data have; every client needs a row.")
+        known = set(wanted)
+        for name in self.ids:
+            if name not in known:
+                raise ConfigError(f"Graph: agent {name!r} is not in the data; the data's clients are the agents.")
+        order = np.array([self._rows[name] for name in wanted])
+        return Graph(self.weights[order][:, order], wanted, self.isolated)
+
+    def fingerprint(self) -> str:
+        """A BLAKE2b digest (32 hex digits) of ids and weights."""
+        digest = hashlib.blake2b("\n".join(self.ids).encode(), digest_size=16)
+        for part in (self.weights.indptr, self.weights.indices):
+            digest.update(np.ascontiguousarray(part, dtype=np.int64).data)
+        digest.update(np.ascontiguousarray(self.weights.data).data)
+        return digest.hexdigest()
+
+    def describe(self) -> str:
+        """One phrase for the report."""
+        least, most = int(self.degrees.min()), int(self.degrees.max())
+        return f"a graph of {len(self)} agents and {self.edges} edges, {least} to {most} neighbours each"

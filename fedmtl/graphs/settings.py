@@ -1,0 +1,137 @@
+"""Graphs as settings: what is built once the clients are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from .._check import non_negative, positive, positive_int
+from ..errors import ConfigError
+from .builders import clusters, complete, from_edges, knn_cosine, ring
+from .graph import Graph
+
+
+@runtime_checkable
+class GraphSettings(Protocol):
+    """What makes a graph of a dataset's clients: a frozen dataclass with ``build``.
+
+    ``from_data`` says whether it reads the clients' records; a report then says that no epsilon covers the graph.
+    """
+
+    from_data: bool
+
+    def build(self, data: Any) -> Graph:
+        """The graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Weight 1 between all clients."""
+
+    from_data = False
+
+    def build(self, data: Any) -> Graph:
+        """See :func:`~fedmtl.graphs.complete`."""
+        return complete(data.ids)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Weight 1 between clients at most ``reach`` places apart on a circle, in the order of the data."""
+
+    reach: int = 1
+    from_data = False
+
+    def __post_init__(self) -> None:
+        positive_int(self, reach=self.reach)
+
+    def build(self, data: Any) -> Graph:
+        """See :func:`~fedmtl.graphs.ring`."""
+        return ring(data.ids, self.reach)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Public clusters of clients.
+
+    Args:
+        labels: the cluster of each client, by id.
+        inside, between: weights of pairs in the same and in different clusters.
+    """
+
+    labels: Mapping[str, Any]
+    inside: float = 1.0
+    between: float = 0.0
+    from_data = False
+
+    def __post_init__(self) -> None:
+        positive(self, inside=self.inside)
+        non_negative(self, between=self.between)
+        object.__setattr__(self, "labels", {str(name): label for name, label in self.labels.items()})
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.labels.items()), self.inside, self.between))
+
+    def build(self, data: Any) -> Graph:
+        """See :func:`~fedmtl.graphs.clusters`."""
+        for name in self.labels:
+            if name not in data.ids:
+                raise ConfigError(f"Clusters.labels names {name!r}, which is no client of {data.name}.")
+        for name in data.ids:
+            if name not in self.labels:
+                raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
+        found = [self.labels[name] for name in data.ids]
+        return clusters(found, inside=self.inside, between=self.between, ids=data.ids)
+
+
+@dataclass(frozen=True)
+class EdgesFile:
+    """A CSV file of edges by client id; see :func:`~fedmtl.graphs.from_edges`."""
+
+    path: str | Path
+    isolated: bool = False
+    from_data = False
+
+    def build(self, data: Any) -> Graph:
+        """Read it."""
+        return from_edges(self.path, data.ids, isolated=self.isolated)
+
+
+@dataclass(frozen=True)
+class KNNCosine:
+    """The k nearest by cosine between the clients' mean of target times features over their training records.
+
+    That mean is the direction of the first gradient step of a linear model. It is computed from the raw records: no
+    epsilon covers such a graph.
+
+    Args:
+        k: neighbours of each client.
+    """
+
+    k: int = 10
+    from_data = True
+
+    def __post_init__(self) -> None:
+        positive_int(self, k=self.k)
+
+    def build(self, data: Any) -> Graph:
+        """See :func:`~fedmtl.graphs.knn_cosine`.
+
+        Raises:
+            ConfigError: targets of more than one number or more than two classes, or a client without a direction.
+        """
+        x, y = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64, device="cpu")
+        if data.classes not in (None, 2) or y.numel() != len(y):
+            raise ConfigError("KNNCosine takes one real target, or two classes; give the graph itself for others.")
+        flat, target = x.reshape(len(y), -1).numpy(), y.reshape(-1).double().numpy()
+        signed = flat * (2 * target - 1 if data.classes == 2 else target)[:, None]
+        owner = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
+        sums = np.zeros((len(data.ids), flat.shape[1]))
+        np.add.at(sums, owner, signed)
+        return knn_cosine(sums, self.k, ids=data.ids)

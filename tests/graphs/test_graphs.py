@@ -1,0 +1,209 @@
+"""Graphs: dense definitions, a file of edges, and errors that name the agents."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.graphs import (
+    Clusters,
+    Complete,
+    EdgesFile,
+    Graph,
+    GraphSettings,
+    KNNCosine,
+    Ring,
+    clusters,
+    complete,
+    exp_angle,
+    from_edges,
+    knn_cosine,
+    ring,
+)
+
+TRIANGLE = np.array([[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
+
+
+def test_normalization_degrees_neighbours_and_components() -> None:
+    graph = Graph(csr_array(TRIANGLE), ("a", "b", "c"))
+    assert graph.normalization.tolist() == [2.5, 2.0, 0.5]
+    assert graph.degrees.tolist() == [2, 1, 1]
+    assert graph.edges == 2
+    assert graph.neighbours("a") == ("b", "c")
+    assert graph.neighbours("c") == ("a",)
+    apart = Graph(np.kron(np.eye(2), [[0, 1], [1, 0]]), "wxyz")
+    assert apart.components.tolist() == [0, 0, 1, 1]
+    with pytest.raises(ConfigError, match=r"no agent 'd'.*'a' .. 'c'"):
+        graph.neighbours("d")
+
+
+def test_the_order_of_the_rows_is_that_of_the_ids() -> None:
+    graph = Graph(TRIANGLE, ("a", "b", "c"))
+    again = graph.ordered(("c", "a", "b"))
+    assert np.array_equal(again.weights.toarray(), TRIANGLE[np.ix_([2, 0, 1], [2, 0, 1])])
+    assert graph.ordered(["a", "b", "c"]) is graph
+    assert again.fingerprint() != graph.fingerprint()
+    assert again.ordered(graph.ids).fingerprint() == graph.fingerprint()
+    assert Graph(1.5 * TRIANGLE, graph.ids).fingerprint() != graph.fingerprint()
+    with pytest.raises(ConfigError, match="no agent 'd', which the data have"):
+        graph.ordered(("a", "b", "c", "d"))
+    with pytest.raises(ConfigError, match="agent 'c' is not in the data"):
+        graph.ordered(("a", "b"))
+
+
+def test_malformed_weights_are_refused_with_the_agents_named() -> None:
+    def weights(i: int, j: int, value: float, other: float | None = None) -> np.ndarray:
+        w = TRIANGLE.copy()
+        w[i, j], w[j, i] = value, value if other is None else other
+        return w
+
+    ids = ("a", "b", "c")
+    for w, message in (
+        (weights(1, 2, 3.0, 4.0), "agents 'b' and 'c' is 3 in one direction and 4"),
+        (weights(1, 2, 3.0, 0.0), "agents 'b' and 'c' is 3 in one direction and 0"),
+        (weights(0, 1, -1.0), "the weight -1 of agents 'a' and 'b' is negative"),
+        (weights(0, 2, np.nan), "the weight nan of agents 'a' and 'c' is not finite"),
+        (weights(2, 2, 1.0), "agents 'c' and 'c' is of an agent with itself"),
+        (weights(0, 2, 0.0), "Graph: 'c' has no neighbours"),
+        (np.zeros((3, 3)), "'a', 'b', 'c' have no neighbours"),
+        (np.ones((2, 3)), r"shape \(2, 3\) for 3 agents"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Graph(w, ids)
+    with pytest.raises(ConfigError, match="'a' twice"):
+        Graph(TRIANGLE, ("a", "b", "a"))
+    with pytest.raises(ConfigError, match="'0', '1', '2', '3', '4' and 3 more have no neighbours"):
+        Graph(np.zeros((8, 8)), tuple(map(str, range(8))))
+    alone = Graph(weights(0, 2, 0.0), ids, isolated=True)
+    assert alone.degrees.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nearest_neighbours_are_those_of_the_matrix_of_cosines(sparse: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(40, 30)) * (rng.random((40, 30)) < 0.4)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, -2)
+    expected = np.zeros((40, 40))
+    for i in range(40):
+        for j in np.argsort(-cosine[i])[:5]:
+            expected[i, j] = expected[j, i] = 1
+    graph = knn_cosine(csr_array(rows) if sparse else rows, 5)
+    assert np.array_equal(graph.weights.toarray(), expected)
+    assert graph.degrees.min() == 5
+    assert graph.degrees.max() > 5
+    assert np.array_equal(knn_cosine(3.0 * rows, 5).weights.toarray(), expected)
+    with pytest.raises(ConfigError, match="k is 40 for 40 agents"):
+        knn_cosine(rows, 40)
+    rows[7] = 0
+    with pytest.raises(ConfigError, match="agent 'u7' is zero"):
+        knn_cosine(rows, 5, ids=[f"u{i}" for i in range(40)])
+    with pytest.raises(ConfigError, match="3 ids for 40 agents"):
+        knn_cosine(rows, 5, ids="abc")
+
+
+def test_angles_of_models() -> None:
+    angle = np.array([0.0, 0.1, 0.5, 0.6])
+    models = np.stack([np.cos(angle), np.sin(angle)], axis=1) * [[1], [2], [0.3], [5]]
+    phi = angle[:, None] - angle[None, :]
+    expected = np.exp((np.cos(phi) - 1) / 0.1)
+    np.fill_diagonal(expected, 0)
+    assert np.allclose(exp_angle(models, 0.1, cut=0).weights.toarray(), expected, rtol=1e-12)
+    cut = np.where(expected < 0.4, 0, expected)
+    assert (cut == 0).sum() > (expected == 0).sum()
+    assert np.allclose(exp_angle(models, 0.1, cut=0.4).weights.toarray(), cut, rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"'0'.*have no neighbours"):
+        exp_angle(models, 0.1, cut=0.99)
+    with pytest.raises(ConfigError, match="cut is 1"):
+        exp_angle(models, cut=1.0)
+
+
+def test_simple_shapes() -> None:
+    assert np.array_equal(complete(4).weights.toarray(), 1 - np.eye(4))
+    assert ring(("a", "b", "c", "d")).neighbours("a") == ("b", "d")
+    assert ring(7, 2).degrees.tolist() == [4] * 7
+    assert ring(7, 2).neighbours("0") == ("1", "2", "5", "6")
+    assert ring(2).edges == 1
+    labels = ["x", "y", "x", "y", "y"]
+    same = np.array([[a == b for a in labels] for b in labels], dtype=float) - np.eye(5)
+    assert np.array_equal(clusters(labels, inside=2.0).weights.toarray(), 2 * same)
+    mixed = clusters(labels, inside=2.0, between=0.5).weights.toarray()
+    assert np.array_equal(mixed, 2 * same + 0.5 * (1 - same - np.eye(5)))
+    with pytest.raises(ConfigError, match="reach is 2 for 4 agents"):
+        ring(4, 2)
+    with pytest.raises(ConfigError, match="'2' has no neighbours"):
+        clusters([0, 0, 1])
+    with pytest.raises(ConfigError, match="1 agents"):
+        complete(1)
+
+
+def test_a_file_of_edges(tmp_path) -> None:
+    text = "agent,neighbour,weight\na,b,2\nc,a,0.5\nb,a,2.0\n"
+    file = tmp_path / "edges.csv"
+    file.write_text(text)
+    assert np.array_equal(from_edges(file, ("a", "b", "c")).weights.toarray(), TRIANGLE)
+    packed = tmp_path / "edges.csv.gz"
+    packed.write_bytes(gzip.compress(b"agent,neighbour\na,b\nb,c\n"))
+    assert from_edges(packed, ("a", "b", "c")).weights.toarray().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    for rows, kind, message in (
+        ("a,b,2\nb,d,1\n", ConfigError, r"edges.csv, row 3: there is no agent 'd'"),
+        ("a,b,2\nb,a,3\n", ConfigError, r"row 3: the pair 'b', 'a' has the weight 3 here and 2 before"),
+        ("a,b,-2\n", DataError, r"row 2: the weight is '-2'"),
+        ("a,b,x\n", DataError, r"row 2: the weight is 'x'"),
+        ("a,b\n", DataError, r"row 2: 2 cells"),
+        ("a,a,1\n", ConfigError, r"row 2: agent 'a' is its own neighbour"),
+        ("a,b,1\n", ConfigError, r"'c' has no neighbours"),
+    ):
+        file.write_text("agent,neighbour,weight\n" + rows)
+        with pytest.raises(kind, match=message):
+            from_edges(file, ("a", "b", "c"))
+    file.write_text("from,to\na,b\n")
+    with pytest.raises(DataError, match="row 1: the header is 'from,to'"):
+        from_edges(file, ("a", "b"))
+    with pytest.raises(DataError, match="no such file"):
+        from_edges(tmp_path / "none.csv", ("a", "b"))
+
+
+def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
+    rng = np.random.default_rng(1)
+    clients = {name: (rng.normal(size=(6, 3)), rng.integers(0, 2, 6)) for name in "abcde"}
+    data = FederatedDataset.from_tensors(clients, test=clients, classes=2)
+    (tmp_path / "edges.csv").write_text("agent,neighbour\na,b\nc,d\nd,e\n")
+    labels = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1}
+    for settings, edges in (
+        (Complete(), 10),
+        (Ring(), 5),
+        (Clusters(labels), 4),
+        (EdgesFile(tmp_path / "edges.csv"), 3),
+    ):
+        assert isinstance(settings, GraphSettings)
+        assert settings.build(data).edges == edges
+        assert settings.build(data).ids == data.ids
+        assert not settings.from_data
+        assert hash(settings) == hash(settings)
+    sums = np.stack([((2 * y - 1)[:, None] * x).sum(0) for x, y in clients.values()])
+    assert KNNCosine(2).from_data
+    found = KNNCosine(2).build(data).weights.toarray()
+    assert np.array_equal(found, knn_cosine(sums, 2).weights.toarray())
+    with pytest.raises(ConfigError, match="no cluster for client 'e'"):
+        Clusters({k: v for k, v in labels.items() if k != "e"}).build(data)
+    with pytest.raises(ConfigError, match="names 'f'"):
+        Clusters({**labels, "f": 2}).build(data)
+    three = FederatedDataset.from_tensors(
+        {k: (x, torch.tensor([0, 1, 2, 0, 1, 2])) for k, (x, _) in clients.items()}, test=clients, classes=3
+    )
+    with pytest.raises(ConfigError, match="two classes"):
+        KNNCosine(2).build(three)
+
+
+def test_large_graphs_stay_sparse() -> None:
+    wide = ring(100_000, 3)
+    assert wide.edges == 300_000
+    assert wide.weights.data.nbytes == 600_000 * 8
