@@ -14,6 +14,7 @@ from ..errors import DataError
 from .checks import check_fraction
 from .dataset import FederatedDataset
 from .examples import Examples
+from .owners import SHRINK
 
 FILE = "school.mat"
 SCORES = (1.0, 70.0)
@@ -23,6 +24,10 @@ STANDARDIZED = (
     "features were standardized with each client's own training mean and standard deviation, without noise: "
     "these statistics are in every model, and no epsilon covers them"
 )
+CENTRED = (
+    "targets were centred with each client's own training mean, without noise: it is needed to use a model, "
+    "and no epsilon covers it"
+)
 
 
 def read_school(
@@ -30,14 +35,18 @@ def read_school(
     *,
     test_fraction: float = 0.3,
     standardize: Literal["client"] | None = None,
-    targets: Literal["score", "unit"] = "score",
+    targets: Literal["score", "unit", "centred"] = "score",
+    unit_rows: bool = False,
     seed: int = 0,
     min_examples: int = 2,
 ) -> FederatedDataset:
     """Read school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the order of the file.
 
     The protocol of Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022,
-    is ``standardize="client"``, ``targets="unit"`` and 30% for test.
+    is ``standardize="client"``, ``targets="unit"`` and 30% for test. That of Liang et al., "Model-protected multi-task
+    learning", 2020, as far as it is printed, is ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and
+    70% for test: rows of unit length have no place for an intercept, and where whole schools are the protected unit,
+    what a school computes of its own pupils needs no noise.
 
     Args:
         root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of (pupils, 1), one a
@@ -46,7 +55,10 @@ def read_school(
         standardize: ``None``, features as they are; ``"client"``, minus the mean and over the standard deviation of
             the client's own training rows (a column that does not vary there is only centred). These statistics
             come from private records without noise; the dataset's ``notes`` say so.
-        targets: ``"score"``, as they are; ``"unit"``, the public range 1 to 70 mapped to 0 to 1.
+        targets: ``"score"``, as they are; ``"unit"``, the public range 1 to 70 mapped to 0 to 1; ``"centred"``, that
+            minus the mean of the school's own training pupils, from private records as above.
+        unit_rows: rows scaled to ``||x||_2 = 1`` (never more, and at least 1 - 2^-19; a row of zeros stays), after
+            standardizing.
         seed: of the split, keyed by the school's id.
         min_examples: schools with fewer pupils are left out.
 
@@ -59,14 +71,15 @@ def read_school(
         ConfigError: an impossible setting.
     """
     one_of("read_school", (None, "client"), standardize=standardize)
-    one_of("read_school", ("score", "unit"), targets=targets)
+    one_of("read_school", ("score", "unit", "centred"), targets=targets)
+    one_of("read_school", (False, True), unit_rows=unit_rows)
     positive_int("read_school", min_examples=min_examples)
     check_fraction(test_fraction)
     file = Path(root) / FILE if Path(root).is_dir() else Path(root)
     clients = {name: pair for name, pair in _schools(file).items() if len(pair[1]) >= min_examples}
     if not clients:
         raise DataError(f"{file}: no school has {min_examples} or more pupils (min_examples).")
-    if targets == "unit":
+    if targets != "score":
         low, high = SCORES
         clients = {name: (x, (y - low) / (high - low)) for name, (x, y) in clients.items()}
     data = FederatedDataset.from_tensors(
@@ -76,7 +89,34 @@ def read_school(
         classes=None,
         name="school",
     )
-    return data if standardize is None else standardized(data)
+    data = data if standardize is None else standardized(data)
+    data = centred(data) if targets == "centred" else data
+    return with_unit_rows(data) if unit_rows else data
+
+
+def centred(data: FederatedDataset) -> FederatedDataset:
+    """The data with every client's targets minus the mean of its own training targets."""
+    train = data.train
+    owner = torch.repeat_interleave(torch.arange(len(data)), train.counts)
+    mean = _client_means(train.y.double()[:, None], owner, train.counts)[:, 0]
+    sides = []
+    for side in (train, data.test):
+        y = side.y.double() - mean.repeat_interleave(side.counts)
+        sides.append(Examples(side.x, y.float(), side.offsets))
+    return FederatedDataset(
+        sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=(*data.notes, CENTRED)
+    )
+
+
+def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
+    """The data with every row of features (d,) scaled to length 1; a function of that row alone."""
+    sides = []
+    for side in (data.train, data.test):
+        wide = side.x.double()
+        norm = wide.norm(dim=1, keepdim=True)
+        x = torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float()
+        sides.append(Examples(x, side.y, side.offsets))
+    return FederatedDataset(sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=data.notes)
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:

@@ -72,6 +72,25 @@ def test_unit_targets_and_standardized_features_are_those_of_numpy(tmp_path):
     assert data.train.x.isfinite().all()
 
 
+def test_rows_of_unit_length_and_centred_targets(tmp_path):
+    file = write(tmp_path / "s.mat", *schools())
+    base = read_school(file, standardize="client", targets="unit", seed=3)
+    data = read_school(file, standardize="client", targets="centred", unit_rows=True, seed=3)
+    for i in range(len(PUPILS)):
+        own = side(base, i, "train")[1].astype(np.float64).mean()
+        for name in ("train", "test"):
+            (x, y), (got_x, got_y) = side(base, i, name), side(data, i, name)
+            np.testing.assert_allclose(got_y, y - own, atol=1e-6)
+            norm = np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+            np.testing.assert_allclose(got_x * np.where(norm > 0, norm, 0), x, rtol=3e-6, atol=1e-6)
+            lengths = np.linalg.norm(got_x.astype(np.float64), axis=1)
+            assert ((lengths == 0) | ((lengths <= 1) & (lengths >= 1 - 2.0**-19))).all()
+            assert (lengths == 0).tolist() == (norm[:, 0] == 0).tolist()
+    assert len(data.notes) == 2
+    assert "own training mean" in data.notes[1]
+    assert read_school(file, unit_rows=True).notes == ()
+
+
 def test_what_standardizing_took_from_the_records_is_noted_and_stays_with_the_data(tmp_path):
     data = read_school(write(tmp_path / "s.mat", *schools()), standardize="client")
     (note,) = data.notes
@@ -151,7 +170,8 @@ def test_unreadable_files_are_named(tmp_path):
     ("options", "message"),
     [
         ({"standardize": "all"}, r"read_school\.standardize is 'all'; accepted: None, 'client'"),
-        ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit'"),
+        ({"targets": "rank"}, r"read_school\.targets is 'rank'; accepted: 'score', 'unit', 'centred'"),
+        ({"unit_rows": 2}, r"read_school\.unit_rows is 2"),
         ({"min_examples": 0}, r"read_school\.min_examples is 0"),
         ({"test_fraction": 1.0}, r"test_fraction is 1\.0"),
     ],
