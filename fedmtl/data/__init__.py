@@ -14,11 +14,12 @@ from .examples import DataSpec, Examples
 from .hospital import hospital_owners, read_hospital
 from .leaf import read_femnist, read_leaf
 from .lending import lending_owners, read_lending
-from .movielens import MovieLens, movielens_users, read_movielens
+from .movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
 from .owners import Domain, OwnerData
 from .partition import by_column, dirichlet, from_partition, shards
 from .school import read_school
 from .synthetic import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
+from .synthetic_agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
 from .table import read_table
 from .transforms import Affine, Cast, Transform
 
@@ -31,7 +32,10 @@ __all__ = [
     "FederatedDataset",
     "MovieLens",
     "OwnerData",
+    "RatingsGraph",
+    "SyntheticAgents",
     "SyntheticTasks",
+    "TargetAngles",
     "Transform",
     "adult_owners",
     "by_column",
@@ -41,7 +45,9 @@ __all__ = [
     "lending_owners",
     "load_data",
     "load_digits_clients",
+    "load_synthetic_agents",
     "load_synthetic_tasks",
+    "make_synthetic_agents",
     "make_synthetic_tasks",
     "movielens_users",
     "read_adult",
@@ -64,6 +70,7 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {
     "lending": read_lending,
     "movielens": read_movielens,
     "school": read_school,
+    "synthetic_agents": load_synthetic_agents,
     "synthetic_tasks": load_synthetic_tasks,
     "table": read_table,
 }
@@ -76,8 +83,8 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
         name: ``"adult"`` (:func:`read_adult`), ``"digits"`` (:func:`load_digits_clients`), ``"femnist"``
             (:func:`read_femnist`), ``"hospital"`` (:func:`read_hospital`), ``"leaf"`` (:func:`read_leaf`),
             ``"lending"`` (:func:`read_lending`), ``"movielens"`` (:func:`read_movielens`), ``"school"``
-            (:func:`read_school`), ``"synthetic_tasks"`` (:func:`load_synthetic_tasks`) or ``"table"``
-            (:func:`read_table`).
+            (:func:`read_school`), ``"synthetic_agents"`` (:func:`load_synthetic_agents`), ``"synthetic_tasks"``
+            (:func:`load_synthetic_tasks`) or ``"table"`` (:func:`read_table`).
         options: arguments of that function.
 
     Raises:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import ConfigError, DataError
+from ..graphs import Graph, knn_cosine
 from ..random import derive_key, keyed_bits
 from .als import als_features
 from .checks import check_fraction
@@ -121,22 +122,16 @@ def movielens_users(
         positive(where, feature_norm=feature_norm)
     if centre != "user":
         _check_centre(where, centre)
-    _check_public(where, public_users)
-    ratings = read_ratings(root)
-    items, item = np.unique(ratings.item, return_inverse=True)
-    public = _public_rows(ratings, public_users, where)
-    held = _Users.of(ratings, item, ~public, min_examples)
-    train, test = held.split(test_fraction, seed)
-    if public_users:
-        source = _Users.of(ratings, item, public, 1).centred()
+    items, train, test, public = _read(root, public_users, test_fraction, min_examples, seed)
+    if public is not None:
+        source = public.centred()
         note = (
             f"{public_users} users are taken as public and are no clients: their ratings fitted the item features, "
             "and no epsilon covers them"
         )
     else:
         source, note = train.centred(), LEARNED_FEATURES
-    matrix = csr_array((source.rating, source.item, source.offsets), shape=(len(source.offsets) - 1, len(items)))
-    phi = als_features(matrix, features, reg=reg, sweeps=sweeps, seed=seed)
+    phi = als_features(source.matrix(len(items)), features, reg=reg, sweeps=sweeps, seed=seed)
     phi = clip_rows(phi, l2=feature_norm)
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
@@ -156,7 +151,7 @@ def movielens_users(
         Examples(table[part.item], torch.from_numpy(y.astype(np.float32)), torch.from_numpy(part.offsets))
         for part, y in ((train, y_train), (test, y_test))
     ]
-    data = FederatedDataset(sides[0], sides[1], held.ids, classes=None, name=where, notes=tuple(notes))
+    data = FederatedDataset(sides[0], sides[1], train.ids, classes=None, name=where, notes=tuple(notes))
     return MovieLens(
         data,
         table,
@@ -169,6 +164,48 @@ def movielens_users(
 
 
 read_movielens = data_of(movielens_users)
+
+
+@dataclass(frozen=True)
+class RatingsGraph:
+    """The paper's graph of users, as a setting: the k nearest by cosine similarity of their training ratings.
+
+    An item that a user did not rate counts as 0. The graph is made of the ratings without noise: no epsilon covers it.
+
+    Args:
+        root: of the data, and
+        test_fraction, min_examples, public_users, seed: likewise; they must be those of :func:`movielens_users`.
+        k: neighbours of each user.
+        centred: compare ratings less their user's mean instead of the ratings themselves.
+    """
+
+    root: str | Path
+    k: int = 10
+    test_fraction: float = 0.2
+    min_examples: int = 2
+    public_users: int = 0
+    seed: int = 0
+    centred: bool = False
+    from_data = True
+
+    def __post_init__(self) -> None:
+        positive_int(self, k=self.k, min_examples=self.min_examples)
+        check_fraction(self.test_fraction)
+
+    def build(self, data: FederatedDataset) -> Graph:
+        """The graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
+
+        Raises:
+            ConfigError: ``data`` were read with other settings, or a user without a direction.
+        """
+        items, train, _, _ = _read(self.root, self.public_users, self.test_fraction, self.min_examples, self.seed)
+        counts = np.diff(train.offsets)
+        if train.ids != data.ids or not np.array_equal(counts, data.train.counts.numpy()):
+            raise ConfigError(
+                f"RatingsGraph: {data.name} has {len(data)} clients with {len(data.train)} training examples, and the "
+                f"graph's settings give {len(train.ids)} with {len(train.item)}; give the settings of the data."
+            )
+        return knn_cosine((train.centred() if self.centred else train).matrix(len(items)), self.k, ids=train.ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +250,10 @@ class _Users:
         """Ratings less their user's mean."""
         return _Users(self.ids, self.item, self.rating - self.means()[self.owner], self.offsets)
 
+    def matrix(self, items: int) -> csr_array:
+        """(users, items) float64."""
+        return csr_array((self.rating, self.item, self.offsets), shape=(len(self.ids), items))
+
     def split(self, test_fraction: float, seed: int) -> tuple[_Users, _Users]:
         """The training and the test part."""
         offsets = torch.from_numpy(self.offsets)
@@ -222,6 +263,18 @@ class _Users:
             counts = torch.from_numpy(np.bincount(owner[rows], minlength=len(self.ids)))
             sides.append(_Users(self.ids, self.item[rows], self.rating[rows], offsets_of(counts).numpy()))
         return sides[0], sides[1]
+
+
+def _read(
+    root: str | Path, public_users: int, test_fraction: float, min_examples: int, seed: int
+) -> tuple[np.ndarray, _Users, _Users, _Users | None]:
+    """Numbers of items (items,), the training and the test ratings of the clients, and those of the public users."""
+    _check_public("movielens", public_users)
+    ratings = read_ratings(root)
+    items, item = np.unique(ratings.item, return_inverse=True)
+    public = _public_rows(ratings, public_users, "movielens")
+    held = _Users.of(ratings, item, ~public, min_examples)
+    return items, *held.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
 
 
 def _public_rows(ratings: Ratings, count: int, where: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.data import load_data
+from fedmtl.data import RatingsGraph, load_data
 from fedmtl.data.als import als_features
 from fedmtl.data.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens
 from fedmtl.data.movielens_files import read_ratings
@@ -229,3 +229,26 @@ def test_by_name_and_impossible_settings(tmp_path):
             movielens_users(path, **options)
     with pytest.raises(DataError, match="no user has 20 or more ratings"):
         movielens_users(path, min_examples=20)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_graph_joins_users_whose_training_ratings_are_alike(tmp_path, centred):
+    path = write(tmp_path / "u.data", rows(users=20, items=12))
+    given = movielens_users(path, public_users=3, **SMALL)
+    graph = RatingsGraph(path, k=4, public_users=3, centred=centred).build(given.data)
+    ratings = given.training_ratings().toarray()
+    if centred:
+        means = ratings.sum(1) / (ratings > 0).sum(1)
+        ratings = np.where(ratings > 0, ratings - means[:, None], 0)
+    unit = ratings / np.linalg.norm(ratings, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, -2)
+    expected = np.zeros((17, 17))
+    for i in range(17):
+        expected[i, np.argsort(-cosine[i])[:4]] = 1
+    assert np.array_equal(graph.weights.toarray(), np.maximum(expected, expected.T))
+    assert graph.ids == given.data.ids
+    assert RatingsGraph.from_data
+    for other in (RatingsGraph(path), RatingsGraph(path, public_users=3, test_fraction=0.4)):
+        with pytest.raises(ConfigError, match="give the settings of the data"):
+            other.build(given.data)
