@@ -139,6 +139,7 @@ class PPDMTL:
     refine_tau: float | None = None
 
     name = "pp_dmtl"
+    replicates = True
 
     def __post_init__(self) -> None:
         one_of(self, ("logistic", "squared"), loss=self.loss)
@@ -249,19 +250,11 @@ class PPDMTL:
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if ``refines``."""
-        shared = state.public["shared"][0][clients]
-        if not self.refines:
-            own = self._own(state)[0][clients]
-        elif len(clients):
-            data, tau = self._data(problem), self.tau if self.refine_tau is None else self.refine_tau
-            fits = [
-                fit_own(self._loss, data.x[t], data.y[t], p, tau, self.own_penalty)
-                for t, p in zip(clients.tolist(), shared, strict=True)
-            ]
-            own = torch.stack(fits)
-        else:
-            own = torch.zeros_like(shared)
-        return (shared + own).to(problem.initial)
+        return self._personal(problem, state, clients, slice(0, 1))[0]
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """As :meth:`personalize`, of all tasks in every replicate: (R, T, p)."""
+        return self._personal(problem, state, torch.arange(problem.clients), slice(None))
 
     def shared(self, state: State) -> Tensor | None:
         """None: P has a column for every task, and no model is common to all."""
@@ -286,6 +279,19 @@ class PPDMTL:
 
     def _data(self, problem: Problem) -> LinearData:
         return bounded_rows(problem, self._loss, self.row_norm)
+
+    def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
+        shared = state.public["shared"][which][:, clients]
+        if not self.refines or not len(clients):
+            own = self._own(state)[which][:, clients]
+        else:
+            data, tau = self._data(problem), self.tau if self.refine_tau is None else self.refine_tau
+            fits = [
+                fit_own(self._loss, data.x[t], data.y[t], shared[:, k], tau, self.own_penalty)
+                for k, t in enumerate(clients.tolist())
+            ]
+            own = torch.stack(fits, dim=1)
+        return (shared + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
         """Q (R, T, p)."""
@@ -343,7 +349,7 @@ class PPDMTL:
             row = store.gather("own", torch.tensor([task]))
             q = row[0, where]
             if self.exact_q:
-                new = torch.stack([fit_own(loss, x, y, one, self.tau, self.own_penalty) for one in p])
+                new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
             else:
                 new = own_step(q, loss.scale(p + q, x, y) @ x / len(x), self.a1, self.tau, self.own_penalty)
             points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
@@ -363,5 +369,6 @@ class PPDMTL:
                 f"releases have {channel.mechanism!r}."
             )
         inverse = channel.noise_multipliers if self.query_epsilon is None else 1.0 / self.query_epsilon
-        scale = torch.as_tensor(2 * self.a1 * channel.bound / data.counts.numpy() * inverse)
-        return channel.local_noise() * scale[clients.clamp(min=0)][:, :, None]
+        scale = np.atleast_2d(2 * self.a1 * channel.bound / data.counts.numpy() * inverse)  # (1 or R, n)
+        where = torch.arange(clients.shape[1]) if len(scale) > 1 else 0
+        return channel.local_noise() * torch.as_tensor(scale)[where, clients.clamp(min=0)][:, :, None]

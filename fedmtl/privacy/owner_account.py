@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import BudgetExhausted, PrivacyError, ResumeError
-from .account import Cost
 from .ledger import Ledger
+from .owner_terms import OwnerTerms
 
 
 class OwnerAccount:
@@ -14,15 +16,17 @@ class OwnerAccount:
 
     Args:
         caps: (n,) int64, most uses of each owner.
-        cost: what they cost, or None without noise.
+        terms: what they cost, or None without noise.
         ledger: where charges are kept, or None (without noise, and for repetitions, which are simulations).
         replicates: R.
     """
 
-    def __init__(self, caps: np.ndarray, *, cost: Cost | None, ledger: Ledger | None, replicates: int = 1) -> None:
+    def __init__(
+        self, caps: np.ndarray, *, terms: OwnerTerms | None, ledger: Ledger | None, replicates: int = 1
+    ) -> None:
         if ledger is not None and replicates != 1:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
-        self.caps, self.cost = caps, cost
+        self.caps, self.terms = caps, terms
         self._ledger, self._next = ledger, 0
         self._uses = np.zeros((replicates, caps.size), dtype=np.int64)
         if ledger is not None:
@@ -102,18 +106,31 @@ class OwnerAccount:
 
     def epsilons(self) -> np.ndarray | None:
         """(n,) epsilon of each owner after its uses, the largest of the repetitions; None without noise."""
-        if self.cost is None:
+        found = self.epsilons_by_repetition()
+        return None if found is None else found.max(0)
+
+    def epsilons_by_repetition(self, *, spent: bool = False) -> np.ndarray | None:
+        """(R, n) epsilon of each owner after its uses, or after all that is ``spent``; None without noise."""
+        if self.terms is None:
             return None
-        return self.cost.epsilons(self.caps if self.forfeited else self._uses.max(0))
+        return self.terms.epsilons(self.spent if spent or self.forfeited else self._uses)
 
     @property
     def spent(self) -> np.ndarray:
-        """(n,) as ``uses``, the most of the repetitions, with the activations of earlier sessions that this one has not
-        reached again; the caps, where the rest is forfeited."""
+        """(R, n) as ``uses``, with the activations of earlier sessions that this one has not reached again; the caps,
+        where the rest is forfeited."""
         if self.forfeited:
-            return self.caps
-        uses = self._uses.max(0)
-        return uses if self._ledger is None else np.maximum(uses, self._ledger.uses())
+            return np.broadcast_to(self.caps, self._uses.shape)
+        return self._uses if self._ledger is None else np.maximum(self._uses, self._ledger.uses())
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep: the uses of repetitions, which no ledger holds."""
+        return {} if self._ledger is not None else {"uses": torch.from_numpy(self._uses.copy())}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        if "uses" in state:
+            self._uses[:] = state["uses"].numpy()
 
     def close(self) -> None:
         """End cleanly; idempotent."""

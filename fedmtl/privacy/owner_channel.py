@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -26,55 +25,15 @@ from .clip import MARGIN
 from .grid import grid_width, to_grid
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
+from .owner_records import OwnerRecords
+from .owner_report import Published, owner_report
 from .release import LAWS
-from .report import OUTSIDE, RECORDS_OUTSIDE, PrivacyReport
+from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .sources import NoiseSource
 
 Scales = Callable[[Tensor], Tensor]
 """(k,) repetitions -> (k, n_i) or (n_i,): the factors s of per-record gradients ``s_j x_j`` of one owner."""
-_LEAST_NORM = 1e-140
-
-
-@dataclass(frozen=True)
-class OwnerRecords:
-    """The rows x_j of one owner's records, whose gradients are multiples of them, and their norms.
-
-    Attributes:
-        x: (n_i, D) float64.
-        norms: (n_i,) float64, in the norm of the clip.
-    """
-
-    x: Tensor
-    norms: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, norm: Norm) -> OwnerRecords:
-        """Rows ``x`` (n_i, D) with their norms, computed here once.
-
-        A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
-        factor would bound its gradient.
-        """
-        wide = x.detach().double()
-        norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
-        usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
-        if bool(usable.all()):
-            return cls(wide, norms)
-        nothing = torch.zeros((), dtype=torch.float64)
-        return cls(torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing))
-
-
-@dataclass(frozen=True)
-class Published:
-    """A published accounting that does not hold: the report prints its figure beside an infinite epsilon.
-
-    Attributes:
-        claim: from an owner's noise multiplier to the epsilon that is claimed of one answer.
-        refuted: why it does not hold, in words.
-    """
-
-    claim: Callable[[float], float]
-    refuted: str
 
 
 class OwnerChannel:
@@ -82,18 +41,16 @@ class OwnerChannel:
 
     Attributes:
         caps: (n,) int64, most answers of each owner.
-        noise_multipliers: (n,) float64, noise scale over sensitivity of each owner's release, or None.
         record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended.
     """
 
     def __init__(
         self,
-        privacy: RecordPrivacy | None,
+        privacy: tuple[RecordPrivacy, ...],
         records: Sequence[OwnerRecords],
         sources: Sequence[NoiseSource],
         account: OwnerAccount,
         *,
-        multipliers: np.ndarray | None = None,
         ids: tuple[str, ...] = (),
         schedule: str = "",
         ledger_name: str = "none",
@@ -101,11 +58,12 @@ class OwnerChannel:
         replay: Sequence[tuple[int, str, Tensor]] | None = None,
         published: Published | None = None,
     ) -> None:
-        self.noise_multipliers = multipliers
         self.record: list[tuple[int, str, Tensor]] | None = None
-        self._privacy, self._records, self._sources, self.account = privacy, records, sources, account
-        self._ids, self._schedule, self._ledger_name, self._notes = ids, schedule, ledger_name, notes
-        self._published = published
+        self.settings, self.privacy = privacy, privacy[0] if privacy else None
+        self.ids, self.schedule, self.ledger_name, self.notes = ids, schedule, ledger_name, notes
+        self.published = None if account.terms is None else published
+        self._records, self._sources, self.account = records, sources, account
+        self._scales = None if account.terms is None else account.terms.multipliers
         self._replay = None if replay is None else {step: value for step, _, value in replay}
         self._counts = np.array([len(r.x) for r in records])
         limit = self.bound * (1 - MARGIN)  # of norms; by record, of the factors of its row
@@ -114,6 +72,14 @@ class OwnerChannel:
         self._first, self._position, self._first_run = 0, 0, torch.zeros(1, dtype=torch.int64)
         self._owners = np.zeros((len(sources), 0), dtype=np.int64)
         self._noise = np.zeros((0, len(sources), self._dimension))
+
+    @property
+    def noise_multipliers(self) -> np.ndarray | None:
+        """Scale of the noise of every owner's answer over its sensitivity: (n,) float64, or (R, n) where repetitions
+        have settings of their own; None without noise."""
+        if self._scales is None:
+            return None
+        return self._scales if len(self.settings) > 1 else self._scales[0]
 
     @property
     def caps(self) -> np.ndarray:
@@ -127,12 +93,17 @@ class OwnerChannel:
     @property
     def bound(self) -> float:
         """C on the norm of one record's gradient; infinite without privacy."""
-        return math.inf if self._privacy is None else self._privacy.clip_norm
+        return math.inf if self.privacy is None else self.privacy.clip_norm
 
     @property
     def mechanism(self) -> str | None:
         """Name of the noise's law; None without noise."""
-        return None if self.noise_multipliers is None or self._privacy is None else self._privacy.mechanism
+        return None if self._scales is None or self.privacy is None else self.privacy.mechanism
+
+    @property
+    def source(self) -> str:
+        """``"seeded"`` or ``"secure"``."""
+        return self._sources[0].name
 
     def start(self, step: int) -> None:
         """Say at which activation this session begins.
@@ -226,13 +197,13 @@ class OwnerChannel:
         """
 
         value = self._means(means)
-        norms = torch.linalg.vector_norm(value, ord=1 if self._norm == "l1" else 2, dim=1)
-        if self._privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
+        norms = torch.linalg.vector_norm(value, ord=1 if self.norm == "l1" else 2, dim=1)
+        if self.privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
             raise PrivacyError(
                 f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
                 f"the release that clips every record."
             )
-        secure = self._sources[0].name == "secure"
+        secure = self.source == "secure"
         return self._finished(value * (1 - MARGIN) if secure else value)  # room for the grid's rounding
 
     def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -268,49 +239,47 @@ class OwnerChannel:
         return value
 
     @property
-    def _norm(self) -> Norm:
-        return "l1" if self._privacy is not None and self._privacy.mechanism == "laplace" else "l2"
+    def norm(self) -> Norm:
+        """In which a record's gradient is bounded."""
+        return "l1" if self.privacy is not None and self.privacy.mechanism == "laplace" else "l2"
 
     def _clipped_mean(self, owner: int, scale: Tensor) -> Tensor:
         records = self._records[owner]
         if not math.isfinite(scale.sum().item()):
             scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
-        if self._privacy is not None:
+        if self.privacy is not None:
             scale = torch.clamp(scale, -self._limits[owner], self._limits[owner])  # |s_j| ||x_j|| <= C
         mean = scale.numpy() @ records.x.numpy()  # a faster product of small matrices than torch's
         mean /= len(records.x)
         return torch.from_numpy(mean)
 
     def _noised(self, value: Tensor, at: int, column: np.ndarray) -> Tensor:
-        if self.noise_multipliers is None or self._privacy is None:
+        if self._scales is None:
             return value
         owner = int(column[0])
         noise = torch.from_numpy(self._noise[at])
-        if self._sources[0].name != "secure" or owner < 0:
+        if self.source != "secure" or owner < 0:
             return value + noise
         n = int(self._counts[owner])  # of sums, whose sensitivity is 2 C
-        scale = 2 * self._privacy.clip_norm * float(self.noise_multipliers[owner])
-        width = grid_width(self._privacy.clip_norm, self._norm, self._dimension, scale)
+        width = grid_width(self.bound, self.norm, self._dimension, 2 * self.bound * float(self._scales[0, owner]))
         dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(noise.numel())).view_as(noise)
         return to_grid(value * n, noise * n, width, dither) / n
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:
         """(S, R, D) noise of a block in units of the means; nothing where nobody acts."""
         shape = (owners.shape[1], self.replicates, self._dimension)
-        if self.noise_multipliers is None or self._privacy is None:
+        if self._scales is None:
             return np.zeros((shape[0], 0, 0))
         noise = self._units("noise/gradient", first, shape)
-        scale = 2 * self._privacy.clip_norm * self.noise_multipliers / self._counts
-        noise *= np.where(owners >= 0, scale[owners], 0.0).T[:, :, None]
+        rows = np.arange(len(owners))[:, None] if len(self._scales) > 1 else 0
+        scale = 2 * self.bound * self._scales[rows, owners] / self._counts[owners]
+        noise *= np.where(owners >= 0, scale, 0.0).T[:, :, None]
         return noise
-
-    def _multipliers(self) -> list[float]:
-        return [] if self.noise_multipliers is None else self.noise_multipliers.tolist()
 
     def _units(self, purpose: str, first: int, shape: tuple[int, int, int]) -> np.ndarray:
         """(S, R, D) draws at scale 1 for the activations from ``first``."""
-        assert self._privacy is not None
-        law = LAWS[self._privacy.mechanism](1.0)
+        assert self.privacy is not None
+        law = LAWS[self.privacy.mechanism](1.0)
         keys = torch.arange(first, first + shape[0])
         draws = np.empty(shape)
         for r, source in enumerate(self._sources):
@@ -322,56 +291,27 @@ class OwnerChannel:
     @property
     def epsilon(self) -> float:
         """The largest epsilon of an owner up to the current block; infinite without noise, 0 before any answer."""
-        if not self.account.uses.any():
-            return 0.0
-        epsilons = self.account.epsilons() if self._published is None else None
-        return math.inf if epsilons is None else float(epsilons.max())
+        return float(self.epsilons.max())
+
+    @property
+    def epsilons(self) -> np.ndarray:
+        """(R,) float64: as :attr:`epsilon`, of every repetition."""
+        found = self.account.epsilons_by_repetition() if self.published is None else None
+        acted = self.account.uses.any(1)
+        return np.where(acted, math.inf, 0.0) if found is None else np.where(acted, found.max(1), 0.0)
 
     @property
     def report(self) -> PrivacyReport:
         """What may be said of the run so far."""
-        privacy, account, noised = self._privacy, self.account, self.noise_multipliers is not None
-        published = self._published if noised else None
-        epsilons = account.cost.epsilons(account.spent) if account.cost is not None and published is None else None
-        budgets = [] if privacy is None else [b for b in privacy.budgets(self._ids) if b is not None]
-        secure = self._sources[0].name == "secure"
-        return PrivacyReport(
-            private=privacy is not None,
-            unit="record",
-            relation="replace",
-            observer="none" if privacy is None else "server, other clients and public",
-            epsilon=self.epsilon if epsilons is None else float(epsilons.max()),
-            delta=None if account.cost is None else account.cost.delta,
-            claimed=None if published is None else max(map(published.claim, self._multipliers())),
-            refuted=None if published is None else published.refuted,
-            by_owner=None
-            if epsilons is None
-            else (float(epsilons.min()), float(np.median(epsilons)), float(epsilons.max())),
-            budget=max(budgets, default=None),
-            clip_norm=None if privacy is None else privacy.clip_norm,
-            noise_multiplier=float(self.noise_multipliers.max()) if self.noise_multipliers is not None else None,
-            noise_std=None,
-            clipping=f"{'L1' if self._norm == 'l1' else 'L2'} norm of the gradient of one record",
-            mechanism=privacy.mechanism if privacy is not None else "none",
-            sampler=f"{self._schedule}; every answer is charged to the owner that gives it",
-            records="all records of an owner in every answer",
-            names=("gradient",),
-            releases=int(account.spent.sum()),
-            accountant=account.cost.accountant if account.cost is not None else "none",
-            source=self._sources[0].name,
-            numerics="float64 on a public power-of-two grid" if secure else "float64",
-            guarantee="none" if not noised else "sound" if self._published is None else "paper",
-            ledger=self._ledger_name,
-            forfeited=account.forfeited,
-            outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + self._notes,
-        )
+        return owner_report(self)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep of the channel: nothing."""
-        return {}
+        """What a checkpoint must keep of the channel."""
+        return self.account.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
+        self.account.restore(state)
 
     def snr(self) -> None:
         """No single figure says how loud the noise of many owners is."""

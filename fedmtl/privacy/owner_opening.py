@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import ConfigError
-from .account import Cost
-from .calibration import calibrate_multiplier
-from .composition import largest_uses
 from .ledger import Ledger, read_header
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
 from .owner_channel import OwnerChannel, OwnerRecords, Published
-from .release import LAWS, StepEvent
+from .owner_terms import owner_terms
 from .settings import RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
 
+Privacies = RecordPrivacy | Sequence[RecordPrivacy] | None
+
 
 def open_owner_channel(
-    privacy: RecordPrivacy | None,
+    privacy: Privacies,
     x: Sequence[Tensor],
     *,
     ids: tuple[str, ...],
@@ -42,7 +42,8 @@ def open_owner_channel(
 
     Args:
         privacy: settings; its ``epsilon`` is a budget for each owner over all its answers. None: nothing is clipped or
-            noised.
+            noised. Repetitions may have settings of their own, R of them, that differ in ``epsilon`` or
+            ``noise_multiplier`` alone; ``epsilon=inf`` is a repetition without noise.
         x: (n_i, D) rows of each owner's records.
         ids: of the owners.
         caps: (n,) int64, most answers of each owner, at least 1 where it may answer.
@@ -57,74 +58,56 @@ def open_owner_channel(
         ConfigError: a budget that cannot be met, or repetitions of a private or a kept run.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
+    settings = _settings(privacy, replicates)
+    first = settings[0] if settings else None
     caps = np.asarray(caps, dtype=np.int64)
-    secure = privacy is not None and privacy.source == "secure"
+    secure = first is not None and first.source == "secure"
     if replicates > 1 and (secure or ledger_path is not None):
         raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
     sources: list[NoiseSource] = [SecureSource() if secure else SeededSource(seed, r) for r in range(replicates)]
-    norm: Norm = "l1" if privacy is not None and privacy.mechanism == "laplace" else "l2"
+    norm: Norm = "l1" if first is not None and first.mechanism == "laplace" else "l2"
     records = [OwnerRecords.of(rows, norm) for rows in x]
-    if privacy is None or privacy.noiseless:
-        account = OwnerAccount(caps, cost=None, ledger=None, replicates=replicates)
-        return OwnerChannel(privacy, records, sources, account, ids=ids, schedule=schedule, replay=replay, notes=notes)
-    delta = privacy.resolved_delta(sum(len(rows) for rows in x))
+    common: dict[str, Any] = {"ids": ids, "schedule": schedule, "replay": replay, "notes": notes}
+    if first is None or all(one.noiseless for one in settings):
+        account = OwnerAccount(caps, terms=None, ledger=None, replicates=replicates)
+        return OwnerChannel(settings, records, sources, account, **common)
+    delta, dimension = first.resolved_delta(sum(len(rows) for rows in x)), records[0].x.shape[1]
     header = read_header(ledger_path) if resume and ledger_path is not None else None
-    dimension = records[0].x.shape[1]
-    if header is not None and "caps" in header:
-        multipliers, caps = list(header["noise_multipliers"]), np.array(header["caps"], dtype=np.int64)
-    else:
-        multipliers, caps = _terms(privacy, ids, caps, dimension, delta)
-    events = tuple(_step(privacy, z, dimension) for z in multipliers)
+    terms = owner_terms(settings, ids, caps, dimension, delta, header)
     ledger = None
     if replicates == 1:
-        about = {
-            "account": "owner",
-            "privacy": asdict(privacy),
-            "delta": delta,
-            "caps": caps.tolist(),
-            "noise_multipliers": multipliers,
-            "dimension": dimension,
-        }
+        about = {"account": "owner", "privacy": asdict(first), "delta": delta, "dimension": dimension}
         ledger = Ledger(
-            ledger_path, about, fingerprint=fingerprint, replays_free=not secure, clients=len(ids), resume=resume
+            ledger_path,
+            about | terms.header(),
+            fingerprint=fingerprint,
+            replays_free=not secure,
+            clients=len(ids),
+            resume=resume,
         )
-    account = OwnerAccount(caps, cost=Cost(delta, events), ledger=ledger, replicates=replicates)
+    account = OwnerAccount(terms.caps, terms=terms, ledger=ledger, replicates=replicates)
     in_memory = "in memory only: a crash forgets what was spent"
     return OwnerChannel(
-        privacy,
+        settings,
         records,
         sources,
         account,
-        multipliers=np.array(multipliers),
-        ids=ids,
-        schedule=schedule,
         ledger_name=in_memory if ledger_path is None else ledger_path.name,
-        notes=notes,
-        replay=replay,
         published=published,
+        **common,
     )
 
 
-def _step(privacy: RecordPrivacy, multiplier: float, dimension: int) -> StepEvent:
-    return StepEvent(LAWS[privacy.mechanism](multiplier).event(dimension), privacy.accountant)
-
-
-def _terms(
-    privacy: RecordPrivacy, ids: tuple[str, ...], caps: np.ndarray, dimension: int, delta: float
-) -> tuple[list[float], np.ndarray]:
-    """Noise multiplier and hard cap of each owner."""
-    multipliers, capped = [], caps.copy()
-    for k, budget in enumerate(privacy.budgets(ids)):
-        if privacy.noise_multiplier is None:
-            assert budget is not None
-            uses = max(1, int(caps[k]))
-            multipliers.append(
-                calibrate_multiplier(lambda z: _step(privacy, z, dimension), target=budget, delta=delta, uses=uses)
-            )
-            continue
-        multipliers.append(float(privacy.noise_multiplier))
-        if budget is not None:
-            step = _step(privacy, privacy.noise_multiplier, dimension)
-            fitting = largest_uses(step.event, budget, delta, accountant=step.accountant)
-            capped[k] = min(int(capped[k]), fitting)
-    return multipliers, capped
+def _settings(privacy: Privacies, replicates: int) -> tuple[RecordPrivacy, ...]:
+    """Settings of all repetitions, or of each, which differ in the budgets alone."""
+    if privacy is None or isinstance(privacy, RecordPrivacy):
+        return () if privacy is None else (privacy,)
+    given = tuple(privacy)
+    if len(given) != replicates:
+        raise ConfigError(
+            f"{len(given)} privacy settings for {replicates} repetitions; give one to each, or one to all."
+        )
+    for one in given:
+        if replace(one, epsilon=1.0, noise_multiplier=None) != replace(given[0], epsilon=1.0, noise_multiplier=None):
+            raise ConfigError(f"Repetitions differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
+    return given

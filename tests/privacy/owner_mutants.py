@@ -11,9 +11,9 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, Trainer, models
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import OwnerChannel, RecordPrivacy, SeededSource, owner_account, owner_opening
+from fedmtl.privacy import OwnerChannel, RecordPrivacy, SeededSource, owner_account, owner_opening, owner_terms
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
-from fedmtl.privacy.owner_channel import OwnerRecords
+from fedmtl.privacy.owner_records import OwnerRecords
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit import audit_trainer
 
@@ -189,8 +189,10 @@ def _half_sensitivity(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _event_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The same in the account: the event is that of twice the multiplier."""
-    step = owner_opening._step
-    patch.setattr(owner_opening, "_step", lambda privacy, multiplier, d: step(privacy, 2 * multiplier, d))
+    events = owner_terms.Kind.events
+    patch.setattr(
+        owner_terms.Kind, "events", lambda self, *of: events(replace(self, multiplier=2 * self.multiplier), *of)
+    )
 
 
 def _one_stream(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -239,7 +241,7 @@ def _finite_count(self, owner, scale):
 
 def _mean_clipped(self, owner, scale):
     total = _no_clip(self, owner, scale)
-    order = 1 if self._norm == "l1" else 2
+    order = 1 if self.norm == "l1" else 2
     return total * torch.clamp(self.bound / total.norm(p=order, dim=1, keepdim=True).clamp(min=1e-300), max=1.0)
 
 
@@ -293,8 +295,8 @@ def _charged_when_refused(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    calibrate = owner_opening.calibrate_multiplier
-    patch.setattr(owner_opening, "calibrate_multiplier", lambda *a, uses, **o: calibrate(*a, uses=uses - 1, **o))
+    calibrate = owner_terms.calibrate_multiplier
+    patch.setattr(owner_terms, "calibrate_multiplier", lambda *a, uses, **o: calibrate(*a, uses=uses - 1, **o))
 
 
 def _another_owner(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,16 +143,16 @@ def test_repetitions_are_the_single_runs() -> None:
     together.begin(0, owners)
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
     from fedmtl.privacy.owner_account import OwnerAccount
-    from fedmtl.privacy.owner_channel import OwnerChannel, OwnerRecords
+    from fedmtl.privacy.owner_channel import OwnerChannel
+    from fedmtl.privacy.owner_records import OwnerRecords
     from fedmtl.privacy.sources import SeededSource
 
     for r in range(5):
         alone = OwnerChannel(
-            LAPLACE,
+            (LAPLACE,),
             [OwnerRecords.of(x, "l1") for x in rows()],
             [SeededSource(0, r)],
-            OwnerAccount(np.array([9] * 3), cost=together.account.cost, ledger=None),
-            multipliers=together.noise_multipliers,
+            OwnerAccount(np.array([9] * 3), terms=together.account.terms, ledger=None),
             ids=IDS,
         )
         alone.begin(0, owners[r : r + 1])
@@ -160,6 +161,44 @@ def test_repetitions_are_the_single_runs() -> None:
             assert torch.allclose(values[step][r], value[0], rtol=1e-12)
     assert together.account.uses.tolist() == [np.bincount(row, minlength=3).tolist() for row in owners.numpy()]
     assert together.epsilon == pytest.approx(2.0 * together.account.uses.max() / 9, rel=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
+    base = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=1e-5)
+    budgets = (2.0, math.inf, 0.5, {"a": 1.0, "b": 2.0, "c": 3.0})
+    settings = [replace(base, epsilon=budget) for budget in budgets]
+    together = door(settings, replicates=4)
+    owners = torch.tensor([[0, 1, 2, 2]] * 4)
+    together.begin(0, owners)
+    values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(4)]
+    assert together.noise_multipliers.shape == (4, 3)
+    for r, one in enumerate(settings):
+        alone = door([one] * 4, replicates=4)  # the same streams of noise
+        alone.begin(0, owners)
+        for value in values:
+            expected = alone.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where))
+            assert torch.equal(value[r], expected[r])
+        multipliers = door(one).noise_multipliers
+        assert np.array_equal(together.noise_multipliers[r], np.zeros(3) if multipliers is None else multipliers)
+    assert together.epsilons[1] == together.epsilon == together.report.epsilon == math.inf
+    for r in (0, 2, 3):
+        alone = door(settings[r])
+        alone.begin(0, owners[:1])
+        assert together.epsilons[r] == alone.epsilon > 0
+    state = together.state()
+    again = door(settings, replicates=4)
+    again.restore(state)
+    assert np.array_equal(again.account.uses, together.account.uses)
+
+
+def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 privacy settings for 3 repetitions"):
+        door([LAPLACE, LAPLACE], replicates=3)
+    with pytest.raises(ConfigError, match="differ in epsilon or noise_multiplier alone"):
+        door([LAPLACE, replace(LAPLACE, clip_norm=1.0)], replicates=2)
+    with pytest.raises(ConfigError, match="give epsilon or noise_multiplier"):
+        door([LAPLACE, replace(LAPLACE, noise_multiplier=2.0)], replicates=2)
 
 
 def test_bounded_means_are_checked_and_noised() -> None:

@@ -39,15 +39,15 @@ def owner_charges(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> list
 
 def _events(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
     """The events agree with the settings and with the noise that the channel says it adds."""
-    cost, wrong = channel.account.cost, []
-    assert cost is not None
+    terms, wrong = channel.account.terms, []
+    assert terms is not None
     assert channel.noise_multipliers is not None
-    if cost.delta != setup.delta:
-        wrong.append(f"delta is {cost.delta:g}, the settings have {setup.delta:g}")
+    if terms.delta != setup.delta:
+        wrong.append(f"delta is {terms.delta:g}, the settings have {setup.delta:g}")
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
-    for k, (claim, charged) in enumerate(zip(claims, cost.events, strict=True)):
-        name = repr(setup.ids[k])
+    for k, claim in enumerate(claims):
+        name, charged = repr(setup.ids[k]), terms.events(k)
         if claim.kind != _KINDS[setup.privacy.mechanism]:
             wrong.append(f"{name}: the event is {charged.event}, the mechanism {setup.privacy.mechanism}")
         if not math.isclose(float(channel.noise_multipliers[k]), claim.multiplier, rel_tol=1e-9):

@@ -89,11 +89,12 @@ class OwnerSetup:
 
 def channel_claims(setup: OwnerSetup, channel: OwnerChannel) -> tuple[Claim, ...] | None:
     """What the account charges each owner for; None without noise."""
-    cost = channel.account.cost
-    if cost is None:
+    terms = channel.account.terms
+    if terms is None:
         return None
     claims = []
-    for charged, n in zip(cost.events, setup.counts, strict=True):
+    for owner, n in enumerate(setup.counts):
+        charged = terms.events(owner)
         kind, multiplier = law_of(charged.event)
         claims.append(
             Claim(

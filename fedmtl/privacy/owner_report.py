@@ -1,0 +1,67 @@
+"""What may be said of a run whose owners act one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .report import OUTSIDE, RECORDS_OUTSIDE, PrivacyReport
+
+if TYPE_CHECKING:
+    from .owner_channel import OwnerChannel
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published accounting that does not hold: the report prints its figure beside an infinite epsilon.
+
+    Attributes:
+        claim: from an owner's noise multiplier to the epsilon that is claimed of one answer.
+        refuted: why it does not hold, in words.
+    """
+
+    claim: Callable[[float], float]
+    refuted: str
+
+
+def owner_report(channel: OwnerChannel) -> PrivacyReport:
+    """The report of a channel, as it stands; of repetitions, the worst of them."""
+    privacy, account, published = channel.privacy, channel.account, channel.published
+    terms, multipliers = account.terms, channel.noise_multipliers
+    found = account.epsilons_by_repetition(spent=True) if published is None else None
+    by_owner = None if found is None else found.max(0)
+    budgets = {budget for one in channel.settings for budget in one.budgets(channel.ids) if budget is not None}
+    secure = channel.source == "secure"
+    return PrivacyReport(
+        private=privacy is not None,
+        unit="record",
+        relation="replace",
+        observer="none" if privacy is None else "server, other clients and public",
+        epsilon=channel.epsilon if by_owner is None else float(by_owner.max()),
+        delta=None if terms is None else terms.delta,
+        claimed=None if published is None or multipliers is None else max(map(published.claim, multipliers.ravel())),
+        refuted=None if published is None else published.refuted,
+        by_owner=None
+        if by_owner is None
+        else (float(by_owner.min()), float(np.median(by_owner)), float(by_owner.max())),
+        budget=max(budgets, default=None),
+        clip_norm=None if privacy is None else privacy.clip_norm,
+        noise_multiplier=None if multipliers is None else float(multipliers.max()),
+        noise_std=None,
+        clipping=f"{'L1' if channel.norm == 'l1' else 'L2'} norm of the gradient of one record",
+        mechanism=privacy.mechanism if privacy is not None else "none",
+        sampler=f"{channel.schedule}; every answer is charged to the owner that gives it",
+        records="all records of an owner in every answer",
+        names=("gradient",),
+        releases=int(account.spent.max(0).sum()),
+        accountant=privacy.accountant if privacy is not None and terms is not None else "none",
+        source=channel.source,
+        numerics="float64 on a public power-of-two grid" if secure else "float64",
+        guarantee="none" if terms is None else "sound" if published is None else "paper",
+        ledger=channel.ledger_name,
+        forfeited=account.forfeited,
+        outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + channel.notes,
+    )
