@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,27 +17,41 @@ from .ledger import Ledger
 from .release import StepEvent
 from .samplers import BoundSampler
 
+Uses = StepEvent | tuple[StepEvent, ...]
+"""What one owner's uses cost: every use the same event, or the first, second, ... use each its own."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """What uses cost: one event for everybody, or one for each owner.
+    """What uses cost: one entry for everybody, or one for each owner.
 
     Attributes:
         delta: of every epsilon.
-        events: the event of one charge: one of them, or one per owner, by rank.
+        events: one entry, or one per owner, by rank: the event of each charge, or a tuple of the events of the first,
+            second, ... use, whose cost after u uses is the composition of the first u. There is no use beyond them.
         repeats: charges in one use: one number, or one per owner (the local steps of one participation).
         refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
     """
 
     delta: float
-    events: tuple[StepEvent, ...]
+    events: tuple[Uses, ...]
     repeats: tuple[int, ...] = (1,)
     refuted: str | None = None
 
     @property
     def accountant(self) -> str:
         """The accountant that composes the events."""
-        return self.events[0].accountant
+        return self.step(0).accountant
+
+    def step(self, owner: int, use: int = 0) -> StepEvent:
+        """The event of one charge in the use numbered ``use`` (from 0) of ``owner``."""
+        uses = self.events[owner]
+        return uses[use] if isinstance(uses, tuple) else uses
+
+    def limit(self, owner: int = 0) -> int | None:
+        """The number of uses that have an event, or None where all uses have the same one."""
+        uses = self.events[owner]
+        return len(uses) if isinstance(uses, tuple) else None
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
         """Epsilon of each owner after ``uses``, (n,) or a number; (1,) float64 where there is one event for all.
@@ -44,17 +59,30 @@ class Cost:
         The figures are the accountant's, refuted or not.
         """
         owners = np.broadcast_arrays(np.arange(len(self.events)), np.asarray(self.repeats), uses)
-        return np.array([self._one(int(k), int(r) * int(u)) for k, r, u in zip(*map(np.ravel, owners), strict=True)])
+        return np.array([self._one(int(k), int(r), int(u)) for k, r, u in zip(*map(np.ravel, owners), strict=True)])
 
     def epsilon(self, uses: np.ndarray | int) -> float:
         """The largest epsilon after ``uses``: (n,) by owner, or the same number for everybody."""
         if len(self.events) == 1 and len(self.repeats) == 1:
-            return self._one(0, self.repeats[0] * int(np.max(uses, initial=0)))
+            return self._one(0, self.repeats[0], int(np.max(uses, initial=0)))
         return float(self.epsilons(uses).max())
 
-    def _one(self, owner: int, charges: int) -> float:
-        step = self.events[owner]
-        return epsilon(step.event, charges, self.delta, accountant=step.accountant) if charges else 0.0
+    def _one(self, owner: int, repeats: int, uses: int) -> float:
+        if uses == 0 or repeats == 0:
+            return 0.0
+        steps = self.events[owner]
+        if isinstance(steps, StepEvent):
+            return epsilon(steps.event, repeats * uses, self.delta, accountant=steps.accountant)
+        if uses > len(steps):
+            raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {len(steps)}.")
+        return epsilon(together(steps[:uses]).event, repeats, self.delta, accountant=steps[0].accountant)
+
+
+def together(steps: Sequence[StepEvent]) -> StepEvent:
+    """The uses of one owner as one event; the same accountant composes all of them."""
+    from dp_accounting import dp_event
+
+    return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
 
 
 class Account:
@@ -202,6 +230,13 @@ class Account:
                 self._uses = self._ledger.uses(before=step)
         self._started = True
 
+    def assume(self, steps: int) -> None:
+        """Note the first ``steps`` as charged, in an account in memory that continues another one."""
+        if self._ledger is not None and steps:
+            self._ledger.reserve(0, steps)
+            for step in range(steps):
+                self._ledger.begin(step)
+
     def charge(self, step: int, ranks: Tensor) -> None:
         """Charge ``step``; on return the charge is on the disk.
 
@@ -236,9 +271,10 @@ class Account:
         charged = ledger.charged()
         room = self._room(charged, length)
         if room < 1:
+            of = "" if self.budget is None else f" of {self.budget:g}"
             raise BudgetExhausted(
                 f"Step {step} would exceed the privacy budget: {charged} steps are charged, "
-                f"epsilon = {self.claimed_at(charged):.4g} of {self.budget:g}."
+                f"epsilon = {self.claimed_at(charged):.4g}{of}."
             )
         ledger.reserve(step, step + min(length, room))
 
@@ -255,11 +291,24 @@ class Account:
 
     def _room(self, charged: int, wanted: int) -> int:
         """How many of ``wanted`` more steps fit the budget."""
-        if self.budget is None or self.cost is None:
+        if self.cost is None:
+            return wanted
+        limit = self.cost.limit()
+        if limit is not None:
+            wanted = max(0, min(wanted, limit - charged))
+        if self.budget is None:
             return wanted
         if self._capacity is None:
-            if self.claimed_at(max(self._steps, charged + wanted)) <= self.budget:
+            planned = max(self._steps, charged + wanted)
+            if self.claimed_at(planned if limit is None else min(planned, limit)) <= self.budget:
                 return wanted  # one figure answers for all the planned steps
-            step = self.cost.events[0]
-            self._capacity = largest_uses(step.event, self.budget, self.cost.delta, accountant=step.accountant)
+            self._capacity = self._affordable(self.cost, self.budget)
         return min(wanted, self._capacity - charged)
+
+    def _affordable(self, cost: Cost, budget: float) -> int:
+        """The most steps that fit the budget."""
+        limit = cost.limit()
+        if limit is None:
+            step = cost.step(0)
+            return largest_uses(step.event, budget, cost.delta, accountant=step.accountant)
+        return bisect.bisect_right(range(limit + 1), budget, key=lambda uses: cost.epsilon(uses)) - 1

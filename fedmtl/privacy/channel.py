@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,12 +67,24 @@ class Channel:
         self.notes: tuple[str, ...] = ()
         self._record: list[tuple[int, str, Tensor]] | None = None
         self._plans = {plan.name: plan for plan in plans}
+        self._sources: tuple[NoiseSource, ...] = (source,)
+        self._multipliers: tuple[float, ...] | None = None if noise_multiplier is None else (noise_multiplier,)
         self._adaptive = privacy.clip_norm if privacy is not None else None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._drawn: dict[int, Tensor] = {}
         self._step: int | None = None
         self._cohort = 0
         self._released: set[str] = set()
+
+    def replicate(self, sources: Sequence[NoiseSource], multipliers: Sequence[float] | None) -> None:
+        """Make this the channel of R repetitions: the noise of each, and its multiplier (None without noise)."""
+        self._sources = tuple(sources)
+        self._multipliers = None if multipliers is None else tuple(multipliers)
+
+    @property
+    def replicates(self) -> int:
+        """R, the repetitions that are released together."""
+        return len(self._sources)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
@@ -90,13 +103,19 @@ class Channel:
             self.records.record = to
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep of the channel: the clip norms, where they adapt."""
+        """What a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of repetitions,
+        which no file holds."""
+        if self.replicates > 1:
+            return {"charged": torch.tensor(self.account.steps_charged)}
         if not isinstance(self._adaptive, QuantileClip):
             return {}
         return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
+        if self.replicates > 1:
+            self.account.assume(int(state["charged"]))
+            return
         for name, norm in state.items():
             self.releases[name] = self.releases[name].clipped_at(float(norm))
 
@@ -166,11 +185,12 @@ class Channel:
 
         Args:
             name: a declared release, once a step.
-            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0.
+            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0. (R, k, D) for R > 1
+                repetitions.
             clients: (k,) whose rows these are, each client once.
 
         Returns:
-            (D,) float64 on the CPU; (D, D) for a symmetric release.
+            (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or (R, D, D) for R > 1 repetitions.
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this step, no step begun, rows
@@ -191,25 +211,51 @@ class Channel:
 
         Args:
             name: a declared release.
-            rows: (k, D) float rows.
+            rows: (k, D) float rows, (R, k, D) of R > 1 repetitions.
 
         Returns:
-            (k, D), the dtype and device of ``rows``.
+            The shape, dtype and device of ``rows``.
         """
         self._checked_rows(name, rows)
-        return clip_rows(rows, self._clip(name))
+        return clip_rows(rows.reshape(-1, rows.shape[-1]), self._clip(name)).reshape(rows.shape)
 
     def _clip(self, name: str) -> Clip | None:
         release = self.releases.get(name)
         return release.clip if release is not None else None
 
+    def noise_std(self, name: str) -> Tensor:
+        """(R,) float64: root mean square of a noised coordinate of ``name`` in the step that has begun, as released; of
+        a symmetric matrix, that of a diagonal entry. 0 without noise."""
+        if self._step is None:
+            raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
+        stds = [release.noise_std for release in self._current(name)]
+        return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
+
+    def _current(self, name: str) -> list[Release]:
+        """The release in the step that has begun, by repetition, with the noise of this use; none without a clip."""
+        release = self.releases.get(name)
+        if release is None:
+            return []
+        if release.noise is None or self._multipliers is None:
+            return [release] * self.replicates
+        plan = self._plans[name]
+        weight = plan.weight(self.account.steps_charged - 1)
+        if self.replicates == 1:
+            return [release.weighted(weight)]
+        silent = replace(release, noise=None)
+        return [release.with_multiplier(z).weighted(weight) if z else silent for z in self._multipliers]
+
     def _noised(self, name: str, total: Tensor, step: int) -> Tensor:
-        """Noised coordinates over the public denominator, in the form that is released."""
-        release, form = self.releases.get(name), self._plans[name].form
-        if release is not None and release.noise is not None:
-            noise = torch.from_numpy(release.noise.draw(self.source, f"noise/{name}", step, release.size))
-            total = self._added(total, noise * release.sensitivity, release)
-        return shaped(total / self.denominator, form)
+        """Noised coordinates over the public denominator, in the form that is released: those of R repetitions."""
+        for release, source, one in zip(self._current(name), self._sources, self._each(total), strict=False):
+            if release.noise is not None:
+                noise = torch.from_numpy(release.noise.draw(source, f"noise/{name}", step, release.size))
+                one.copy_(self._added(one, noise * release.sensitivity, release))
+        return shaped(total / self.denominator, self._plans[name].form)
+
+    def _each(self, values: Tensor) -> Sequence[Tensor]:
+        """By repetition."""
+        return (values,) if self.replicates == 1 else values.unbind()
 
     def _added(self, total: Tensor, noise: Tensor, release: Release) -> Tensor:
         if self.source.name != "secure":
@@ -257,19 +303,24 @@ class Channel:
         self._checked_rows(name, rows)
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
-        if clients.shape != rows.shape[:1] or torch.unique(clients).numel() != clients.numel():
+        if clients.shape != rows.shape[-2:-1] or torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
-        if rows.shape[0] > self._cohort:
-            raise PrivacyError(f"Release {name!r} got {rows.shape[0]} rows, but {self._cohort} clients were drawn.")
+        if rows.shape[-2] > self._cohort:
+            raise PrivacyError(f"Release {name!r} got {rows.shape[-2]} rows, but {self._cohort} clients were drawn.")
         return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:
         if name not in self._plans:
             raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
-        dimension = self._plans[name].dimension
-        if rows.ndim != 2 or rows.shape[1] != dimension or not rows.is_floating_point():
+        dimension, lead = self._plans[name].dimension, () if self.replicates == 1 else (self.replicates,)
+        if (
+            rows.ndim != 2 + len(lead)
+            or rows.shape != (*lead, rows.shape[-2], dimension)
+            or not rows.is_floating_point()
+        ):
+            shape = ", ".join(str(n) for n in (*lead, "k", dimension))
             raise PrivacyError(
-                f"Release {name!r} takes float rows of shape (k, {dimension}), not {tuple(rows.shape)} of {rows.dtype}."
+                f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of {rows.dtype}."
             )
 
     # What it costs
@@ -288,6 +339,14 @@ class Channel:
     def charged_uses(self) -> int:
         """All that the ledger holds, reserved steps and crashed sessions too; never decreases in a run."""
         return self.account.charged
+
+    @property
+    def epsilons(self) -> Tensor:
+        """(R,) float64 epsilon of each repetition up to the current step; as :attr:`epsilon` for one run."""
+        account = self.account
+        if self.replicates == 1 or account.cost is None or not account.uses or account.cost.refuted is not None:
+            return torch.full((self.replicates,), self.epsilon, dtype=torch.float64)
+        return torch.from_numpy(account.cost.epsilons(account.uses))
 
     @property
     def epsilon(self) -> float:

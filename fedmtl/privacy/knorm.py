@@ -42,6 +42,7 @@ from .pld import LossLaw, from_cells, from_shares
 
 _DROP = 90.0  # what lies below exp(-90) of the highest density is counted as an infinite loss
 _OUTSIDE = 1e-30
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -153,7 +154,7 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
 
 def _nodes(epsilon: float, dimension: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b between the ``edges``."""
-    points, weights = np.polynomial.legendre.leggauss(8)
+    points, weights = _POINTS, _WEIGHTS
     angles = np.arcsin(edges)
     half = np.diff(angles)[:, None] / 2
     b = np.sin(angles[:-1, None] + half * (1 + points))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ import torch
 
 from ..errors import ConfigError, PrivacyError
 from .account import Account, Cost
+from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .calibration import calibrate_multiplier
 from .channel import Channel, Recording
 from .clip import L1Clip, L2Clip
 from .composition import epsilon, largest_uses
 from .ledger import Ledger, read_header
 from .records import Owners, RecordReleases
-from .release import LAWS, ReleasePlan, StepEvent, step_event, step_law
+from .release import LAWS, ReleasePlan, StepEvent, step_law
+from .replicates import open_replicates
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
@@ -66,7 +68,7 @@ class _Run:
 
 
 def open_channel(
-    privacy: Privacy | None,
+    privacy: Privacy | Sequence[ClientPrivacy] | None,
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     *,
@@ -79,11 +81,13 @@ def open_channel(
     replay: Recording | None = None,
     block: int | None = None,
     notes: tuple[str, ...] = (),
+    replicates: int = 1,
 ) -> Channel:
-    """Calibrate the noise, open the ledger and return the channel of one run.
+    """Calibrate the noise, open the ledger and return the channel of one run, or of R repetitions of it.
 
     Args:
-        privacy: settings, or None for neither clip nor noise.
+        privacy: settings, or None for neither clip nor noise. For repetitions also a sequence of R settings that
+            differ in epsilon alone, one for each.
         plans: the algorithm's releases; each happens in every step. Empty for algorithms that release
             nothing.
         sampler: who takes part, bound to the population.
@@ -98,13 +102,17 @@ def open_channel(
         block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
             the rest of a block.
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
+        replicates: R repetitions, each with its own noise, released together: simulations in memory, in which
+            everybody takes part in every step. An epsilon is that of one of them.
 
     Raises:
-        ConfigError: a budget that cannot be met.
+        ConfigError: a budget that cannot be met, or repetitions of a private, kept or sampled run.
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
     _check_plans(plans, steps)
+    if replicates != 1 or isinstance(privacy, Sequence):
+        return open_replicates(privacy, plans, sampler, seed, steps, replicates, ledger_path, replay, notes)
     secure = privacy is not None and privacy.source == "secure"
     source: NoiseSource = SecureSource() if secure else SeededSource(seed)
     run = _Run(plans, sampler, source, steps, fingerprint, ledger_path, resume, replay, block)
@@ -128,23 +136,18 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         return Channel(privacy, plans, sampler, run.source, account, law=law, replay=run.replay)
 
     delta = privacy.resolved_delta(sampler.n)
-
-    def step(multiplier: float) -> StepEvent:
-        return step_event(
-            (multiplier,) * len(plans),
-            sampler,
-            law,
-            privacy.accountant,
-            mechanism=privacy.mechanism,
-            sizes=tuple(plan.size for plan in plans),
-        )
-
+    step = steps_of(plans, sampler, law, privacy)
     if law.per_participation:
+        if allocation_of(plans) is not None:
+            raise PrivacyError(
+                "An allocation of the budget over the steps needs everybody to be charged for each step; "
+                f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
+            )
         sampler = _capped(sampler, privacy, run, step, delta)
     uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
-    multiplier = _multiplier(privacy, run.prior("noise_multiplier"), step, uses, delta)
-    event = step(multiplier)
-    _check_first_step(privacy, multiplier, event, delta)
+    multiplier = _multiplier(privacy, run.prior("noise_multiplier"), *whole_run(plans, step, uses), delta)
+    cost = Cost(delta, (uses_of(plans, step, multiplier),), refuted=law.refuted)
+    _check_first_step(privacy, multiplier, cost.step(0), delta)
     header = {
         "account": "global",
         "privacy": asdict(privacy),
@@ -154,11 +157,12 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         "noise_multiplier": multiplier,
         "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
     }
+    header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
     ledger = run.ledger(header, clients=sampler.n if law.per_participation else None)
     account = Account(
         sampler,
         steps=steps,
-        cost=Cost(delta, (event,), refuted=law.refuted),
+        cost=cost,
         budget=privacy.epsilon,
         ledger=ledger,
         replays_free=run.seeded,
@@ -180,6 +184,8 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
 
 def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
     for plan in run.plans:
+        if plan.allocation is not None:
+            raise PrivacyError(f"RecordPrivacy: release {plan.name!r} has an allocation; it has no noise of its own.")
         if not plan.from_training:
             raise PrivacyError(
                 f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "

@@ -262,8 +262,18 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
     orders = np.sort(np.concatenate([_CHERNOFF / math.sqrt(variance), np.array([2.0, 10.0, 20.0, 50.0]) / longest]))
     log_tail = math.log(2 / tail)
 
+    with np.errstate(divide="ignore"):
+        log_masses = np.log(np.concatenate([law.masses for law, _ in parts]))
+    index = np.concatenate([np.arange(law.masses.size) for law, _ in parts])
+    sizes = np.array([law.masses.size for law, _ in parts])
+    starts, repeats = np.cumsum(sizes) - sizes, np.array([times for _, times in parts])
+
     def moment(order: float) -> float:
-        return sum(times * _tilted(law, order)[1] for law, times in parts)
+        """Logarithm of the moment generating function of the sum."""
+        exponents = log_masses + order * index
+        top = np.maximum.reduceat(exponents, starts)
+        sums = np.add.reduceat(np.exp(exponents - np.repeat(top, sizes)), starts)
+        return float(repeats @ (top + np.log(sums)))
 
     above = [moment(order) for order in orders]
     low = max(low, *(math.floor((moment(-order) + log_tail) / -order) for order in orders))

@@ -6,6 +6,8 @@ draws the cohort, so the noise, the sampling and the accountant cannot disagree.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,9 +45,12 @@ class ReleasePlan:
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: whether the rows depend on private data only through ``Problem.train_locally``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
+        allocation: positive public weights of the uses, with mean 1: use t has the noise multiplier z / w_t, so a
+            larger weight is a larger part of the budget and less noise. None: all equal.
 
     Raises:
-        ConfigError: an empty name or one that ends in ``/count``, or a dimension or number of uses below 1.
+        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of uses below 1, or weights
+            that are not positive, one for each use and 1 on average.
     """
 
     name: str
@@ -55,6 +60,7 @@ class ReleasePlan:
     stateful: bool
     form: Form = "vector"
     from_training: bool = False
+    allocation: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -64,11 +70,28 @@ class ReleasePlan:
         positive_int(self, dimension=self.dimension, uses=self.uses)
         one_of(self, ("client", "record"), unit=self.unit)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
+        if self.allocation is not None:
+            check_allocation(f"ReleasePlan {self.name!r}", self.allocation, self.uses)
+
+    def weight(self, use: int) -> float:
+        """w_t of the use numbered ``use`` from 0; 1 without an allocation."""
+        return 1.0 if self.allocation is None else self.allocation[use]
 
     @property
     def size(self) -> int:
         """Number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
         return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
+
+
+def check_allocation(owner: str, weights: Sequence[float], uses: int) -> None:
+    """Raise ConfigError unless there are ``uses`` positive weights with mean 1."""
+    if len(weights) != uses:
+        raise ConfigError(f"{owner}: the allocation has {len(weights)} weights; it must have one for each use, {uses}.")
+    if not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(f"{owner}: an allocation has positive finite weights; one is {min(weights):g}.")
+    mean = math.fsum(weights) / uses
+    if abs(mean - 1.0) > 1e-9:
+        raise ConfigError(f"{owner}: the weights of an allocation have mean 1; these have {mean:.9g}. Divide by it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +179,18 @@ class Release:
     def noise_std(self) -> float:
         """Root mean square of one noised coordinate of the released mean; 0 without noise."""
         return 0.0 if self.noise is None else self.noise.std(self.sensitivity, self.size) / self.denominator
+
+    def weighted(self, weight: float) -> Release:
+        """This release in a use of another weight of the allocation: the noise multiplier is divided by it."""
+        if self.noise is None or weight == 1.0:
+            return self
+        return self.with_multiplier(self.noise.multiplier / weight)
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        """This release with another noise multiplier."""
+        if self.noise is None or self.noise.multiplier == multiplier:
+            return self
+        return replace(self, noise=replace(self.noise, multiplier=multiplier))
 
     def clipped_at(self, bound: float) -> Release:
         """This release with another clip norm."""

@@ -58,7 +58,7 @@ def owner_claims(setup: Setup, channel: Channel) -> OwnerClaims | None:
     claims, repeats = [], []
     for k in range(len(owners.ids)):
         rank, n = int(owners.ranks[k]), int(owners.counts[k])
-        charged = cost.events[rank]
+        charged = cost.step(rank)
         inner, sampled, _ = unsampled(charged.event)
         kind, multiplier = law_of(inner)
         claims.append(

@@ -163,7 +163,7 @@ class Claim:
 def step_event_of(channel: Channel) -> Any:
     """The event and the accountant that the channel's account charges for one step; None without noise."""
     cost = channel.account.cost
-    return None if cost is None else cost.events[0]
+    return None if cost is None else cost.step(0)
 
 
 def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:

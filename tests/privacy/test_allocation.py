@@ -1,0 +1,286 @@
+"""Budgets that differ from step to step, and repetitions of a run: against the libraries and closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event, gaussian_mechanism
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
+from fedmtl.privacy import (
+    Channel,
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    QuantileClip,
+    RecordPrivacy,
+    ReleasePlan,
+    SeededSource,
+    open_channel,
+)
+from fedmtl.privacy.account import Cost
+from fedmtl.privacy.allocation import normalized
+from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.release import StepEvent
+
+WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
+GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
+
+
+def plan(
+    form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, uses: int = 8, d: int = 3
+) -> ReleasePlan:
+    return ReleasePlan(name="c", dimension=d, uses=uses, stateful=True, form=form, allocation=weights)
+
+
+def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Channel:
+    bound = (sampler or FullParticipation()).bind(20)
+    return open_channel(privacy, (one,), bound, seed=seed, steps=one.uses, **options)
+
+
+def step(channel: Channel, number: int, rows: torch.Tensor | None = None) -> torch.Tensor:
+    ranks = channel.draw(number)
+    channel.begin(number, ranks)
+    rows = torch.zeros(20, 3, dtype=torch.float64) if rows is None else rows
+    return channel.release("c", rows, ranks)
+
+
+def gaussian_epsilon(multipliers: list[float], delta: float) -> float:
+    joint = math.fsum(z**-2 for z in multipliers) ** -0.5
+    return float(gaussian_mechanism.get_epsilon_gaussian(joint, delta))
+
+
+def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
+    channel = opened(GAUSSIAN, plan())
+    z = channel.noise_multiplier
+    assert z is not None
+    own = [z / w for w in WEIGHTS]
+    for uses in (1, 3, 8):
+        assert channel.epsilon_at(uses) == pytest.approx(gaussian_epsilon(own[:uses], 1e-5), rel=1e-9)
+    assert 1.5 * (1 - 1e-4) < channel.epsilon_at(8) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("event", "rel"),
+    [
+        (dp_event.GaussianDpEvent, 2e-3),
+        (dp_event.LaplaceDpEvent, 2e-3),
+        (lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)), 5e-3),
+    ],
+)
+def test_different_uses_compose_as_the_library_does(event: Callable[[float], Any], rel: float) -> None:
+    multipliers = [3.0 / w for w in WEIGHTS]
+    library = PLDAccountant()
+    for z in multipliers:
+        library.compose(event(z))
+    ours = Cost(1e-5, (tuple(StepEvent(event(z), "pld") for z in multipliers),)).epsilon(8)
+    assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
+
+
+def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
+    epsilons, d, samples = np.linspace(0.2, 1.4, 7), 5, 200_000
+    cost = Cost(1e-2, (tuple(StepEvent(KNormDpEvent(float(e), d), "pld") for e in epsilons),))
+    rng = np.random.default_rng(0)
+    losses = np.zeros(samples)
+    for e in epsilons:  # density exp(-e |v|) against the same around a point at distance 1
+        v = rng.standard_normal((samples, d))
+        v *= (rng.gamma(d, 1 / e, samples) / np.linalg.norm(v, axis=1))[:, None]
+        away = v.copy()
+        away[:, 0] += 1
+        losses += e * (np.linalg.norm(away, axis=1) - np.linalg.norm(v, axis=1))
+    value = cost.epsilon(7)
+    excess = np.maximum(-np.expm1(value - losses), 0.0)
+    assert abs(excess.mean() - 1e-2) < 5 * excess.std() / math.sqrt(samples) + 1e-5
+
+
+def test_hundreds_of_different_pure_uses_are_composed() -> None:
+    weights = normalized([t**0.4 for t in range(1, 201)])
+    channel = opened(
+        ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism="l2_laplace"),
+        plan(weights=weights, uses=200, d=8),
+    )
+    assert 2.0 * (1 - 1e-4) < channel.epsilon_at(200) <= 2.0
+    same = opened(
+        ClientPrivacy(clip_norm=1.0, noise_multiplier=channel.noise_multiplier, delta=1e-5, mechanism="l2_laplace"),
+        plan(weights=None, uses=200, d=8),
+    )
+    rms = math.sqrt(
+        math.fsum(w * w for w in weights) / 200
+    )  # about sqrt(mean w^2) more noise is needed than for equal ones
+    # a central limit of the losses: the square root of the mean of w^2, as for Gaussian noise
+    assert channel.epsilon_at(200) / rms == pytest.approx(same.epsilon_at(200), rel=0.05)
+
+
+def test_the_noise_of_each_use_follows_its_weight() -> None:
+    channel = opened(GAUSSIAN, plan(form="vector", weights=normalized([1.0, 2.0, 5.0]), uses=3, d=3))
+    z = channel.noise_multiplier
+    assert z is not None
+    for t, w in enumerate(normalized([1.0, 2.0, 5.0])):
+        value = step(channel, t)
+        expected = SeededSource(1).normal("noise/c", t, 3) * (z / w) * 2.0 / 20  # z C / m
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-12)
+        assert float(channel.noise_std("c")) == pytest.approx(z / w * 2.0 / 20, rel=1e-12)
+
+
+def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:
+    weights = normalized([1.0, 1.0, 2.0, 4.0])
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=1.6, delta=1e-5)
+    fitting = sum(gaussian_epsilon([5.0 / w for w in weights[:u]], 1e-5) <= 1.6 for u in range(1, 5))
+    assert fitting == 3
+    channel = opened(privacy, plan(weights=weights, uses=4))
+    for t in range(3):
+        step(channel, t)
+    with pytest.raises(BudgetExhausted, match="3 steps are charged"):
+        channel.begin(3, channel.draw(3))
+
+
+def test_no_use_is_left_beyond_the_allocation() -> None:
+    weights = normalized([1.0, 3.0])
+    channel = opened(ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, delta=1e-5), plan(weights=weights, uses=2))
+    step(channel, 0), step(channel, 1)
+    with pytest.raises(BudgetExhausted):
+        channel.begin(2, channel.draw(2))
+    with pytest.raises(PrivacyError, match="allocated to 2"):
+        channel.epsilon_at(3)
+
+
+def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: Path) -> None:
+    """What a crash left charged is spent: the noise continues with the use that is charged next, not with the step."""
+    weights = normalized([8.0, 1.0, 1.0, 1.0, 2.0, 3.0])
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=3.0, delta=1e-5, source="secure")
+    first = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2)
+    step(first, 0)
+    loud = float(first.noise_std("c"))
+    first.account._ledger._file.close()  # type: ignore[union-attr]  # the process dies with uses 0 and 1 charged
+    again = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2, resume=True)
+    step(again, 0)
+    assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[2])
+    z = again.noise_multiplier
+    assert z is not None
+    assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:3]], 1e-5), rel=1e-6)
+
+
+def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:
+    channel = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l")
+    step(channel, 0)
+    channel.close()
+    again = opened(GAUSSIAN, plan(), ledger_path=tmp_path / "l", resume=True)
+    again.close()
+    assert again.noise_multiplier == channel.noise_multiplier
+    with pytest.raises(ResumeError, match="allocation of c"):
+        opened(GAUSSIAN, plan(weights=None), ledger_path=tmp_path / "l", resume=True)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8])
+def test_wrong_weights_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="allocation"):
+        plan(weights=weights)
+
+
+def test_what_an_allocation_does_not_go_with() -> None:
+    with pytest.raises(PrivacyError, match="FullParticipation"):
+        opened(GAUSSIAN, plan(), FixedCohort(4))
+    with pytest.raises(ConfigError, match="fixed clip norm"):
+        opened(ClientPrivacy(clip_norm=QuantileClip(1.0), epsilon=1.0), plan(form="vector"))
+    with pytest.raises(ConfigError, match="positive"):
+        normalized([1.0, -1.0])
+
+
+def test_a_sampled_run_may_have_an_allocation() -> None:
+    channel = opened(GAUSSIAN, plan(), PoissonSampling(5))
+    z = channel.noise_multiplier
+    library = PLDAccountant()
+    for w in WEIGHTS:
+        library.compose(dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(z / w)))
+    assert library.get_epsilon(1e-5) == pytest.approx(1.5, rel=5e-3)
+
+
+# Repetitions
+
+
+@pytest.mark.parametrize("form", ["vector", "symmetric", "diagonal"])
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "l2_laplace"])
+def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
+    if form == "symmetric" and mechanism == "laplace":
+        pytest.skip("i.i.d. Laplace noise is not for symmetric matrices")
+    weights = normalized([1.0, 2.0, 1.5])
+    settings = [
+        ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5, mechanism=mechanism) for e in (0.5, 4.0, math.inf, 0.5)
+    ]
+    one = plan(form=form, weights=weights, uses=3)
+    together = opened(settings, one, replicates=4)
+    alone = [opened(p, one) for p in settings]
+    for r, channel in enumerate(alone):
+        channel._sources = (SeededSource(1, r),)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(3):
+        rows = torch.randn(4, 20, 3, generator=generator, dtype=torch.float64)
+        rows[1, 3, 0] = math.nan
+        found = step(together, t, rows)
+        apart = torch.stack([step(channel, t, rows[r]) for r, channel in enumerate(alone)])
+        torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-14)
+        stds = [float(channel.noise_std("c")) for channel in alone]
+        np.testing.assert_allclose(together.noise_std("c").numpy(), stds, rtol=1e-12)
+    np.testing.assert_allclose(together.epsilons.numpy(), [channel.epsilon for channel in alone], rtol=1e-9)
+
+
+def test_repetition_zero_is_the_single_run_and_the_others_have_other_noise() -> None:
+    one = plan(form="vector", weights=None, uses=2, d=3)
+    single, many = opened(GAUSSIAN, one), opened(GAUSSIAN, one, replicates=500)
+    zeros = torch.zeros(500, 20, 3, dtype=torch.float64)
+    value = step(many, 0, zeros)
+    assert torch.equal(value[0], step(single, 0))
+    standard = (value / many.noise_std("c")[:, None]).flatten()
+    assert stats.kstest(standard.numpy(), "norm").pvalue > 1e-4
+    assert torch.unique(value).numel() == value.numel()
+    assert many.replicates == 500
+    with pytest.raises(PrivacyError, match=r"\(500, k, 3\)"):
+        step(many, 1, zeros[0])
+
+
+def test_repetitions_stop_at_the_planned_step_and_continue_in_memory() -> None:
+    one = plan(weights=None, uses=3)
+    first = opened(GAUSSIAN, one, replicates=2)
+    rows = torch.ones(2, 20, 3, dtype=torch.float64)
+    values = [step(first, t, rows) for t in range(3)]
+    with pytest.raises(BudgetExhausted):
+        step(first, 3, rows)
+    half = opened(GAUSSIAN, one, replicates=2)
+    step(half, 0, rows)
+    kept = half.state()
+    again = opened(GAUSSIAN, one, replicates=2)
+    again.restore(kept)
+    again.start(1)
+    assert all(torch.equal(step(again, t, rows), values[t]) for t in (1, 2))
+    assert torch.equal(again.epsilons, first.epsilons)
+
+
+def test_what_repetitions_do_not_go_with(tmp_path: Path) -> None:
+    one = plan(weights=None)
+    for privacy, options, match in (
+        (GAUSSIAN, {"ledger_path": tmp_path / "l"}, "simulation"),
+        (ClientPrivacy(clip_norm=1.0, epsilon=1.0, source="secure"), {}, "simulation"),
+        (GAUSSIAN, {"sampler": PoissonSampling(4)}, "FullParticipation"),
+        (RecordPrivacy(clip_norm=1.0, epsilon=1.0), {}, "ClientPrivacy"),
+        ([GAUSSIAN], {}, "1 privacy settings"),
+        ([GAUSSIAN, ClientPrivacy(clip_norm=3.0, epsilon=1.0)], {}, "differ in epsilon"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            opened(privacy, one, replicates=2, **options)  # type: ignore[arg-type]
+
+
+def test_repetitions_without_privacy_release_exact_sums() -> None:
+    channel = opened(None, plan(form="vector", weights=None), replicates=2)
+    rows = torch.randn(2, 20, 3, dtype=torch.float64)
+    torch.testing.assert_close(step(channel, 0, rows), rows.sum(1) / 20)
+    assert channel.noise_std("c").tolist() == [0.0, 0.0]
+    assert channel.epsilons.tolist() == [math.inf] * 2
