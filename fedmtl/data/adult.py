@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .._check import one_of
+from .._check import one_of, positive, positive_int
 from ..errors import DataError
 from .columns import codes, find_file, numbers, read_frame, texts
 from .owners import (
@@ -27,6 +27,7 @@ from .owners import (
     deal,
     with_intercept,
 )
+from .whitening import fit_whitening
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,6 +91,8 @@ def adult_owners(
     public_rows: int = 1000,
     coding: Literal["one_hot", "integer"] = "one_hot",
     labels: Literal["signed", "class"] = "signed",
+    components: int | None = None,
+    z_clip: float = 5.0,
     l1: float | None = None,
     l2: float | None = None,
     intercept: bool = True,
@@ -101,7 +104,9 @@ def adult_owners(
     Numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 + value)). A row of 5
     numbers and 7 categories so has ``||x||_1 <= 12`` and ``||x||_2 <= sqrt(12)`` by construction; ``l1`` and ``l2``
     can tighten this. One-hot columns are not independent (occupation is unknown where workclass is unknown or
-    never worked), so a model without a strongly convex penalty has no unique optimum.
+    never worked), so a model without a strongly convex penalty has no unique optimum. With ``components`` the public
+    rows fit z-scores and a whitened PCA of these features, which are then scaled down to ``l1`` and ``l2``: fewer
+    dimensions that are equally long, for which few noised gradients are enough.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
@@ -112,24 +117,29 @@ def adult_owners(
         coding: ``"one_hot"``: one 0/1 feature a category but the first, 84 features; ``"integer"``: the category's
             number over the largest number, 12 features.
         labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64 labels 0 and 1.
+        components: principal components k, instead of the features themselves; None: the features.
+        z_clip: bound on a feature's z-score, where there are components.
         l1: bound on ``||x||_1`` without the intercept, a public constant; longer rows are scaled down. None: 12.
-        l2: bound on ``||x||_2``, likewise. None: sqrt(12).
+        l2: bound on ``||x||_2``, likewise. None: sqrt(12), or with components ``l1``.
         intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
         test_fraction: share of each owner's persons held out for test; None trains on all of them and tests every
             owner on the public rows.
         seed: of the deal and of the split.
 
     Returns:
-        Features (d,), float32, and targets; +1 or class 1 for more than 50,000 dollars.
+        Features (d,) or (k,), float32, and targets; +1 or class 1 for more than 50,000 dollars.
 
     Raises:
         DataError: an unreadable file, a missing column, a value that is no number, an unknown category.
-        ConfigError: an impossible setting.
+        ConfigError: an impossible setting, or more components than the public rows have directions.
     """
     where = "adult"
     one_of(where, ("one_hot", "integer"), coding=coding)
     one_of(where, ("signed", "class"), labels=labels)
     check_bounds(where, l1=l1, l2=l2)
+    positive(where, z_clip=z_clip)
+    if components is not None:
+        positive_int(where, components=components)
     least = 1 if test_fraction is None else 2
     check_share(where, test_fraction, least)
     file = find_file(root, FILES)
@@ -142,16 +152,24 @@ def adult_owners(
     check_public(where, public_rows, len(frame), file)
     private = len(frame) - public_rows
     parts = deal(private, clients, sizes, seed, where=where, least=least)
-    x = clip_rows(coded(frame, coding, file), l1=l1, l2=l2)
+    natural = float(len(RANGES) + len(CATEGORIES))
+    features = coded(frame, coding, file)
+    if components is None:
+        x = clip_rows(features, l1=l1, l2=l2)
+        bound1, bound2 = min(l1 or natural, natural), min(l2 or np.sqrt(natural), np.sqrt(natural), l1 or natural)
+    else:
+        bound1 = l1 or natural
+        bound2 = min(l2 or bound1, bound1)
+        whitened = fit_whitening(features[private:], components=components, z_clip=z_clip, where=where)(features)
+        x = clip_rows(whitened, l1=bound1, l2=l2)
     y = _incomes(frame, file)
     targets = (2 * y - 1).astype(np.float32) if labels == "signed" else y
-    natural = float(len(RANGES) + len(CATEGORIES))
-    bound1, bound2 = min(l1 or natural, natural), min(l2 or np.sqrt(natural), np.sqrt(natural), l1 or natural)
     if intercept:
         x, bound1, bound2 = with_intercept(x), bound1 + 1, np.sqrt(bound2**2 + 1)
+    fitted = f": they fitted the z-scores and the {components} principal components" if components else ""
     note = (
-        f"the last {public_rows} persons of the file are taken as public, and no epsilon covers them; the number of "
-        "persons of each owner is public"
+        f"the last {public_rows} persons of the file are taken as public{fitted}, and no epsilon covers them; the "
+        "number of persons of each owner is public"
     )
     return assemble(
         x[:private], targets[:private], parts, (x[private:], targets[private:]), Domain(bound1, float(bound2), 1.0),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._check import positive, positive_int
-from ..errors import ConfigError
 from .columns import MISSING, codes, find_file, numbers, read_frame, texts
 from .owners import (
     Domain,
@@ -30,6 +29,7 @@ from .owners import (
     deal,
     with_intercept,
 )
+from .whitening import Whitening, fit_whitening
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,32 +109,21 @@ class Coding:
 
     Args:
         categories: texts of each categorical column, in the order of their integer codes.
-        mean: of the coded columns (p,), and
-        scale: their standard deviation (p,); 0 for a column that does not vary.
-        z_clip: bound on a z-score.
-        centre: mean of the clipped z-scores (p,).
-        basis: (p, k), principal directions over their standard deviations.
+        whitening: of the coded columns.
     """
 
     categories: tuple[tuple[str, ...], ...]
-    mean: np.ndarray
-    scale: np.ndarray
-    z_clip: float
-    centre: np.ndarray
-    basis: np.ndarray
+    whitening: Whitening
 
     def __call__(self, frame: pd.DataFrame, file: Path) -> np.ndarray:
         """Rows (n,) to float64 features (n, k)."""
-        return (_scores(_coded(frame, self.categories, file), self.mean, self.scale, self.z_clip) - self.centre) @ (
-            self.basis
-        )
+        return self.whitening(_coded(frame, self.categories, file))
 
 
 def fit_coding(public: pd.DataFrame, file: Path, *, components: int, z_clip: float) -> Coding:
     """Integer codes, z-scores clipped at ``z_clip``, and a whitened PCA, all of the public rows.
 
-    A value that is missing, or a category that no public row has, gets the z-score 0. The public rows' own features
-    have mean 0 and covariance I (divided by n - 1); each direction is signed so that its largest weight is positive.
+    A value that is missing, or a category that no public row has, gets the z-score 0.
 
     Raises:
         ConfigError: more components than the public rows have independent directions.
@@ -143,24 +132,7 @@ def fit_coding(public: pd.DataFrame, file: Path, *, components: int, z_clip: flo
         tuple(text for text in np.unique(texts(public, column)) if text not in MISSING) for column in CATEGORIES
     )
     coded = _coded(public, categories, file)
-    known = np.isfinite(coded)
-    count = np.maximum(known.sum(0), 1)
-    mean = np.where(known, coded, 0).sum(0) / count
-    variance = np.square(np.where(known, coded - mean, 0)).sum(0) / count
-    scale = np.sqrt(np.where(variance > 1e-12 * mean**2, variance, 0))  # a constant column's variance is rounding
-    z = _scores(coded, mean, scale, z_clip)
-    centre = z.mean(0)
-    values, vectors = np.linalg.eigh((z - centre).T @ (z - centre) / max(len(z) - 1, 1))
-    values, vectors = values[::-1], vectors[:, ::-1]
-    rank = int((values > 1e-9 * values[0]).sum()) if values[0] > 0 else 0
-    if components > rank:
-        raise ConfigError(
-            f"lending.components is {components}, but the {len(z)} public rows have only {rank} independent "
-            "directions; ask for fewer components or more public_rows."
-        )
-    vectors = vectors[:, :components]
-    vectors = vectors * np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0))
-    return Coding(categories, mean, scale, z_clip, centre, vectors / np.sqrt(values[:components]))
+    return Coding(categories, fit_whitening(coded, components=components, z_clip=z_clip, where="lending"))
 
 
 def lending_owners(
@@ -244,9 +216,3 @@ def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path)
         for column, known in zip(CATEGORIES, categories, strict=True)
     ]
     return np.stack([*coded, *(numbers(frame, column, file, missing=True) for column in NUMBERS)], axis=1)
-
-
-def _scores(coded: np.ndarray, mean: np.ndarray, scale: np.ndarray, bound: float) -> np.ndarray:
-    """z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not vary."""
-    z = np.where(scale > 0, (coded - mean) / np.where(scale > 0, scale, 1), 0)
-    return np.clip(np.where(np.isfinite(coded), z, 0), -bound, bound)

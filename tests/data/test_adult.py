@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
 
 from fedmtl.data import adult_owners, load_data, read_adult
 from fedmtl.data.adult import CATEGORIES, DROPPED, RANGES
@@ -121,6 +123,40 @@ def test_no_person_leaves_the_domain_and_each_moves_its_own_row_only(tmp_path, c
     assert first.domain.l2 == pytest.approx((expected**2 + 1) ** 0.5)
 
 
+def test_whitened_features_are_those_of_scikit_learn(tmp_path):
+    """The public rows alone fit z-scores and principal components; what is clipped keeps the domain."""
+    frame, public = persons(FIRST, SECOND, rows=118), 60
+    given = adult_owners(
+        write(tmp_path / "a.csv", frame), public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0,
+        l2=2.5, test_fraction=None,
+    )  # fmt: skip
+    plain = adult_owners(tmp_path / "a.csv", public_rows=public, clients=1, intercept=False, test_fraction=None)
+    features = np.concatenate([plain.data.train.x.numpy(), plain.public.x.numpy()]).astype(np.float64)
+    scaler = StandardScaler().fit(features[-public:])
+    z = np.clip(scaler.transform(features) * (scaler.var_ > 1e-12), -2.0, 2.0)
+    pca = PCA(6, whiten=True, svd_solver="full").fit(z[-public:])
+    expected = pca.transform(z) * np.sign(pca.components_[np.arange(6), np.abs(pca.components_).argmax(1)])
+    norms = np.abs(expected).sum(1), np.linalg.norm(expected, axis=1)
+    expected *= np.minimum(1, np.minimum(5.0 / norms[0], 2.5 / norms[1]))[:, None]
+    got = np.concatenate([given.data.train.x.numpy(), given.public.x.numpy()])
+    np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-5, atol=2e-5)
+    assert (got[:, -1] == 1).all()
+    assert ((norms[0] > 5.0) & (norms[1] < 2.5)).any()
+    assert (norms[1] > 2.5).any()
+    assert (given.domain.l1, given.domain.l2) == (6.0, 7.25**0.5)
+    assert "fitted the z-scores and the 6 principal components" in given.data.notes[0]
+
+
+def test_a_person_moves_its_own_row_only_with_components_too(tmp_path):
+    options = {"public_rows": 40, "clients": 2, "components": 4}
+    first = adult_owners(write(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
+    second = adult_owners(write(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
+    assert first.public.x.equal(second.public.x)
+    sides = [(first.data.side(side), second.data.side(side)) for side in ("train", "test")]
+    assert sum(int((a.x != b.x).any(1).sum()) for a, b in sides) == 1
+    assert all((b.x.double().abs().sum(1) <= first.domain.l1).all() for _, b in sides)
+
+
 def test_a_natural_bound_is_reached(tmp_path):
     """12 and sqrt(12) are attained by a person at the end of every range, so no smaller bound is true."""
     last = {c: values[-1] for c, values in CATEGORIES.items()}
@@ -178,6 +214,9 @@ def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
     [
         ({"coding": "hash"}, ConfigError, r"adult\.coding is 'hash'; accepted: 'one_hot', 'integer'"),
         ({"labels": "text"}, ConfigError, r"adult\.labels is 'text'; accepted: 'signed', 'class'"),
+        ({"components": 0}, ConfigError, r"adult\.components is 0"),
+        ({"components": 11}, ConfigError, r"adult\.components is 11, but the 10 public rows have only 9"),
+        ({"components": 2, "z_clip": 0}, ConfigError, r"adult\.z_clip is 0"),
         ({"l1": 0}, ConfigError, r"adult\.l1 is 0"),
         ({"l2": -2.0}, ConfigError, r"adult\.l2 is -2"),
         ({"public_rows": 40}, DataError, r"has 40 rows, and adult\.public_rows is 40"),
