@@ -1,0 +1,237 @@
+"""STL against scikit-learn, MTL against optimality conditions and another solver."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+
+from fedmtl.algorithms.linear import LinearData
+from fedmtl.algorithms.mp_mtl_baselines import (
+    TaskStack,
+    _folds,
+    bounded_tasks,
+    choose_multi_task,
+    leave_one_out,
+    logistic_ridge,
+    multi_task,
+    single_task,
+)
+from fedmtl.errors import ConfigError, DataError
+
+COUNTS = (9, 4, 14, 6, 11)
+
+
+def tasks(loss="squared", seed=0, p=4, noise=0.5, counts=COUNTS) -> LinearData:
+    rng = np.random.default_rng(seed)
+    shared = rng.normal(size=(p, 2))
+    xs, ys = [], []
+    for n in counts:
+        x = rng.normal(size=(n, p))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        y = x @ (shared @ rng.normal(size=2)) + noise * rng.normal(size=n)
+        xs.append(torch.from_numpy(x))
+        ys.append(torch.from_numpy(y if loss == "squared" else np.where(y > 0, 1.0, -1.0)))
+    return LinearData(tuple(xs), tuple(ys), False, "tasks")
+
+
+def loss_of(loss, x, y, w):
+    m = x @ w
+    return float(np.mean((m - y) ** 2 / 2 if loss == "squared" else np.logaddexp(0, -y * m)))
+
+
+def objective(data, loss, lam, penalty, models):
+    w = models.T
+    value = np.linalg.svd(w, compute_uv=False).sum() if penalty == "nuclear" else np.linalg.norm(w, axis=1).sum()
+    losses = [loss_of(loss, x.numpy(), y.numpy(), m) for x, y, m in zip(data.x, data.y, models, strict=True)]
+    return sum(losses) + lam * value
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_the_stack_is_a_loop_over_tasks(loss):
+    data = tasks(loss)
+    stack = TaskStack.of(data)
+    models = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    losses = stack.losses(models, loss)
+    for r in range(2):
+        for i in range(5):
+            expected = loss_of(loss, data.x[i].numpy(), data.y[i].numpy(), models[r, i].detach().numpy())
+            assert float(losses[r, i].detach()) == pytest.approx(expected, rel=1e-12)
+    (slow,) = torch.autograd.grad(losses.sum(), models)
+    torch.testing.assert_close(stack.gradients(models.detach(), loss), slow)
+    for i in range(5):
+        torch.testing.assert_close(stack.gram[i], data.x[i].T @ data.x[i] / COUNTS[i])
+        torch.testing.assert_close(stack.moment[i], data.x[i].T @ data.y[i] / COUNTS[i])
+
+
+def test_ridge_and_its_choice_are_those_of_scikit_learn():
+    data, candidates = tasks(counts=(9, 14, 30, 11)), (1e-3, 1e-2, 0.1, 1.0)
+    found = single_task(data, reg=candidates)
+    fixed = single_task(data, reg=0.03)
+    assert len(set(found.reg.tolist())) > 1
+    for i, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+        own = RidgeCV(alphas=[len(y) * c for c in candidates], fit_intercept=False).fit(x, y)
+        assert float(found.reg[i]) == pytest.approx(own.alpha_ / len(y))
+        np.testing.assert_allclose(found.models[i], own.coef_, rtol=1e-8)
+        ridge = Ridge(alpha=0.03 * len(y), fit_intercept=False).fit(x, y)
+        np.testing.assert_allclose(fixed.models[i], ridge.coef_, rtol=1e-8)
+
+
+def test_leaving_out_one_record_at_a_time_for_real():
+    data, candidates = tasks(seed=3), torch.tensor([1e-3, 1e-2, 0.1, 1.0], dtype=torch.float64)
+    found = leave_one_out(data, candidates)
+    for x, y, chosen in zip(data.x, data.y, found, strict=True):
+        errors = []
+        for reg in candidates:
+            error = 0.0
+            for j in range(len(y)):
+                keep = torch.arange(len(y)) != j
+                w = torch.linalg.solve(x[keep].T @ x[keep] + len(y) * reg * torch.eye(4), x[keep].T @ y[keep])
+                error += float((y[j] - x[j] @ w) ** 2)
+            errors.append(error)
+        assert chosen == candidates[int(np.argmin(errors))]
+
+
+def test_logistic_regression_is_that_of_scikit_learn():
+    data = tasks("logistic")
+    reg = torch.tensor([1e-3, 0.01, 0.1, 1.0, 1e-4], dtype=torch.float64)
+    found = logistic_ridge(TaskStack.of(data), reg)
+    for i, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+        if len(y.unique()) < 2:
+            continue
+        model = LogisticRegression(C=1 / (len(y) * float(reg[i])), fit_intercept=False, solver="newton-cholesky",
+                                   tol=1e-12, max_iter=1000).fit(x, y)  # fmt: skip
+        np.testing.assert_allclose(found[i], model.coef_[0], rtol=1e-5, atol=1e-7)
+
+
+def test_folds_are_a_partition_and_logistic_tasks_choose_by_them():
+    data, candidates = tasks("logistic", counts=(9, 1, 14, 6, 11)), (1e-3, 0.03, 1.0)
+    stack = TaskStack.of(data)
+    pairs = _folds(stack, 3, 5)
+    assert (sum(held.weight > 0 for _, held in pairs)[[0, 2, 3, 4]] == (stack.weight > 0)[[0, 2, 3, 4]]).all()
+    found = single_task(data, loss="logistic", reg=candidates, folds=3, seed=5)
+    for i in (0, 2, 3, 4):
+        scores = []
+        for reg in candidates:
+            score = 0.0
+            for train, held in pairs:
+                a, b = train.weight[i] > 0, held.weight[i] > 0
+                assert not (a & b).any()
+                x, y = stack.x[i][a].numpy(), stack.y[i][a].numpy()
+
+                def value(w, x=x, y=y, reg=reg):
+                    return loss_of("logistic", x, y, w) + reg / 2 * w @ w
+
+                w = optimize.minimize(value, np.zeros(4), method="BFGS", options={"gtol": 1e-8}).x
+                score += loss_of("logistic", stack.x[i][b].numpy(), stack.y[i][b].numpy(), w) * int(b.sum())
+            scores.append(score)
+        assert float(found.reg[i]) == pytest.approx(candidates[int(np.argmin(scores))])
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_mtl_meets_the_optimality_conditions(loss):
+    """-G is lam times a subgradient of the norm at W: ||G|| <= lam in the dual norm, and <-G, W> = lam g(W)."""
+    data, levels = tasks(loss), [0.02, 0.1, 0.3]
+    for penalty in ("nuclear", "rows"):
+        found = multi_task(data, levels, penalty=penalty, loss=loss, tolerance=1e-10, iterations=100_000)
+        assert found.residual <= 1e-10
+        for r, lam in enumerate(levels):
+            w = found.models[r].T.numpy()
+            g = np.stack([x.T.numpy() @ (slope / len(slope)) for x, slope in slopes(data, loss, w)], axis=1)
+            dual = np.linalg.norm(g, 2) if penalty == "nuclear" else np.linalg.norm(g, axis=1).max()
+            value = objective(data, loss, lam, penalty, w.T)
+            size = (value - objective(data, loss, 0, penalty, w.T)) / lam
+            assert dual <= lam * (1 + 1e-7)
+            assert -(g * w).sum() == pytest.approx(lam * size, rel=1e-6, abs=1e-9)
+            assert float(found.objective[r]) == pytest.approx(value, rel=1e-10)
+        rank = np.linalg.matrix_rank(found.models[2].numpy(), tol=1e-6)
+        assert penalty == "rows" or rank < 4
+
+
+def slopes(data, loss, w):
+    for i, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+        m = x.numpy() @ w[:, i]
+        yield x, m - y.numpy() if loss == "squared" else -y.numpy() / (1 + np.exp(y.numpy() * m))
+
+
+def test_mtl_of_low_rank_is_the_optimum_of_another_solver():
+    """The nuclear norm is the least (||U||^2 + ||V||^2) / 2 over W = U V; L-BFGS from several starts."""
+    data, lam = tasks(), 0.05
+    rng, best = np.random.default_rng(0), math.inf
+
+    def value(z):
+        u, v = z[:16].reshape(4, 4), z[16:].reshape(4, 5)
+        w = u @ v
+        fit = sum(
+            loss_of("squared", x.numpy(), y.numpy(), w[:, i])
+            for i, (x, y) in enumerate(zip(data.x, data.y, strict=True))
+        )
+        grad = np.stack([x.T.numpy() @ (s / len(s)) for x, s in slopes(data, "squared", w)], axis=1)
+        slope = np.concatenate([(grad @ v.T + lam * u).ravel(), (u.T @ grad + lam * v).ravel()])
+        return fit + lam * ((u**2).sum() + (v**2).sum()) / 2, slope
+
+    for _ in range(3):
+        options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
+        best = min(
+            best, optimize.minimize(value, rng.normal(size=36), jac=True, method="L-BFGS-B", options=options).fun
+        )
+    found = multi_task(data, lam, tolerance=1e-9, iterations=50_000)
+    assert float(found.objective[0]) == pytest.approx(best, rel=1e-8)
+
+
+def test_limits_of_mtl():
+    data = tasks(counts=(9, 14, 30))
+    alone = multi_task(data, 0.0, tolerance=1e-11, iterations=100_000).models[0]
+    for i, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+        np.testing.assert_allclose(alone[i], np.linalg.lstsq(x.numpy(), y.numpy(), rcond=None)[0], rtol=1e-6)
+    assert (multi_task(data, 100.0).models == 0).all()
+
+
+def test_mtl_is_chosen_by_cross_validation():
+    data, levels = tasks(counts=(8,) * 12, noise=1.0), (0.001, 0.1, 0.3, 10.0)
+    pairs = _folds(TaskStack.of(data), 4, 2)
+    scores = np.zeros(4)
+    for train, held in pairs:
+        own = [(train.x[i][w > 0], train.y[i][w > 0]) for i, w in enumerate(train.weight)]
+        part = LinearData(tuple(x for x, _ in own), tuple(y for _, y in own), False)
+        models = multi_task(part, levels, tolerance=1e-7, iterations=20_000).models
+        for r in range(4):
+            for i, w in enumerate(held.weight):
+                x, y = held.x[i][w > 0].numpy(), held.y[i][w > 0].numpy()
+                scores[r] += loss_of("squared", x, y, models[r, i].numpy()) * len(y)
+    assert 0 < scores.argmin() < 3
+    assert choose_multi_task(data, levels, folds=4, seed=2) == levels[scores.argmin()]
+
+
+def test_records_are_forced_into_the_domain():
+    x = torch.tensor([[3.0, 4.0, 1.0], [0.0, 0.1, 0.2], [math.nan, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([9.0, -9.0, 1.0, math.inf], dtype=torch.float64)
+    found = bounded_tasks(LinearData((x,), (y,), True), row_norm=0.5, target=2.0)
+    norms = found.x[0].norm(dim=1)
+    assert (norms <= 0.5).all()
+    torch.testing.assert_close(found.x[0][0], x[0] * 0.5 / x[0].norm(), rtol=1e-9, atol=0)
+    torch.testing.assert_close(found.x[0][1], x[1])
+    assert (found.x[0][2:] == 0).all()
+    assert found.y[0].tolist() == [2.0, -2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: single_task(tasks(), reg=0.0), ConfigError, r"single_task\.reg is 0"),
+        (lambda: single_task(tasks(), reg=()), ConfigError, "reg is empty"),
+        (lambda: single_task(tasks(), loss="hinge"), ConfigError, "loss is 'hinge'; accepted"),
+        (lambda: single_task(tasks(), loss="logistic"), DataError, "two classes"),
+        (lambda: multi_task(tasks(), -1.0), ConfigError, r"multi_task\.lam is -1"),
+        (lambda: multi_task(tasks(), 1.0, penalty="l1"), ConfigError, "penalty is 'l1'"),
+        (lambda: bounded_tasks(tasks(), row_norm=0), ConfigError, "row_norm is 0"),
+        (lambda: bounded_tasks(tasks(), row_norm=1, target=0), ConfigError, "target is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
