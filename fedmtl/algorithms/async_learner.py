@@ -33,8 +33,12 @@ from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from ..privacy import OwnerChannel
 from .base import Problem, State
+from .fitness import Fitness
+from .groups import copies_of, expand_groups
 from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared
 from .store import ClientStore
+
+__all__ = ["AsyncLearner", "Work", "expand_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,8 @@ class AsyncLearner:
             query of the squared loss costs nothing per record, from sufficient statistics.
         domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``.
         guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction.
+        psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
+            Both read the training records without noise: the numbers are not private.
 
     Raises:
         ConfigError: an impossible value.
@@ -81,8 +87,10 @@ class AsyncLearner:
     bound: Literal["clip", "domain"] = "clip"
     domain: DomainBound | None = None
     guarantee: Literal["sound", "paper"] = "sound"
+    psi: bool = False
 
     name = "async_learner"
+    replicates = True
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)
@@ -156,9 +164,28 @@ class AsyncLearner:
         """theta_L, (p,) float64."""
         return state.public["theta_l"][0]
 
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
+        return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """f(theta_L), equation (2), on the training records, (R,) float64; not private."""
+        return self._fitness(problem)(state.public["theta_l"])
+
+    def least_objective(self, problem: Problem) -> float | None:
+        """f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
+        return self._fitness(problem).optimum.fitness if self.psi else None
+
     def conflicts(self, problem: Problem) -> Literal["all"]:
         """Every event moves the central model; :meth:`step` takes blocks of any length in order."""
         return "all"
+
+    def _fitness(self, problem: Problem) -> Fitness:
+        def build() -> Fitness:
+            x, y = self._work(problem).data.pooled()
+            return Fitness(x, y, LinearLoss(self.loss), self.reg, self.theta_max)
+
+        return prepared(problem, (self, "fitness"), build)
 
     def _work(self, problem: Problem) -> Work:
         return prepared(problem, self, lambda: Work.of(self, LinearData.of(problem), problem.data.ids))
@@ -190,7 +217,7 @@ class Work:
         """From records; ``ids`` name the owners."""
         LinearLoss(settings.loss).check_targets(data.y, data.name)
         data = data if settings.domain is None else data.bounded(settings.domain)
-        copy_of = _copies(settings.groups, ids)
+        copy_of = copies_of(settings.groups, ids)
         copies = int(copy_of.max()) + 1
         weights = np.ones(copies)
         if isinstance(settings.frequencies, tuple):
@@ -342,36 +369,3 @@ class _Run:
         self._update(at, where, tbar, push * self._weights(at))
         sums[where] = np.where(members[:, :, None], 0.0, sums[where])
         answers[where] = np.where(members, 0.0, answers[where])
-
-
-def _copies(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.ndarray:
-    """int64 (n,): the number of each owner's copy; groups first come in the order of their first member."""
-    place = {name: k for k, name in enumerate(ids)}
-    leader = np.arange(len(ids))
-    seen: set[str] = set()
-    for group in groups:
-        for name in group:
-            if name not in place:
-                raise ConfigError(f"AsyncLearner.groups names {name!r}; the owners are {ids[0]!r} .. {ids[-1]!r}.")
-            if name in seen:
-                raise ConfigError(f"AsyncLearner.groups has owner {name!r} twice; an owner is in one group at most.")
-            seen.add(name)
-        if not group:
-            raise ConfigError("AsyncLearner.groups has an empty group; each needs at least 1 owner.")
-        leader[[place[name] for name in group]] = min(place[name] for name in group)
-    return np.unique(leader, return_inverse=True)[1].astype(np.int64)
-
-
-def expand_groups(copies: Tensor, groups: list[list[int]]) -> Tensor:
-    """Ticks of groups as activations of their members, one after the other.
-
-    Args:
-        copies: int64 (R, S), which group ticks; -1 is nobody.
-        groups: positions of the members of each group.
-
-    Returns:
-        int64 (R, S'), the owners, -1 after the last one of a repetition.
-    """
-    rows = [[owner for group in row if group >= 0 for owner in groups[group]] for row in copies.tolist()]
-    width = max((len(row) for row in rows), default=0)
-    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int64).reshape(len(rows), width)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 OwnPenalty = Literal["frobenius", "l1", "l2"]
 
 _MARGIN = 2.0**-40
-_NEWTON_STEPS, _GRADIENT_STEPS = 100, 100_000
+_NEWTON_STEPS, _HALVINGS, _GRADIENT_STEPS = 100, 34, 100_000
+_ELEMENTS = 1 << 22  # of the rows of all points together
 
 
 def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float) -> LinearData:
@@ -72,51 +73,63 @@ def own_step(q: Tensor, gradient: Tensor, lr: float, tau: float, penalty: OwnPen
 def fit_own(
     loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty, *, tolerance: float = 1e-10
 ) -> Tensor:
-    """Equation (8): argmin_q (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q).
+    """Equation (8): argmin_q (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q), for one p_t or several.
 
-    Squared loss with the ridge: a linear system. Logistic loss with the ridge: Newton's method with a line search.
-    The others: accelerated proximal gradient with restarts.
+    Squared loss with the ridge: a linear system. Logistic loss with the ridge: Newton's method with a line search, of
+    all together. The others: accelerated proximal gradient with restarts.
 
     Args:
         loss: squared or logistic.
         x, y: (n, p) and (n,), the raw records of one task; nothing leaves it.
-        shared: (p,), p_t.
+        shared: (p,), p_t, or (k, p), those of k replicates.
         tau: above 0, so that the minimum exists.
         penalty: g.
         tolerance: on the norm of the (proximal) gradient at the result.
 
     Returns:
-        (p,) float64.
+        As ``shared``, float64.
     """
+    rows = shared.reshape(-1, shared.shape[-1])
     if penalty != "frobenius":
-        return _proximal_gradient(loss, x, y, shared, tau, penalty, tolerance)
-    ridge = tau * torch.eye(x.shape[1], dtype=x.dtype)
-    if loss.name == "squared":
-        return torch.linalg.solve(2.0 / len(x) * (x.T @ x) + ridge, 2.0 / len(x) * (x.T @ (y - x @ shared)))
-    q = torch.zeros_like(shared)
-    value = _objective(loss, x, y, shared, q, tau, penalty)
+        fits = torch.stack([_proximal_gradient(loss, x, y, row, tau, penalty, tolerance) for row in rows])
+    elif loss.name == "squared":
+        left = 2.0 / len(x) * (x.T @ x) + tau * torch.eye(x.shape[1], dtype=x.dtype)
+        fits = torch.linalg.solve(left, 2.0 / len(x) * (x.T @ (y[:, None] - x @ rows.T))).T
+    else:
+        block = max(1, _ELEMENTS // x.numel())
+        fits = torch.cat([_newton(loss, x, y, part, tau, tolerance) for part in rows.split(block)])
+    return fits.reshape(shared.shape)
+
+
+def _newton(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, tolerance: float) -> Tensor:
+    """Logistic loss with the ridge, at points ``shared`` (k, p): (k, p)."""
+    every = torch.zeros_like(shared)
+    ridge, left = tau * torch.eye(x.shape[1], dtype=x.dtype), torch.arange(len(shared))
     for _ in range(_NEWTON_STEPS):
-        gradient = loss.scale((shared + q)[None], x, y)[0] @ x / len(x) + tau * q
-        if float(gradient.norm()) <= tolerance:
+        at, q = shared[left], every[left]
+        gradient = loss.scale(at + q, x, y) @ x / len(x) + tau * q
+        open_ = torch.linalg.vector_norm(gradient, dim=1) > tolerance
+        if not bool(open_.any()):
             break
-        slope = torch.sigmoid(x @ (shared + q))
-        hessian = (x * (slope * (1 - slope))[:, None]).T @ x / len(x) + ridge
+        left, at, q, gradient = left[open_], at[open_], q[open_], gradient[open_]
+        slope = torch.sigmoid((at + q) @ x.T)
+        hessian = (x * (slope * (1 - slope))[:, :, None]).transpose(1, 2) @ x / len(x) + ridge
         step = torch.linalg.solve(hessian, gradient)
-        decrease, length = float(gradient @ step), 1.0
-        while length > 1e-10:
-            trial = q - length * step
-            reached = _objective(loss, x, y, shared, trial, tau, penalty)
-            if reached <= value - 1e-4 * length * decrease or decrease <= 1e-15 * max(1.0, abs(value)):
+        value, decrease = _ridged(loss, x, y, at, q, tau), (gradient * step).sum(1)
+        length, trial = torch.ones(len(left), dtype=x.dtype), q - step
+        for _ in range(_HALVINGS):
+            wanted = value - 1e-4 * length * decrease
+            good = (_ridged(loss, x, y, at, trial, tau) <= wanted) | (decrease <= 1e-15 * value.abs().clamp(min=1))
+            if bool(good.all()):
                 break
-            length /= 2
-        q, value = trial, reached
-    return q
+            length = torch.where(good, length, length / 2)
+            trial = q - length[:, None] * step
+        every[left] = trial
+    return every
 
 
-def _objective(
-    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, q: Tensor, tau: float, penalty: OwnPenalty
-) -> float:
-    return float(loss.value((shared + q)[None], x, y).mean() + tau * OWN_PENALTIES[penalty].value(q[None]))
+def _ridged(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, q: Tensor, tau: float) -> Tensor:
+    return loss.value(shared + q, x, y).mean(1) + tau / 2 * q.square().sum(1)
 
 
 def _proximal_gradient(

@@ -79,9 +79,8 @@ class TensorBoard(Callback):
         self._writer = SummaryWriter(str(folder))
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        for key, value in row.items():
-            if key != "round" and math.isfinite(value):
-                self._writer.add_scalar(key, value, row["round"])
+        for key, value in _numbers(row).items():
+            self._writer.add_scalar(key, value, row["round"])
 
     def on_end(self, result: Result | None) -> None:
         self._writer.close()
@@ -107,8 +106,15 @@ class MLflow(Callback):
         self._mlflow.start_run(run_name=name)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        numbers = {k: v for k, v in row.items() if k != "round" and math.isfinite(v)}
-        self._mlflow.log_metrics(numbers, step=int(row["round"]))
+        self._mlflow.log_metrics(_numbers(row), step=int(row["round"]))
 
     def on_end(self, result: Result | None) -> None:
         self._mlflow.end_run()
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row; where a round has a row for each budget, the budget is part of their names."""
+    budget = row.get("budget")
+    prefix = "" if budget is None else f"budget_{budget:g}/"
+    kept = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
+    return {f"{prefix}{k}": v for k, v in kept if math.isfinite(v)}

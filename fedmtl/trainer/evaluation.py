@@ -71,7 +71,7 @@ def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -
             mask = place < n[:, None]
             index = first[members][:, None] + torch.where(mask, place, 0)
             x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
-            values, scores = _measure(problem, stack.predict(parameters, x), y)
+            values, scores = per_example(problem, stack.predict(parameters, x), y)
             loss[members] += torch.where(mask, values.cpu(), 0.0).sum(1)
             score[members] += torch.where(mask, scores.cpu(), 0.0).sum(1)
 
@@ -88,7 +88,7 @@ def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test") -> Metri
     with problem.executor.stack() as stack:
         for index in torch.arange(len(owner)).split(_FLAT):
             x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
-            values, scores = _measure(problem, stack.predict(row[None], x), y)
+            values, scores = per_example(problem, stack.predict(row[None], x), y)
             loss.index_add_(0, owner[index], values[0].cpu())
             score.index_add_(0, owner[index], scores[0].cpu())
     return Metrics(loss / counts, score / counts)
@@ -113,7 +113,7 @@ def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") 
     }
 
 
-def _measure(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and score of every example: (K, B, ...), (K, B, ...) -> float64 (K, B) twice."""
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.classes is None:

@@ -69,14 +69,29 @@ class RunFolder:
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids})
         write_bytes(self.private / "metrics.csv", _csv(result.history))
+        if result.replicates is not None:
+            write_bytes(self.private / "replicates.csv", _csv(result.replicates))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """The plots, the table of clients with the baselines, and result.json, which marks the run as finished."""
-        from ..report.figures import plot_clients, plot_epsilon, plot_history
+        if result.replicates is not None:
+            from ..report.bands import plot_bands
 
-        metric = result.metric
+            plot_bands(result.history, self.private / "bands.png", name=result.algorithm, metric=result.metric)
+        else:
+            self._plot(result)
         ids = list(result.personal_accuracy)
         write_bytes(self.private / "clients.csv", _csv(client_rows(result, data)))
+        report = result.privacy.to_dict()
+        summary = settings | {"clients": len(ids)} | report | result.numbers()
+        summary["rounds"] = result.final["round"]
+        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
+        write_json(self.private / "result.json", _plain(summary))
+
+    def _plot(self, result: Result) -> None:
+        from ..report.figures import plot_clients, plot_epsilon, plot_history
+
+        metric, ids = result.metric, list(result.personal_accuracy)
         columns = {result.algorithm: [result.personal_accuracy[i] for i in ids]}
         columns |= {name: [run.personal_accuracy[i] for i in ids] for name, run in result.baselines.items()}
         rounds = [row["round"] for row in result.history]
@@ -84,11 +99,6 @@ class RunFolder:
         histories = {name: run.history for name, run in result.baselines.items()}
         plot_history(result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric)
         plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
-        report = result.privacy.to_dict()
-        summary = settings | {"clients": len(ids)} | report | result.numbers()
-        summary["rounds"] = result.final["round"]
-        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
-        write_json(self.private / "result.json", _plain(summary))
 
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:

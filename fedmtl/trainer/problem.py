@@ -150,7 +150,9 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
-def fingerprint(problem: Problem, algorithm: AnyAlgorithm, privacy: Privacy | None, schedule: Any) -> str:
+def fingerprint(
+    problem: Problem, algorithm: AnyAlgorithm, privacy: Privacy | None, schedule: Any, repeated: Any = None
+) -> str:
     """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.
@@ -172,6 +174,8 @@ def fingerprint(problem: Problem, algorithm: AnyAlgorithm, privacy: Privacy | No
         "dtype": str(problem.initial.dtype),
         "torch": torch.__version__,
     }
+    if repeated is not None and repeated.count > 1:
+        parts["replicates"] = describe(repeated)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -34,6 +34,10 @@ class Result:
         metric: ``"accuracy"`` or ``"mse"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
+        replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
+            ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
+            ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
+            that of the last budget, and the models and the scores by client are those of the first run.
     """
 
     algorithm: str
@@ -51,6 +55,7 @@ class Result:
     module: nn.Module
     folder: Path | None = None
     baselines: Mapping[str, Result] = field(default_factory=dict)
+    replicates: list[dict[str, Any]] | None = None
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -77,28 +82,42 @@ class Result:
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         return Layout.of(module).load(module, row).eval()
 
+    @property
+    def bands(self) -> list[dict[str, Any]]:
+        """The last row of the history of each budget; only one without ``replicates``."""
+        return [row for row in self.history if row["round"] == self.final["round"]]
+
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
-        keep = {k: v for k, v in self.final.items() if k not in ("time",)}
-        return {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **keep}
+        said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric}
+        if self.replicates is None:
+            return said | {k: v for k, v in self.final.items() if k != "time"}
+        rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
+        return said | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
-        last, metric = self.final, self.metric
+        last = self.final
         head = f"{self.algorithm} on {self.data_name}: {len(self.personal_accuracy):,} clients, {last['round']} rounds"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":
             head += " (stopped early)"
+        lines = self._one_run() if self.replicates is None else self._several_runs()
+        return "\n".join([head, "", *lines, "", self.privacy.text()])
+
+    def _one_run(self) -> list[str]:
+        last, metric = self.final, self.metric
         lines = [
-            head,
-            "",
             "not private (computed on the clients' test data)",
             f"  personal models   {metric} {last[metric]:.3f}   worst tenth {last['worst_tenth']:.3f}   "
             f"spread {last['spread']:.3f}",
         ]
         if self.shared is not None:
             lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.3f}")
+        if "objective" in last:
+            cost = f"   cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
+            lines.append(f"  training records  objective {last['objective']:.5g}{cost}")
         if self.baselines:
             lines.append("  comparison, not released:")
             for name, run in self.baselines.items():
@@ -107,4 +126,24 @@ class Result:
                     f"    {name:<15} {metric} {row[metric]:.3f}   worst tenth {row['worst_tenth']:.3f}   "
                     f"spread {row['spread']:.3f}   epsilon {run.epsilon:.3g}"
                 )
-        return "\n".join([*lines, "", self.privacy.text()])
+        return lines
+
+    def _several_runs(self) -> list[str]:
+        assert self.replicates is not None
+        rows = self.bands
+        shown = [name for name in (self.metric, "worst_tenth", "loss", "objective", "psi") if name in rows[0]]
+        lines = [
+            "not private (computed on the clients' data): "
+            f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
+            "".join([f"  {'epsilon':>8}", *(f"  {name.replace('_', ' '):>26}" for name in shown)]),
+        ]
+        for row in rows:
+            budget = "-" if row["budget"] is None else f"{row['budget']:g}"
+            cells = [_band(row, name) for name in shown]
+            lines.append("".join([f"  {budget:>8}", *(f"  {cell:>26}" for cell in cells)]))
+        return lines
+
+
+def _band(row: Mapping[str, Any], name: str) -> str:
+    spread = f" [{row[f'{name}_p5']:.4g}, {row[f'{name}_p95']:.4g}]" if f"{name}_p5" in row else ""
+    return f"{row[name]:.4g}{spread}"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem, State
+from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
 from ..data import FederatedDataset
-from ..errors import BudgetExhausted, ConfigError, ResumeError
+from ..errors import ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, OwnerChannel, Privacy, RecordPrivacy
@@ -26,15 +24,15 @@ from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
-from .evaluation import evaluate_personal, evaluate_shared, metric_name, summarize
 from .folder import RunFolder
+from .loop import Loop
 from .problem import build_problem, fingerprint
+from .replicates import Replicates, init_state
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
-_CHECKPOINT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +64,10 @@ class Trainer:
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
         early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
             charged as all the planned rounds.
+        replicates: R repetitions, each with its own schedule and noise, computed as one batched program by algorithms
+            that can; the history then has means and percentiles, and everything else is of the first repetition. The
+            data and their split are the same in all. An epsilon is that of one run.
+        epsilons: budgets, each with R repetitions of its own, in place of the ``epsilon`` of ``privacy``.
         callbacks: called around the loop.
         progress: show a progress bar.
 
@@ -90,6 +92,8 @@ class Trainer:
     eval_every: int | None = None
     checkpoint_every: int | None = None
     early_stopping: EarlyStopping | None = None
+    replicates: int = 1
+    epsilons: Sequence[float] | None = None
     callbacks: Sequence[Callback] = ()
     progress: bool = True
 
@@ -109,6 +113,12 @@ class Trainer:
                 positive_int(self, **{name: getattr(self, name)})
         self.schedule.bind(len(self.data))
         named_baselines(self.baselines, self.algorithm)
+        self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines)
+
+    @property
+    def repeated(self) -> Replicates:
+        """The repetitions and their budgets."""
+        return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
 
     def fit(self, *, resume: bool = False) -> Result:
         """Train, evaluate and save.
@@ -162,12 +172,13 @@ class Trainer:
         else:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
-            mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule)
+            repeated = self.repeated
+            mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated)
             channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
             if isinstance(channel, Channel):
                 problem = replace(problem, records=channel.records)
             with closing(channel):  # also after an interruption: steps that never began return to the budget
-                state, step, history = self.algorithm.init(problem), 0, []
+                state, step, history = init_state(self.algorithm, problem, repeated), 0, []
                 if resume and folder is not None and folder.checkpoint.exists():
                     found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
                     state = found.restore(state, problem.initial.device)
@@ -177,7 +188,7 @@ class Trainer:
                 self._announce(channel)
                 callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
                 with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                    run = _Loop(self, problem, channel, source, folder, mark, history, callbacks)
+                    run = Loop(self, problem, channel, source, folder, mark, history, callbacks)
                     state, step, stopped = run.advance(state, step)
                     result = run.finish(state, step, stopped)
                     end.append(result)
@@ -194,20 +205,24 @@ class Trainer:
         replay: Recording | None = None,
     ) -> tuple[Channel | OwnerChannel, Source]:
         """The way out and the events of a run."""
+        repeated = self.repeated
         kept: dict[str, Any] = {
             "seed": self.seed,
             "fingerprint": mark,
-            "ledger_path": ledger,
+            "ledger_path": ledger if repeated.count == 1 else None,  # simulations are in memory
             "resume": resume,
             "replay": replay,
             "every": self.eval_every,
         }
+        if repeated.count > 1:
+            kept["replicates"] = repeated.count
+        privacy = repeated.privacies(self.privacy)
         if isinstance(self.algorithm, AsyncAlgorithm) and isinstance(self.schedule, AsynchronousSchedule):
             assert not isinstance(self.privacy, ClientPrivacy)
             kept["cuts"] = () if self.checkpoint_every is None else (self.checkpoint_every,)
-            return open_activations(self.algorithm, problem, self.schedule, self.privacy, **kept)
+            return open_activations(self.algorithm, problem, self.schedule, privacy, **kept)
         algorithm, schedule = in_rounds(self.algorithm, self.schedule)
-        return open_cohorts(algorithm, problem, schedule, self.privacy, **kept)
+        return open_cohorts(algorithm, problem, schedule, privacy, **kept)
 
     def _announce(self, channel: Channel | OwnerChannel) -> None:
         signal = channel.snr()
@@ -219,124 +234,12 @@ class Trainer:
         settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
         if self.privacy is not None:
             settings |= {"clip_norm": self.privacy.initial_norm}
+        if self.repeated.count > 1:
+            settings |= {"repetitions": self.replicates}
         for name in ("lam", "mu", "delta", "server_lr"):
             if hasattr(self.algorithm, name):
                 settings["update" if name == "delta" else name] = getattr(self.algorithm, name)
         return settings
-
-
-@dataclass
-class _Loop:
-    """One pass over the events of a run."""
-
-    trainer: Trainer
-    problem: Problem
-    channel: Channel | OwnerChannel
-    source: Source
-    folder: RunFolder | None
-    fingerprint: str
-    history: list[dict[str, Any]]
-    callbacks: Sequence[Callback]
-
-    def __post_init__(self) -> None:
-        spent = self.history[-1]["time"] if self.history else 0.0
-        self.began = time.monotonic() - spent
-        self.saved = time.monotonic()
-
-    def advance(self, state: State, step: int) -> tuple[State, int, str]:
-        """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
-        trainer, stopped = self.trainer, "rounds"
-        if self.stops(step):  # it did before the resume
-            self.channel.forfeit(step)
-            return state, step, "early"
-        try:
-            for event in self.source.events(step):
-                self.source.begin(event)
-                state = trainer.algorithm.step(self.problem, state, event, self.channel)  # type: ignore[arg-type]
-                last = self.source.last(event)
-                step = last.step + 1
-                for callback in self.callbacks:
-                    callback.on_event(last, state)
-                if step % self.source.every == 0 and step < self.source.stop:
-                    self.evaluate(state, step)
-                if self.stops(step):
-                    self.channel.forfeit(step)
-                    stopped = "early"
-                    break
-                self.checkpoint(state, step)
-        except BudgetExhausted as spent:
-            logger.info("%s", spent)
-            stopped = "budget"
-        self.checkpoint(state, step, force=True)
-        return state, step, stopped
-
-    def stops(self, step: int) -> bool:
-        """Whether the run ends here because of the row that the history has of this step."""
-        rule = self.trainer.early_stopping
-        fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.source.stop
-        return fresh and rule is not None and rule.stops(self.history)
-
-    def evaluate(self, state: State, step: int) -> tuple[Tensor, Tensor | None]:
-        """Append a row to the history; returns every client's score with its own and with the shared model."""
-        problem, algorithm = self.problem, self.trainer.algorithm
-        metric, counts = metric_name(problem), problem.data.test.counts
-        model = algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(problem, model)
-        personal = shared if not state.private.fields else None
-        personal = personal or evaluate_personal(problem, algorithm, state)
-        row: dict[str, Any] = {
-            "round": step,
-            "time": time.monotonic() - self.began,
-            "epsilon": self.channel.epsilon,
-            "loss": float(personal.loss.mean()),
-            **summarize(personal.score, counts, metric=metric),
-        }
-        if self.trainer.early_stopping is not None:
-            if model is None:
-                raise ConfigError(f"early_stopping looks at the shared model, but {algorithm.name} has none.")
-            row["distance"] = float((model - problem.initial).norm())
-        if shared is not None:
-            row |= summarize(shared.score, counts, metric=metric, prefix="global_")
-        if self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
-            self.history.pop()
-        self.history.append(row)
-        for callback in self.callbacks:
-            callback.on_evaluate(row)
-        return personal.score, None if shared is None else shared.score
-
-    def checkpoint(self, state: State, step: int, *, force: bool = False) -> None:
-        """Write a checkpoint when one is due."""
-        if self.folder is None:
-            return
-        every = self.trainer.checkpoint_every
-        due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
-        if due or force:
-            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=self.channel.state())
-            found.write(self.folder.checkpoint)
-            state.private.commit()
-            self.saved = time.monotonic()
-
-    def finish(self, state: State, step: int, stopped: str) -> Result:
-        """The result after the last event."""
-        trainer, problem = self.trainer, self.problem
-        own, shared = self.evaluate(state, step)
-        ids = problem.data.ids
-        return Result(
-            algorithm=trainer.algorithm.name,
-            epsilon=self.channel.epsilon,
-            privacy=self.channel.report,
-            history=self.history,
-            personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
-            shared=trainer.algorithm.shared(state),
-            personal_accuracy=dict(zip(ids, own.tolist(), strict=True)),
-            shared_accuracy=None if shared is None else dict(zip(ids, shared.tolist(), strict=True)),
-            final=self.history[-1],
-            stopped=stopped,
-            metric=metric_name(problem),
-            data_name=problem.data.name,
-            module=problem.module,
-            folder=None if self.folder is None else self.folder.root,
-        )
 
 
 @contextmanager

@@ -1,0 +1,177 @@
+"""One pass over the events of a run: steps, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms.base import Problem, State
+from ..errors import BudgetExhausted, ConfigError
+from ..privacy import Channel, OwnerChannel
+from .callbacks import Callback
+from .checkpoint import Checkpoint
+from .evaluation import Metrics, evaluate_personal, evaluate_shared, metric_name, summarize
+from .folder import RunFolder
+from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
+from .result import Result
+from .sources import Source
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger("fedmtl")
+_CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass
+class Loop:
+    """One pass over the events of a run, or of M runs that are computed together."""
+
+    trainer: Trainer
+    problem: Problem
+    channel: Channel | OwnerChannel
+    source: Source
+    folder: RunFolder | None
+    fingerprint: str
+    history: list[dict[str, Any]]
+    callbacks: Sequence[Callback]
+
+    def __post_init__(self) -> None:
+        spent = self.history[-1]["time"] if self.history else 0.0
+        self.began = time.monotonic() - spent
+        self.saved = time.monotonic()
+        self.replicates: Replicates = self.trainer.repeated
+        self.groups = self.replicates.groups(self.trainer.privacy)
+
+    def advance(self, state: State, step: int) -> tuple[State, int, str]:
+        """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
+        trainer, stopped = self.trainer, "rounds"
+        if self.stops(step):  # it did before the resume
+            self.channel.forfeit(step)
+            return state, step, "early"
+        try:
+            for event in self.source.events(step):
+                self.source.begin(event)
+                state = trainer.algorithm.step(self.problem, state, event, self.channel)  # type: ignore[arg-type]
+                last = self.source.last(event)
+                step = last.step + 1
+                for callback in self.callbacks:
+                    callback.on_event(last, state)
+                if step % self.source.every == 0 and step < self.source.stop:
+                    self.evaluate(state, step)
+                if self.stops(step):
+                    self.channel.forfeit(step)
+                    stopped = "early"
+                    break
+                self.checkpoint(state, step)
+        except BudgetExhausted as spent:
+            logger.info("%s", spent)
+            stopped = "budget"
+        self.checkpoint(state, step, force=True)
+        return state, step, stopped
+
+    def stops(self, step: int) -> bool:
+        """Whether the run ends here because of the row that the history has of this step."""
+        rule = self.trainer.early_stopping
+        fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.source.stop
+        return fresh and rule is not None and rule.stops(self.history)
+
+    def evaluate(self, state: State, step: int) -> Measured:
+        """Append what was measured to the history: a row, or one for each budget where there are replicates."""
+        found = self._measure_one(state) if self.replicates.count == 1 else self._measure_all(state)
+        while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
+            self.history.pop()
+        when = time.monotonic() - self.began
+        for row in found.rows:
+            self.history.append({"round": step, "time": when} | row)
+            for callback in self.callbacks:
+                callback.on_evaluate(self.history[-1])
+        return found
+
+    def _measure_one(self, state: State) -> Measured:
+        problem, algorithm = self.problem, self.trainer.algorithm
+        model = algorithm.shared(state)
+        shared = None if model is None else evaluate_shared(problem, model)
+        personal = shared if not state.private.fields else None
+        personal = personal or evaluate_personal(problem, algorithm, state)
+        row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(problem, personal)
+        row |= {name: float(value) for name, value in objectives(problem, algorithm, state).items()}
+        if self.trainer.early_stopping is not None:
+            if model is None:
+                raise ConfigError(f"early_stopping looks at the shared model, but {algorithm.name} has none.")
+            row["distance"] = float((model - problem.initial).norm())
+        if shared is not None:
+            row |= summarize(shared.score, problem.data.test.counts, metric=metric_name(problem), prefix="global_")
+        return Measured([row], personal, shared)
+
+    def _measure_all(self, state: State) -> Measured:
+        columns, first = measure_all(self.problem, self.trainer.algorithm, state)
+        spent = spent_by_run(self.channel, self.replicates.count)
+        rows = [
+            {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
+            for row, (_, members) in zip(bands(columns, self.groups), self.groups, strict=True)
+        ]
+        return Measured(rows, first, None, each_run(columns, self.groups))
+
+    def checkpoint(self, state: State, step: int, *, force: bool = False) -> None:
+        """Write a checkpoint when one is due."""
+        if self.folder is None:
+            return
+        every = self.trainer.checkpoint_every
+        due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
+        if due or force:
+            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=self.channel.state())
+            found.write(self.folder.checkpoint)
+            state.private.commit()
+            self.saved = time.monotonic()
+
+    def finish(self, state: State, step: int, stopped: str) -> Result:
+        """The result after the last event."""
+        trainer, problem = self.trainer, self.problem
+        found = self.evaluate(state, step)
+        ids, report = problem.data.ids, self.channel.report
+        if self.replicates.count > 1:
+            report = replace(report, outside=(OUTSIDE.format(count=self.replicates.count), *report.outside))
+        return Result(
+            algorithm=trainer.algorithm.name,
+            epsilon=self.channel.epsilon,
+            privacy=report,
+            history=self.history,
+            personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
+            shared=trainer.algorithm.shared(state),
+            personal_accuracy=_by_client(ids, found.personal.score),
+            shared_accuracy=None if found.shared is None else _by_client(ids, found.shared.score),
+            final=self.history[-1],
+            stopped=stopped,
+            metric=metric_name(problem),
+            data_name=problem.data.name,
+            module=problem.module,
+            folder=None if self.folder is None else self.folder.root,
+            replicates=found.runs,
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One evaluation.
+
+    Attributes:
+        rows: of the history, one for each budget.
+        personal, shared: scores by client, of replicate 0.
+        runs: a mapping of numbers for each run, where there are several.
+    """
+
+    rows: list[dict[str, Any]]
+    personal: Metrics
+    shared: Metrics | None
+    runs: list[dict[str, Any]] | None = None
+
+
+def _by_client(ids: tuple[str, ...], scores: Tensor) -> dict[str, float]:
+    return dict(zip(ids, scores.tolist(), strict=True))

@@ -1,0 +1,239 @@
+"""Repetitions of a run, at one or several epsilons, as one batched program: what they are, and what is said of them.
+
+Replicate ``m = e R + r`` of R repetitions at E epsilons is a run of its own: repetition r at the e-th epsilon, with
+its own schedule and its own noise, both drawn from (seed, m). The data, their split into training and test examples
+and the public starting point are those of the seed, common to all: another split is another run (``fedmtl -m
+seed=1,2,3``), because owners' counts, caps and noise scales then differ.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import algorithms
+from .._check import positive_int
+from ..algorithms.base import AnyAlgorithm, Problem, State
+from ..errors import ConfigError
+from ..privacy import Channel, OwnerChannel, Privacy
+from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
+from .metrics import normalized_row
+from .stopping import EarlyStopping
+
+PERCENTILES = (5, 25, 50, 75, 95)
+_ELEMENTS = 1 << 22  # of one stacked evaluation batch
+OUTSIDE = "the {count} runs behind a band: an epsilon covers one run, and figures of several show more"
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """R repetitions at each of E epsilons.
+
+    Args:
+        repetitions: R, at least 1.
+        epsilons: E different budgets, each in place of the ``epsilon`` of the privacy settings (infinite: clip
+            without noise); ``None`` keeps that one, and E = 1.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+
+    repetitions: int = 1
+    epsilons: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("Trainer", replicates=self.repetitions)
+        given = self.epsilons
+        if given is None:
+            return
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise ConfigError(
+                f"Trainer.epsilons is {given!r}; it must be a list of budgets such as [1, 3, 10], or None."
+            )
+        for value in given:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
+                raise ConfigError(f"Trainer.epsilons has {value!r}; every budget must be a number above 0.")
+        if len(set(given)) < len(given):
+            raise ConfigError(f"Trainer.epsilons is {list(given)!r}; the budgets must differ.")
+        object.__setattr__(self, "epsilons", tuple(float(value) for value in given))
+
+    @property
+    def count(self) -> int:
+        """M = E R, all runs together."""
+        return self.repetitions * len(self.epsilons or (0,))
+
+    def check(
+        self,
+        algorithm: AnyAlgorithm,
+        privacy: Privacy | None,
+        early_stopping: EarlyStopping | None = None,
+        baselines: Sequence[object] = (),
+    ) -> None:
+        """Refuse settings that cannot have these replicates.
+
+        Raises:
+            ConfigError: an algorithm that cannot compute several runs as one program, noise that is not simulated,
+                privacy without one budget to set, early stopping, or baselines.
+        """
+        if self.epsilons is not None:
+            shown = ", ".join(f"{value:g}" for value in self.epsilons)
+            if privacy is None:
+                raise ConfigError(
+                    f"epsilons is [{shown}], but without privacy there is no budget to set; leave it out."
+                )
+            if privacy.noise_multiplier is not None:
+                raise ConfigError(
+                    f"epsilons is [{shown}], but privacy.noise_multiplier says how much noise there is; leave out one."
+                )
+            if isinstance(privacy.epsilon, Mapping):
+                raise ConfigError(f"epsilons is [{shown}], but privacy.epsilon has budgets by client; leave out one.")
+        if self.count == 1:
+            return
+        if not getattr(algorithm, "replicates", False):
+            known = [getattr(algorithms, name) for name in algorithms.__all__]
+            able = ", ".join(one.name for one in known if getattr(one, "replicates", False))
+            raise ConfigError(
+                f"replicates: {algorithm.name} cannot compute {self.count} runs as one program; accepted: {able}. "
+                "Others are swept: fedmtl -m seed=1,2,3."
+            )
+        if privacy is not None and privacy.source != "seeded":
+            raise ConfigError(
+                f"replicates: {self.count} runs on the same records are a simulation, and cost {self.count} times the "
+                "epsilon of one; they need privacy.source='seeded'."
+            )
+        for name, value in (("early_stopping", early_stopping), ("baselines", list(baselines) or None)):
+            if value is not None:
+                raise ConfigError(f"replicates: {name} is {value!r}; {self.count} runs as one program have none.")
+
+    def privacies(self, privacy: Privacy | None) -> Any:
+        """The settings of the only run, or a tuple of those of all M; None without privacy."""
+        if privacy is None or self.epsilons is None:
+            return privacy
+        each = [replace(privacy, epsilon=epsilon) for epsilon in self.epsilons]
+        return each[0] if self.count == 1 else tuple(one for one in each for _ in range(self.repetitions))
+
+    def groups(self, privacy: Privacy | None) -> list[tuple[float | None, slice]]:
+        """Each budget with the replicates that have it; None without one, the largest of several owners'."""
+        if self.epsilons is None:
+            given = None if privacy is None else privacy.epsilon
+            budget = max(given.values()) if isinstance(given, Mapping) else given
+            return [(budget, slice(0, self.repetitions))]
+        size = self.repetitions
+        return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
+
+
+def init_state(algorithm: AnyAlgorithm, problem: Problem, replicates: Replicates) -> State:
+    """The state before the first event, of all runs."""
+    if replicates.count == 1:
+        return algorithm.init(problem)
+    state: State = algorithm.init(problem, replicates.count)  # type: ignore[call-arg]
+    return state
+
+
+def spent_by_run(channel: Channel | OwnerChannel, count: int) -> np.ndarray:
+    """(M,) epsilon of each run so far, the largest of its owners; infinite without noise."""
+    return np.broadcast_to(np.asarray(getattr(channel, "epsilons", channel.epsilon)), count)
+
+
+def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
+    """What a row of the history says of the scores of all clients."""
+    name, counts = metric_name(problem), problem.data.test.counts
+    summary = summarize(metrics.score, counts, metric=name)
+    return {"loss": float(metrics.loss.mean())} | summary | normalized_row(problem, metrics.score)
+
+
+def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[str, Tensor]:
+    """float64 (M,) each: ``objective``, and ``psi`` where the algorithm knows the least objective; {} without one."""
+    objective = getattr(algorithm, "objective", None)
+    if objective is None:
+        return {}
+    found = {"objective": objective(problem, state)}
+    least = getattr(algorithm, "least_objective", None)
+    best = None if least is None else least(problem)
+    if best is not None and best > 0:
+        found["psi"] = found["objective"] / best - 1
+    return found
+
+
+def measure_all(problem: Problem, algorithm: AnyAlgorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
+    """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
+    scores = evaluate_models(problem, algorithm.models(problem, state))  # type: ignore[union-attr]
+    each = [Metrics(loss, score) for loss, score in zip(scores.loss, scores.score, strict=True)]
+    rows = [numbers_of(problem, metrics) for metrics in each]
+    columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
+    return columns | objectives(problem, algorithm, state), each[0]
+
+
+def evaluate_models(problem: Problem, models: Tensor) -> Metrics:
+    """The test scores of several models of every client, float64 (M, n) each.
+
+    Args:
+        problem: data, loss and executor.
+        models: (M, n, D); expanded along the clients where they have the same model.
+    """
+    count, clients, _ = models.shape
+    test = problem.data.test
+    every = torch.arange(clients)
+    if clients > 1 and models.stride(1) == 0:
+        return _on_the_same(problem, models[:, 0], every.repeat_interleave(test.counts), torch.arange(len(test)))
+    if count <= clients:  # the fewer calls
+        each = [evaluate_rows(problem, own, every, "test") for own in models]
+    else:
+        blocks = torch.arange(len(test)).split(test.counts.tolist())
+        each = [
+            _on_the_same(problem, models[:, client], torch.zeros_like(block), block)
+            for client, block in enumerate(blocks)
+        ]
+        return Metrics(torch.cat([m.loss for m in each], 1), torch.cat([m.score for m in each], 1))
+    return Metrics(torch.stack([m.loss for m in each]), torch.stack([m.score for m in each]))
+
+
+def _on_the_same(problem: Problem, models: Tensor, owner: Tensor, index: Tensor) -> Metrics:
+    """Models (M, D) on the test examples ``index`` (N,), averaged over those of each ``owner`` (N,): (M, n)."""
+    count = len(models)
+    counts = torch.bincount(owner)
+    sums = torch.zeros(2, count, len(counts), dtype=torch.float64)
+    block = max(1, _ELEMENTS // (count * problem.dimension))
+    with problem.executor.stack() as stack:
+        for part, who in zip(index.split(block), owner.split(block), strict=True):
+            x, y = problem.data.gather("test", part, dtype=models.dtype, device=models.device)
+            outputs = stack.predict(models, x.expand(count, *x.shape))
+            for total, values in zip(sums, per_example(problem, outputs, y.expand(count, *y.shape)), strict=True):
+                total.index_add_(1, who, values.cpu())
+    return Metrics(sums[0] / counts, sums[1] / counts)
+
+
+def bands(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
+    """One mapping for each budget: the mean of every number under its name, its percentiles under NAME_p5, ...
+
+    Args:
+        columns: float64 (M,) by name.
+        groups: budgets with their replicates.
+    """
+    rows = []
+    for budget, members in groups:
+        row: dict[str, Any] = {"budget": budget}
+        for name, values in columns.items():
+            row[name] = float(values[members].mean())
+            if len(values[members]) > 1:
+                share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
+                marks = values[members].quantile(share).tolist()
+                row |= {f"{name}_p{mark}": value for mark, value in zip(PERCENTILES, marks, strict=True)}
+        rows.append(row)
+    return rows
+
+
+def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:
+    """One mapping for each run: its budget, its number among those of the budget, and every number."""
+    rows = []
+    for budget, members in groups:
+        for repetition, place in enumerate(range(members.start, members.stop)):
+            row: dict[str, Any] = {"budget": budget, "repetition": repetition}
+            rows.append(row | {name: float(values[place]) for name, values in columns.items()})
+    return rows
