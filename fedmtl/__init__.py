@@ -14,6 +14,7 @@ _EXPORTS = {
     "FedAvg": "algorithms",
     "FedProx": "algorithms",
     "Local": "algorithms",
+    "PeerToPeer": "algorithms",
     "ServerOptimizer": "algorithms",
     "FederatedDataset": "data",
     "load_data": "data",
@@ -54,6 +55,7 @@ __all__ = [
     "Local",
     "LocalOptimizer",
     "LocalSGD",
+    "PeerToPeer",
     "PoissonClocks",
     "PoissonSampling",
     "PrivateSearch",
@@ -69,7 +71,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import models
-    from .algorithms import PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, ServerOptimizer
+    from .algorithms import PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, PeerToPeer, ServerOptimizer
     from .data import FederatedDataset, load_data
     from .execution import Execution
     from .optim import LocalOptimizer, LocalSGD

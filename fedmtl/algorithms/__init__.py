@@ -1,9 +1,10 @@
-"""One file a method: PMTL, PP-DMTL, the asynchronous learner, FedAvg and FedProx, Local."""
+"""One file a method: PMTL, PP-DMTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
 
 from .async_learner import AsyncLearner
 from .base import Algorithm, AsyncAlgorithm, Problem, State
 from .fedavg import FedAvg, FedProx
 from .local import Local
+from .p2p import PeerToPeer
 from .pmtl import PMTL
 from .pp_dmtl import PPDMTL
 from .server import ServerOptimizer
@@ -20,6 +21,7 @@ __all__ = [
     "FedProx",
     "Local",
     "MappedClientStore",
+    "PeerToPeer",
     "Problem",
     "ServerOptimizer",
     "State",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -27,7 +27,10 @@ class Graph:
     Args:
         weights: (n, n) sparse or dense; kept as a float64 ``csr_array`` with sorted columns and no stored zeros.
         ids: the agents' ids, in the order of the rows.
-        isolated: agents without neighbours are accepted; their models never move, and no objective sees them.
+        isolated: agents without neighbours are accepted; no objective sees them.
+
+    Attributes:
+        digest: of ids and weights, a BLAKE2b digest (32 hex digits).
 
     Raises:
         ConfigError: ids that are not distinct or not n; weights that are not square, not finite, negative, on the
@@ -37,10 +40,12 @@ class Graph:
     weights: csr_array
     ids: tuple[str, ...]
     isolated: bool = False
+    digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(str(name) for name in self.ids))
         object.__setattr__(self, "weights", self._checked(self.weights))
+        object.__setattr__(self, "digest", self._digest())
 
     def _checked(self, given: Any) -> csr_array:
         matrix: Any = csr_array(given, copy=True).astype(np.float64)
@@ -147,8 +152,7 @@ class Graph:
         order = np.array([self._rows[name] for name in wanted])
         return Graph(self.weights[order][:, order], wanted, self.isolated)
 
-    def fingerprint(self) -> str:
-        """A BLAKE2b digest (32 hex digits) of ids and weights."""
+    def _digest(self) -> str:
         digest = hashlib.blake2b("\n".join(self.ids).encode(), digest_size=16)
         for part in (self.weights.indptr, self.weights.indices):
             digest.update(np.ascontiguousarray(part, dtype=np.int64).data)

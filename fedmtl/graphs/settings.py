@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from .._check import non_negative, positive, positive_int
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .builders import clusters, complete, from_edges, knn_cosine, ring
 from .graph import Graph
 
@@ -92,11 +93,23 @@ class Clusters:
 
 @dataclass(frozen=True)
 class EdgesFile:
-    """A CSV file of edges by client id; see :func:`~fedmtl.graphs.from_edges`."""
+    """A CSV file of edges by client id; see :func:`~fedmtl.graphs.from_edges`.
 
-    path: str | Path
+    Raises:
+        DataError: there is no such file.
+    """
+
+    path: str
     isolated: bool = False
+    digest: str = field(init=False)
     from_data = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(self.path))
+        if not Path(self.path).is_file():
+            raise DataError(f"{self.path}: no such file; edges are a CSV file with the columns agent,neighbour,weight.")
+        content = Path(self.path).read_bytes()
+        object.__setattr__(self, "digest", hashlib.blake2b(content, digest_size=16).hexdigest())
 
     def build(self, data: Any) -> Graph:
         """Read it."""

@@ -201,16 +201,20 @@ def open_activations(
     bound = bind_schedule(schedule, problem)
     stop = min(problem.rounds, bound.steps)
     published = getattr(algorithm, "published", None)  # only where an algorithm has an accounting that is refuted
+    needs = getattr(algorithm, "channel_options", None)  # what else an algorithm needs of its channel, by keyword
+    caps = algorithm.caps(problem, bound.caps.clip(max=stop))
+    own: dict[str, Any] = {} if needs is None else needs(problem, privacy, caps)
     channel = open_owner_channel(
         privacy,
         algorithm.rows(problem),
         ids=tuple(problem.data.ids),
-        caps=algorithm.caps(problem, bound.caps.clip(max=stop)),
+        caps=caps,
         seed=seed,
         replicates=replicates,
         schedule=bound.describe(),
-        notes=problem.data.notes,
+        notes=(*problem.data.notes, *own.pop("notes", ())),
         published=None if published is None else published(problem),
+        **own,
         **options,
     )
 

@@ -48,9 +48,9 @@ def test_the_order_of_the_rows_is_that_of_the_ids() -> None:
     again = graph.ordered(("c", "a", "b"))
     assert np.array_equal(again.weights.toarray(), TRIANGLE[np.ix_([2, 0, 1], [2, 0, 1])])
     assert graph.ordered(["a", "b", "c"]) is graph
-    assert again.fingerprint() != graph.fingerprint()
-    assert again.ordered(graph.ids).fingerprint() == graph.fingerprint()
-    assert Graph(1.5 * TRIANGLE, graph.ids).fingerprint() != graph.fingerprint()
+    assert again.digest != graph.digest
+    assert again.ordered(graph.ids).digest == graph.digest
+    assert Graph(1.5 * TRIANGLE, graph.ids).digest != graph.digest
     with pytest.raises(ConfigError, match="no agent 'd', which the data have"):
         graph.ordered(("a", "b", "c", "d"))
     with pytest.raises(ConfigError, match="agent 'c' is not in the data"):
@@ -181,7 +181,7 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
         (Complete(), 10),
         (Ring(), 5),
         (Clusters(labels), 4),
-        (EdgesFile(tmp_path / "edges.csv"), 3),
+        (EdgesFile(str(tmp_path / "edges.csv")), 3),
     ):
         assert isinstance(settings, GraphSettings)
         assert settings.build(data).edges == edges
@@ -192,6 +192,11 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
     assert KNNCosine(2).from_data
     found = KNNCosine(2).build(data).weights.toarray()
     assert np.array_equal(found, knn_cosine(sums, 2).weights.toarray())
+    before = EdgesFile(str(tmp_path / "edges.csv")).digest
+    (tmp_path / "edges.csv").write_text("agent,neighbour\na,b\nc,d\nd,a\n")
+    assert EdgesFile(str(tmp_path / "edges.csv")).digest != before
+    with pytest.raises(DataError, match="no such file"):
+        EdgesFile(str(tmp_path / "none.csv"))
     with pytest.raises(ConfigError, match="no cluster for client 'e'"):
         Clusters({k: v for k, v in labels.items() if k != "e"}).build(data)
     with pytest.raises(ConfigError, match="names 'f'"):

@@ -1,0 +1,214 @@
+"""Peer-to-peer learning: the printed update as a slow loop, optima of independent solvers, blocks and replicates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from scipy.sparse import block_diag, csr_array, identity, kron
+from scipy.sparse.linalg import spsolve
+
+from fedmtl.algorithms import PeerToPeer
+from fedmtl.errors import ConfigError
+from fedmtl.graphs import Ring, complete
+
+from .p2p_harness import (
+    COUNTS,
+    NOISED,
+    D,
+    agents,
+    arrays,
+    mean_gradient,
+    noise_of,
+    objective,
+    random_graph,
+    run,
+    schedule,
+    slow,
+)
+
+SMOOTH = {"logistic": 0.25, "squared": 2.0}
+N = len(COUNTS)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("lam", ["inverse", 0.3])
+def test_runs_are_the_slow_loop(loss: str, lam: float | str) -> None:
+    problem, graph = agents(loss), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, lam=lam)
+    for seed, replicates in ((0, 1), (1, 3)):
+        clients = schedule(replicates, 40, seed)
+        noise = noise_of(algorithm, problem, clients, NOISED)
+        state, _ = run(algorithm, problem, clients, NOISED)
+        assert np.abs(noise).max() > 0.01
+        for r in range(replicates):
+            expected = slow(
+                arrays(problem),
+                graph.weights.toarray(),
+                loss,
+                clients[r],
+                mu=0.7,
+                lam=lam,
+                smooth=SMOOTH[loss],
+                noise=noise[:, r],
+                clip=0.4,
+            )
+            assert np.allclose(state.public["theta"][r].numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicates", [1, 4])
+def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
+    problem = agents(counts=(3, 4, 2, 6) * 5)
+    for seed, density in enumerate((0.05, 0.15, 0.3, 1.0)):
+        algorithm = PeerToPeer(graph=random_graph(20, seed, density), mu=0.5)
+        clients = schedule(replicates, 120, seed, count=20)
+        whole, _ = run(algorithm, problem, clients, NOISED)
+        network = algorithm.network(problem)
+        assert (network.dense is not None) == (density > 0.2)
+        for pieces in (1, 7):
+            cut, _ = run(algorithm, problem, clients, NOISED, pieces=pieces)
+            assert torch.allclose(cut.public["theta"], whole.public["theta"], rtol=1e-10, atol=1e-12)
+            assert torch.equal(cut.public["sent"], whole.public["sent"])
+
+
+def test_replicates_are_single_runs() -> None:
+    problem, clients = agents(), schedule(3, 25, 8)
+    algorithm = PeerToPeer(graph=random_graph(N), mu=0.5)
+    together, _ = run(algorithm, problem, clients)
+    for r in range(3):
+        alone, _ = run(algorithm, problem, clients[r : r + 1])
+        assert torch.allclose(together.public["theta"][r], alone.public["theta"][0], rtol=1e-11, atol=1e-13)
+    assert together.public["theta"].abs().max() > 0.01
+    assert algorithm.models(problem, together) is together.public["theta"]
+
+
+def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
+    problem, clients, graph = agents(), schedule(2, 60, 3), random_graph(N)
+    state, _ = run(PeerToPeer(graph=graph), problem, clients)
+    degree = (graph.weights.toarray() > 0).sum(1)
+    expected = [sum(degree[i] for i in row if i >= 0) for row in clients.tolist()]
+    assert state.public["sent"].tolist() == expected
+
+
+# Optima
+
+
+def sweeps(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(N) for _ in range(count)])[None]
+
+
+def linear_optimum(problem, weights, mu, lam):
+    """Theta* of the squared loss from the normal equations, one sparse system."""
+    data = arrays(problem)
+    degree, most = weights.sum(1), max(COUNTS)
+    blocks, right = [], []
+    for i, (x, y) in enumerate(data):
+        ridge = 1 / len(y) if lam == "inverse" else lam
+        scale = mu * degree[i] * len(y) / most
+        blocks.append(scale * (2 / len(y) * x.T @ x + 2 * ridge * np.eye(D)))
+        right.append(scale * 2 / len(y) * x.T @ y)
+    laplacian = kron(csr_array(np.diag(degree) - weights), identity(D))
+    return spsolve((laplacian + block_diag(blocks)).tocsc(), np.concatenate(right)).reshape(N, D)
+
+
+@pytest.mark.parametrize("lam", ["inverse", 0.05])
+def test_without_noise_the_squared_loss_reaches_the_solution_of_its_linear_system(lam: float | str) -> None:
+    problem, graph = agents("squared"), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=0.8, loss="squared", lam=lam)
+    best = linear_optimum(problem, graph.weights.toarray(), 0.8, lam)
+    state, _ = run(algorithm, problem, sweeps(400))
+    assert np.abs(state.public["theta"][0].numpy() - best).max() < 1e-9
+    assert np.abs(best).max() > 0.1
+    start, _ = run(algorithm, problem, sweeps(3))
+    assert np.abs(start.public["theta"][0].numpy() - best).max() > 1e-3
+
+
+def test_without_noise_the_logistic_loss_reaches_the_optimum_of_lbfgs() -> None:
+    problem, graph = agents(), random_graph(N)
+    weights, data = graph.weights.toarray(), arrays(problem)
+
+    def value(flat):
+        theta = flat.reshape(N, D)
+        gradient = weights.sum(1)[:, None] * theta - weights @ theta
+        for i, (x, y) in enumerate(data):
+            local = mean_gradient("logistic", x, y, theta[i]) + 0.2 * theta[i]
+            gradient[i] += 0.6 * weights[i].sum() * len(y) / max(COUNTS) * local
+        return objective(data, weights, "logistic", theta, mu=0.6, lam=0.1), gradient.ravel()
+
+    options = {"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-11}
+    found = optimize.minimize(value, np.zeros(N * D), jac=True, method="L-BFGS-B", options=options)
+    algorithm = PeerToPeer(graph=graph, mu=0.6, lam=0.1)
+    state, _ = run(algorithm, problem, sweeps(500))
+    assert np.abs(state.public["theta"][0].numpy().ravel() - found.x).max() < 1e-6
+    assert float(algorithm.objective(problem, state)) == pytest.approx(found.fun, rel=1e-10)
+    assert found.fun < 0.98 * float(algorithm.objective(problem, algorithm.init(problem)))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_the_objective_is_equation_2(loss: str) -> None:
+    problem, graph = agents(loss), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=0.6, loss=loss)
+    state, _ = run(algorithm, problem, schedule(3, 30, 1))
+    found = algorithm.objective(problem, state)
+    for r in range(3):
+        theta = state.public["theta"][r].numpy()
+        expected = objective(arrays(problem), graph.weights.toarray(), loss, theta, mu=0.6, lam="inverse")
+        assert float(found[r]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_large_mu_is_local_and_small_mu_is_one_model() -> None:
+    problem, graph = agents("squared"), random_graph(N)
+    alone = []
+    for x, y in arrays(problem):
+        alone.append(np.linalg.solve(x.T @ x / len(y) + np.eye(D) / len(y), x.T @ y / len(y)))
+    algorithm = PeerToPeer(graph=graph, mu=1e7, loss="squared")
+    state, _ = run(algorithm, problem, sweeps(300))
+    assert np.abs(state.public["theta"][0].numpy() - np.stack(alone)).max() < 1e-5
+    best = linear_optimum(problem, graph.weights.toarray(), 1e-5, "inverse")
+    assert np.ptp(best, axis=0).max() < 1e-3 * np.abs(best).max()
+    state, _ = run(PeerToPeer(graph=graph, mu=1e-3, loss="squared"), problem, sweeps(3000))
+    theta = state.public["theta"][0].numpy()
+    assert np.ptp(theta, axis=0).max() < 0.05 * np.abs(theta).max()
+    assert np.ptp(np.stack(alone), axis=0).max() > 0.2
+
+
+def test_a_public_constant_to_start_from() -> None:
+    problem, graph = agents(), random_graph(N)
+    for start in (0.5, (1.0, 2.0, 3.0, 4.0)):
+        algorithm = PeerToPeer(graph=graph, start=start)
+        theta = algorithm.init(problem).public["theta"][0].numpy()
+        assert np.array_equal(theta, np.broadcast_to(start, (N, D)))
+        state, _ = run(algorithm, problem, schedule(1, 20, 0))
+        expected = slow(
+            arrays(problem),
+            graph.weights.toarray(),
+            "logistic",
+            schedule(1, 20, 0)[0],
+            mu=1.0,
+            lam="inverse",
+            smooth=0.25,
+            theta=theta,
+        )
+        assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-10)
+    with pytest.raises(ConfigError, match="start has 2 numbers for a model of 4"):
+        PeerToPeer(graph=graph, start=(1.0, 2.0)).init(problem)
+
+
+def test_bad_settings_are_refused() -> None:
+    graph = random_graph(N)
+    for options, message in (
+        ({"graph": "ring"}, "graph is 'ring'; give a Graph"),
+        ({"mu": 0.0}, "mu is 0"),
+        ({"loss": "hinge"}, "accepted: 'logistic', 'squared'"),
+        ({"lam": -1.0}, "lam is -1"),
+        ({"row_norm": 0}, "row_norm is 0"),
+        ({"smoothness": 0.0}, "smoothness is 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            PeerToPeer(**{"graph": graph, **options})
+    problem = agents()
+    with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
+        PeerToPeer(graph=complete(N)).network(problem)
+    assert PeerToPeer(graph=Ring()).network(problem).graph.edges == N
