@@ -280,11 +280,7 @@ class OwnerChannel:
         """(S, R, D) draws at scale 1 for the activations from ``first``."""
         assert self.privacy is not None
         law = LAWS[self.privacy.mechanism](1.0)
-        keys = torch.arange(first, first + shape[0])
-        draws = np.empty(shape)
-        for r, source in enumerate(self._sources):
-            draws[:, r] = law.draw_rows(source, purpose, 0, keys, shape[2])
-        return draws
+        return law.draw_run(self._sources, purpose, first, shape[0], shape[2])
 
     # What it costs
 

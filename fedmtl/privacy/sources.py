@@ -45,6 +45,9 @@ class NoiseSource(Protocol):
             value is 2**-129.
         """
 
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Words ``first`` to ``first + count - 1`` of an endless stream, uint64 (count,): 64 random bits each."""
+
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins for one draw of a cohort."""
 
@@ -76,9 +79,17 @@ class SeededSource:
         if keys is None:
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
             words = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
-            return _signs_and_tails(words[0], words[1])
+            return signs_and_tails(words[0], words[1])
         key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
-        return _signs_and_tails(*_owner_words(key, keys.cpu(), step, size))
+        return signs_and_tails(*_owner_words(key, keys.cpu(), step, size))
+
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Words of the stream of (seed, purpose, replicate), wherever a window of it begins and ends: Philox4x64, which
+        makes four words of each value of its counter."""
+        name = f"privacy/words/{purpose}"
+        key = [derive_key(self.seed, name, self.replicate), derive_key(self.seed, name + "/1", self.replicate)]
+        block, skipped = divmod(first, 4)
+        return np.random.Philox(key=np.array(key, np.uint64), counter=block).random_raw(skipped + count)[skipped:]
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins that are a function of (seed, purpose, replicate, step)."""
@@ -105,8 +116,12 @@ class SecureSource:
     def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Fresh signs and tails; of ``keys`` only the number matters."""
         shape = (size,) if keys is None else (keys.numel(), size)
-        words = np.frombuffer(os.urandom(16 * math.prod(shape)), dtype=np.uint64).reshape(2, *shape)
-        return _signs_and_tails(words[0], words[1])
+        words = self.words(purpose, 0, 2 * math.prod(shape)).reshape(2, *shape)
+        return signs_and_tails(words[0], words[1])
+
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Fresh words; only their number matters."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins straight from the operating system."""
@@ -131,10 +146,12 @@ class SystemCoins:
 _BLOCK_ELEMENTS = 1 << 16  # the words of a block stay in the cache
 
 
-def _signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
     the bit left over is the sign."""
-    sign = 1.0 - 2.0 * (first & np.uint64(1)).astype(np.float64)
+    sign = (first & np.uint64(1)).astype(np.float64)
+    sign *= -2.0
+    sign += 1.0
     tail = second.astype(np.float64)
     tail += 0.5
     tail *= 2.0**-64

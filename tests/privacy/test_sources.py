@@ -56,7 +56,7 @@ def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
 @pytest.mark.parametrize("first", [0, 1, 2, 6, 1 << 12, 2**60 + 1, 2 * (2**57 + 2**4), 2 * (2**57 + 3 * 2**4), 2**63])
 @pytest.mark.parametrize("second", [0, 1, 2**30, 12345 << 40, 2**63, 2**64 - 1])
 def test_a_tail_is_its_words_rounded_once(first, second):
-    sign, tail = sources._signs_and_tails(np.array([first], np.uint64), np.array([second], np.uint64))
+    sign, tail = sources.signs_and_tails(np.array([first], np.uint64), np.array([second], np.uint64))
     exact = (Fraction(first >> 1) + (Fraction(second) + Fraction(1, 2)) / 2**64) / 2**64
     assert sign[0] == (-1 if first & 1 else 1)
     assert 0 < tail[0] < 0.5
@@ -67,7 +67,20 @@ def test_a_tail_is_its_words_rounded_once(first, second):
 
 def test_a_tail_is_never_half():
     last = np.array([2**64 - 1], np.uint64)
-    assert sources._signs_and_tails(last, last)[1] == 0.5 - 2.0**-54
+    assert sources.signs_and_tails(last, last)[1] == 0.5 - 2.0**-54
+
+
+def test_words_are_a_window_of_one_stream():
+    source = SeededSource(3)
+    whole = source.words("noise", 0, 50)
+    assert whole.dtype == np.uint64
+    for first in range(12):
+        for count in (1, 2, 5, 30):
+            assert np.array_equal(source.words("noise", first, count), whole[first : first + count])
+    far = 3 * 2**62 + 1
+    assert np.array_equal(source.words("noise", far, 9)[4:], source.words("noise", far + 4, 5))
+    bits = np.unpackbits(source.words("noise", 1, 4000).view(np.uint8)).reshape(-1, 64)
+    assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
 
 
 def test_owners_are_drawn_alone_or_together():

@@ -1,0 +1,253 @@
+"""Events a second of the asynchronous methods: fedmtl against plain NumPy loops of the same updates.
+
+A single run has its ledger on disk; R runs are one batched program in fedmtl, and R loops one after another in NumPy.
+fedmtl's time includes schedule, charges, noise and updates; the NumPy loop is told who acts, and draws noise. Both
+are first run on the same events with the same noise and must end in the same state. In the timed runs each draws its
+own noise, of the same law; the final objectives, averaged over the runs, are printed, and where they differ by more
+than 2% there is no ratio. The contenders take turns; calibration and preparation are timed apart.
+
+    python benchmarks/speed/asynchronous.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy_loops import Array, Noise, central_learner, l2_laplace, laplace, pp_dmtl
+from rounds import machine
+from torch import Tensor
+
+from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
+from fedmtl.algorithms.base import AsyncAlgorithm, Problem
+from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss
+from fedmtl.data.synthetic import make_synthetic_tasks
+from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
+from fedmtl.schedules.clocks import AsynchronousSchedule
+from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.sources import open_activations
+
+TOLERANCE = 0.02
+Loop = Callable[[list[int], Noise], Array]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One method on one problem.
+
+    Attributes:
+        title: in a line.
+        problem, algorithm, privacy: of fedmtl.
+        schedule: of so many events.
+        loop: the NumPy loop on the same records.
+        law: (generator, scales of the owners, p) -> the loop's noise.
+        released: name of the state's tensor that the loop returns, of one run.
+        objective: of the models of several runs, (R, ...) -> (R,).
+    """
+
+    title: str
+    problem: Problem
+    algorithm: AsyncAlgorithm
+    privacy: RecordPrivacy
+    schedule: Callable[[int], AsynchronousSchedule]
+    loop: Loop
+    law: Callable[[np.random.Generator, Array, int], Noise]
+    released: str
+    objective: Callable[[Tensor], Tensor]
+
+    def open(self, events: int, runs: int, ledger: Path | None = None) -> Any:
+        """Channel and blocks of events, as the trainer opens them."""
+        return open_activations(
+            self.algorithm, self.problem, self.schedule(events), self.privacy, seed=0, replicates=runs,
+            ledger_path=ledger,
+        )  # fmt: skip
+
+    def fedmtl(self, events: int, runs: int, ledger: Path | None) -> tuple[float, Tensor]:
+        """Seconds, and the models (R, ...) at the end."""
+        channel, source = self.open(events, runs, ledger)
+        state = self.algorithm.init(self.problem, runs)
+        with closing(channel):
+            channel.start(0)
+            began = time.perf_counter()
+            for block in source.events(0):
+                source.begin(block)
+                state = self.algorithm.step(self.problem, state, block, channel)
+            seconds = time.perf_counter() - began
+        return seconds, state.public[self.released].clone()
+
+    def numpy(self, events: int, runs: int, scales: Array) -> tuple[float, Tensor]:
+        """Seconds, and the models (R, ...) at the end."""
+        models, table = [], self.open(events, runs)[1].table(0, events)
+        everyone = table.client.tolist()
+        began = time.perf_counter()
+        for run, who in enumerate(everyone):
+            rng = np.random.default_rng(run)
+            models.append(self.loop(who, self.law(rng, scales, self.problem.dimension)))
+        return time.perf_counter() - began, torch.from_numpy(np.stack(models))
+
+    def scales(self, events: int) -> Array:
+        """Of every owner's noise: 2 C z / n_i."""
+        with closing(self.open(events, 1)[0]) as channel:
+            return 2 * self.privacy.clip_norm * channel.noise_multipliers / self.problem.data.train.counts.numpy()
+
+    def check(self, events: int) -> float:
+        """Largest difference of the two on the same events with the same noise, relative to the largest entry."""
+        channel, source = self.open(events, 1)
+        blocks, noise = list(source.events(0)), []
+        counts = self.problem.data.train.counts.tolist()
+        with closing(channel):
+            channel.start(0)
+            for block in blocks:  # releases of zeros are the noise
+                source.begin(block)
+                zeros = channel.release_run(
+                    len(block), lambda k, _, where: torch.zeros(len(where), counts[k], dtype=torch.float64)
+                )
+                noise += list(zeros[:, 0].numpy())
+        expected = self.loop(torch.cat([b.client[0] for b in blocks]).tolist(), lambda event, _: noise[event])
+        found = self.fedmtl(events, 1, None)[1][0].numpy()
+        return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def learner(bound: str) -> Workload:
+    """10 owners of 900 records in 10 dimensions, squared loss."""
+    rng, owners, records, p = np.random.default_rng(0), 10, 900, 10
+    x = rng.standard_normal((owners, records, p)) * (1.0 if bound == "clip" else 0.02)
+    y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
+    data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)})
+    domain = None if bound == "clip" else DomainBound(x_l1=1.0, y=1.0)
+    algorithm = AsyncLearner(kappa=20.0, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
+    clip = 5.0 if algorithm.xi is None else algorithm.xi
+    problem = problem_of(data, 1000)
+    rows = algorithm.rows(problem)
+    arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
+    pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
+
+    def loop(who: list[int], noise: Noise) -> Array:
+        return central_learner(
+            arrays, targets, who, noise, a=algorithm.effective_step(owners, owners, 1000), reg=algorithm.reg,
+            top=algorithm.theta_max, clip=clip, clipped=bound == "clip",
+        )  # fmt: skip
+
+    return Workload(
+        title=f"asynchronous learner, {owners} owners x {records} records x {p}, squared loss, "
+        + ("every record clipped" if bound == "clip" else "sufficient statistics"),
+        problem=problem,
+        algorithm=algorithm,
+        privacy=RecordPrivacy(clip_norm=clip, epsilon=100.0, delta=0.0, mechanism="laplace"),
+        schedule=lambda events: PoissonClocks(events=events, per_client=max(1, 2 * events // owners)),
+        loop=loop,
+        law=laplace,
+        released="theta_l",
+        objective=lambda theta: loss.value(theta, pooled, values).mean(1) + algorithm.reg * theta.square().sum(1),
+    )
+
+
+def tasks() -> Workload:
+    """The 20 tasks of Xie et al."""
+    algorithm = PPDMTL()
+    data = make_synthetic_tasks().data
+    problem = problem_of(data, 10**6)
+    records = LinearData.of(problem)
+    rows, targets = [r.numpy() for r in algorithm.rows(problem)], [t.numpy() for t in records.y]
+    a2, threshold = algorithm._steps(problem)
+
+    def loop(who: list[int], noise: Noise) -> Array:
+        return pp_dmtl(rows, targets, who, noise, a2=a2, threshold=threshold, clip=1.0).T
+
+    def objective(shared: Tensor) -> Tensor:
+        state = algorithm.init(problem, len(shared))
+        state.public["shared"].copy_(shared)
+        return algorithm.objective(problem, state)
+
+    return Workload(
+        title="PP-DMTL, 20 tasks x 60 records x 28, logistic loss, nuclear norm, epsilon 1 an answer",
+        problem=problem,
+        algorithm=algorithm,
+        privacy=RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="l2_laplace"),
+        schedule=lambda events: Latencies(latency=UniformLatency(0.0, 15.0), events=events),
+        loop=loop,
+        law=l2_laplace,
+        released="shared",
+        objective=objective,
+    )
+
+
+def problem_of(data: FederatedDataset, events: int) -> Problem:
+    model = models.linear_regression(bias=False)
+    return build_problem(data, model, "mse", Execution("stacked"), events, 0, "cpu", "float64")
+
+
+@dataclass
+class Contender:
+    """One side of a comparison."""
+
+    name: str
+    run: Callable[[], tuple[float, Tensor]]
+    threads: int
+    seconds: list[float] = field(default_factory=list)
+    loss: float = 0.0
+
+
+def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path) -> None:
+    """Time both sides in turns and print one block."""
+    scales, most = work.scales(events), torch.get_num_threads()
+    files = iter(range(10**6))
+
+    def ours() -> tuple[float, Tensor]:
+        return work.fedmtl(events, runs, folder / f"{next(files)}.jsonl" if runs == 1 else None)
+
+    sides = [Contender(f"fedmtl, {n} thread{'s' if n > 1 else ''}", ours, n) for n in sorted({1, most})]
+    sides.append(Contender("NumPy loop", lambda: work.numpy(events, runs, scales), 1))
+    for repeat in range(-1, repeats):  # one of warm-up
+        for place in range(len(sides)):
+            side = sides[(repeat + place) % len(sides)]
+            torch.set_num_threads(side.threads)
+            seconds, found = side.run()
+            if repeat >= 0:
+                side.seconds.append(seconds)
+            side.loss = float(work.objective(found).mean())
+    torch.set_num_threads(most)
+    print(f"  {runs} run{'s' if runs > 1 else ''} x {events:,} events")
+    for side in sides:
+        low, middle, high = (events * runs / s for s in (max(side.seconds), median(side.seconds), min(side.seconds)))
+        rate = f"{middle:>9,.0f} events/s ({low:,.0f} to {high:,.0f})"
+        print(f"    {side.name:<18} {rate}   final objective {side.loss:.4f}")
+    loop = sides[-1]
+    for side in sides[:-1]:
+        gap = abs(side.loss / loop.loss - 1)
+        ratio = median(loop.seconds) / median(side.seconds)
+        print(f"    {side.name}: " + (f"{ratio:.2f} x NumPy" if gap <= TOLERANCE else f"no ratio, {gap:.1%} apart"))
+
+
+def main() -> None:
+    """Parse the command line and run the workloads."""
+    workloads = {"learner": lambda: learner("clip"), "statistics": lambda: learner("domain"), "tasks": tasks}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--workloads", nargs="+", choices=list(workloads), default=list(workloads))
+    parser.add_argument("--runs", nargs="+", type=int, default=[1, 100, 300])
+    parser.add_argument("--events", type=int, help="of a run; default: 1,000, and 10,000 for a single run of the tasks")
+    parser.add_argument("--repeats", type=int, default=5, help="timed repeats, at least 5")
+    arguments = parser.parse_args()
+    print(f"{machine('cpu')}, NumPy {np.__version__}")
+    for name in arguments.workloads:
+        began = time.perf_counter()
+        work = workloads[name]()
+        print(f"{work.title}; set-up {time.perf_counter() - began:.2f} s")
+        print(f"  same events, same noise: largest difference {work.check(500):.1e} of the largest entry")
+        for runs in arguments.runs:
+            events = arguments.events or (10_000 if name == "tasks" and runs == 1 else 1_000)
+            with tempfile.TemporaryDirectory() as folder:
+                compare(work, events, runs, arguments.repeats, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
