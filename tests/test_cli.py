@@ -46,7 +46,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon means nothing here"),
         (["data.root=x"], "data.root is no setting"),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
-        (["experiment=null"], "experiment has no option None; accepted: cost_of_privacy_lending, pmtl_femnist"),
+        (["experiment=null"], "experiment has no option None; accepted: cost_of_privacy_hospital, "),
         (["experiment=pmtl"], "did you mean pmtl_femnist?"),
         (["scale=paper"], "scale is 'paper'; accepted: default (other sizes come with an experiment"),
         (["experiment=pmtl_femnist", "data.root=x", "scale=big"], "accepted: default, paper."),
@@ -164,6 +164,14 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
     assert [paper.local.lr_at(r) for r in (0, 199, 200, 400)] == [0.1, 0.1, 0.05, 0.025]  # type: ignore[attr-defined]
 
 
+def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
+    """What the owners' rows keep, what the learner derives Xi from and what noise is made for are one number."""
+    made = objects("experiment=cost_of_privacy_svm", "data.root=x")
+    assert made["algorithm"].xi == made["privacy"].clip_norm == 13.0  # type: ignore[attr-defined]
+    config = compose(("experiment=cost_of_privacy_svm", "data.root=x")).data
+    assert (config.l1 + 1, config.intercept, config.labels) == (13.0, True, "class")
+
+
 @pytest.mark.parametrize("algorithm", ["pmtl", "fedavg", "fedprox", "local"])
 @pytest.mark.parametrize("privacy", ["client", "none"])
 @pytest.mark.parametrize("schedule", ["poisson", "fixed", "full"])
@@ -178,7 +186,8 @@ def test_every_option_of_every_group_composes() -> None:
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
     answering = ["schedule=latency", "privacy=record", "baselines=null"]
     needed = {"clocks": clocked, "latency": clocked, "async_learner": answering, "pp_dmtl": answering,
-              "cost_of_privacy_lending": root, "femnist": root, "school": root, "lending": root, "hospital": root,
+              "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
+              "cost_of_privacy_svm": root, "femnist": root, "school": root, "lending": root, "hospital": root,
               "adult": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
