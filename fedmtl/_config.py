@@ -76,7 +76,8 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
             raise ConfigError(f"cannot read {text!r}: {_first_line(error)}.") from error
         if override.is_sweep_override():
             if not multirun:
-                raise ConfigError(f"{text} lists several values; add -m to run each of them.")
+                listed = f", or write {text.replace('=', '=[')}] for a list" if text.startswith("epsilons=") else ""
+                raise ConfigError(f"{text} lists several values; add -m to run each of them{listed}.")
             if not override.is_discrete_sweep():
                 raise ConfigError(f"{text} is no list of values; write KEY=A,B,C or KEY=range(1,4).")
             key = override.get_key_element()
@@ -146,6 +147,7 @@ def settings(config: Config) -> Config:
     from .execution import Execution
     from .trainer import EarlyStopping
     from .trainer.baselines import named_baselines
+    from .trainer.replicates import Replicates
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
     with _ByKey(config):
@@ -162,9 +164,12 @@ def settings(config: Config) -> Config:
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
         one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
         made["baselines"] = config["baselines"] or ()
+        repeated = Replicates(config["replicates"], config["epsilons"])
         if made["baselines"] == "auto":
-            made["baselines"] = () if isinstance(made["algorithm"], AsyncAlgorithm) else ("local", "fedavg")
+            alone = isinstance(made["algorithm"], AsyncAlgorithm) or repeated.count > 1
+            made["baselines"] = () if alone else ("local", "fedavg")
         named_baselines(made["baselines"], made["algorithm"])
+        repeated.check(made["algorithm"], made["privacy"], made.get("early_stopping"), made["baselines"])
         if config["device"] != "auto":
             try:
                 torch.empty(0, device=config["device"])
@@ -174,6 +179,7 @@ def settings(config: Config) -> Config:
                 ) from error
     made["baselines"] = tuple(made["baselines"])
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
+    made |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
     return made | {name: config[name] for name in names}
 
 

@@ -44,9 +44,10 @@ examples
   fedmtl privacy=none                              no clipping, no noise
   fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8 baselines=null
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
+  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
 
 common settings
-  rounds, seed, baselines, device, execution, scale, guarantee
+  rounds, seed, replicates, epsilons, baselines, device, execution, scale, guarantee
   privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort
   algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
 
@@ -112,7 +113,7 @@ def help_text() -> str:
         if "/" in group:
             continue
         lines.append(f"  {group}")
-        lines += [f"    {name:<20}{words}" for name, words in options.items()]
+        lines += [f"    {name:<19} {words}" for name, words in options.items()]
     return "\n".join([*lines, "", _EXAMPLES])
 
 
@@ -228,11 +229,12 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
         log.setLevel(level)
         log.propagate = True
     print(f"{result.summary()}\n\nSaved in {shown}")
-    print(
-        "  public/   may be published: privacy.json, epsilon.png"
-        + (", model.safetensors" * (result.shared is not None))
-    )
-    print("  private/  may not: accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger")
+    several = result.replicates is not None
+    public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]
+    private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
+    if not several:
+        private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
+    print(f"  public/   may be published: {', '.join(public)}\n  private/  may not: {private}")
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:

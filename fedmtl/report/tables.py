@@ -113,7 +113,7 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], li
 
 
 def read_rows(run: Path) -> list[Row]:
-    """The rows of one finished run: its own, then one for each baseline.
+    """The rows of one finished run: its own (one for each of its replicates), then one for each baseline.
 
     Raises:
         DataError: a file is not valid JSON or lacks the algorithm; the message names it.
@@ -125,10 +125,24 @@ def read_rows(run: Path) -> list[Row]:
     if not isinstance(baselines, dict):
         raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
     shared = {key: result[key] for key in SHARED if key in result}
-    rows = [_row(run, privacy | result, comparison=False)]
+    rows = [_row(run, privacy | result | own, comparison=False) for own in _runs(run, result)]
     for name, outcome in baselines.items():
         rows.append(_row(run, privacy | shared | {"algorithm": name} | outcome, comparison=True))
     return rows
+
+
+def _runs(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the replicates of a run have in place of the run's own epsilon, seed and numbers; one empty mapping
+    where it has none."""
+    several, bands = result.get("replicates"), result.get("bands")
+    if several is None:
+        return [{}]
+    try:
+        spent = {band["budget"]: band["epsilon"] for band in bands or ()}
+        seed = result.get("seed", "")
+        return [one | {"epsilon": spent[one["budget"]], "seed": f"{seed}.{place}"} for place, one in enumerate(several)]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{run / 'private' / 'result.json'}: replicates and bands do not fit: {error!r}.") from error
 
 
 def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path]]:

@@ -54,9 +54,7 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    trainer = replace(
-        trainer, device="cpu", folder=None, client_store="memory", baselines=(), callbacks=(), progress=False
-    )
+    trainer = replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False)
     findings: list[Finding] = []
     setup, owners = setup_of(trainer), owner_setup_of(trainer)
     if setup is not None:

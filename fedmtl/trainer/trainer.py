@@ -120,6 +120,12 @@ class Trainer:
         """The repetitions and their budgets."""
         return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
 
+    def first_run(self) -> Trainer:
+        """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
+        first = replace(self.repeated, repetitions=1, epsilons=self.repeated.epsilons and self.repeated.epsilons[:1])
+        privacy = first.privacies(self.privacy)
+        return replace(self, replicates=1, epsilons=None, privacy=privacy, baselines=(), folder=None)
+
     def fit(self, *, resume: bool = False) -> Result:
         """Train, evaluate and save.
 

@@ -1,0 +1,210 @@
+"""Several runs as one batched program: equal to runs of their own, bands, exact resume, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import (
+    PMTL,
+    PPDMTL,
+    AsyncLearner,
+    Callback,
+    EarlyStopping,
+    FullParticipation,
+    Latencies,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import SeededSource, open_owner_channel, owner_opening
+from fedmtl.report.tables import collect, group
+from fedmtl.schedules import UniformLatency
+from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.replicates import evaluate_models
+from fedmtl.trainer.sources import bind_schedule
+
+TASKS, ANSWERS, SEED = 4, 5, 3
+EPSILONS, RUNS = (2.0, math.inf), 3
+DATA = load_synthetic_tasks(tasks=TASKS, train_examples=12, test_examples=7, features=5, problem="classification")
+CASES = {
+    "learner": {
+        "algorithm": AsyncLearner(loss="logistic", reg=1e-2, psi=True),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="laplace", delta=0.0),
+    },
+    "pp_dmtl": {
+        "algorithm": PPDMTL(a1=0.1),
+        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
+    },
+}
+
+
+def trainer(case: str, **settings) -> Trainer:
+    defaults = {
+        "data": DATA,
+        "model": models.linear_regression(bias=False),
+        "rounds": 1000,
+        "dtype": "float64",
+        "eval_every": 7,
+        "seed": SEED,
+        "replicates": RUNS,
+        "epsilons": EPSILONS,
+        "progress": False,
+    }
+    return Trainer(**defaults | CASES[case] | settings)
+
+
+def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
+    """Mean logistic loss and accuracy over tasks of weights (n, p) on the test examples, in NumPy."""
+    loss, right = [], []
+    for task, w in enumerate(weights.numpy()):
+        own = slice(int(DATA.test.offsets[task]), int(DATA.test.offsets[task + 1]))
+        margin = DATA.test.x[own].double().numpy() @ w
+        sign = 2.0 * DATA.test.y[own].numpy() - 1
+        loss.append(np.log1p(np.exp(-sign * margin)).mean())
+        right.append((sign * margin > 0).mean())
+    return {"loss": float(np.mean(loss)), "accuracy": float(np.mean(right))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_replicate_is_a_run_of_its_own(case, monkeypatch):
+    """Run m alone, an event at a time, from its own schedule and noise, without the trainer."""
+    run = trainer(case)
+    algorithm, found = run.algorithm, run.fit().replicates
+    problem = build_problem(DATA, run.model, run.loss, run.execution, 1000, SEED, "cpu", "float64")
+    bound = bind_schedule(run.schedule, problem)
+    problem = replace(problem, rounds=bound.steps)
+    for m, numbers in enumerate(found):
+        monkeypatch.setattr(owner_opening, "SeededSource", lambda seed, _, m=m: SeededSource(seed, m))
+        privacy = replace(run.privacy, epsilon=EPSILONS[m // RUNS])
+        channel = open_owner_channel(privacy, algorithm.rows(problem), ids=DATA.ids, caps=bound.caps, seed=SEED)
+        state = algorithm.init(problem)
+        for step in range(bound.steps):
+            event = bound.events(SEED, step, step + 1, replicates=[m])
+            channel.begin(step, event.client)
+            state = algorithm.step(problem, state, event, channel)
+        expected = plain_numbers(algorithm.personalize(problem, state, torch.arange(TASKS)))
+        expected["objective"] = float(algorithm.objective(problem, state))
+        assert (numbers["budget"], numbers["repetition"]) == (EPSILONS[m // RUNS], m % RUNS)
+        assert {key: numbers[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert len({one["loss"] for one in found}) == len(found) == len(EPSILONS) * RUNS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_run_is_the_trainers_own(case):
+    several, alone = trainer(case).fit(), trainer(case).first_run().fit()
+    assert torch.allclose(several.personal, alone.personal, rtol=1e-9, atol=1e-12)
+    assert several.personal_accuracy == pytest.approx(alone.personal_accuracy)
+    rows = [row for row in trainer(case, replicates=1).fit().history if row["budget"] == EPSILONS[0]]
+    names = set(alone.final) - {"time"} - {name for name in alone.final if name.startswith("global_")}
+    assert len(rows) == len(alone.history)
+    for row, own in zip(rows, alone.history, strict=True):
+        assert {key: row[key] for key in names} == pytest.approx({key: own[key] for key in names}, nan_ok=True)
+
+
+def test_rows_are_means_and_percentiles_by_budget():
+    result = trainer("learner", replicates=8).fit()
+    rounds = [row["round"] for row in result.history]
+    assert rounds == [r for r in (7, 14, TASKS * ANSWERS) for _ in EPSILONS]
+    for row in result.bands:
+        own = [one for one in result.replicates if one["budget"] == row["budget"]]
+        assert len(own) == 8
+        for name in ("loss", "accuracy", "objective", "psi"):
+            values = np.array([one[name] for one in own])
+            assert row[name] == pytest.approx(values.mean())
+            for mark in (5, 25, 50, 75, 95):
+                assert row[f"{name}_p{mark}"] == pytest.approx(np.percentile(values, mark))
+    assert [row["epsilon"] for row in result.bands] == pytest.approx(EPSILONS)
+    assert all(one["psi"] >= -1e-12 for one in result.replicates)
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupted_run_resumes_to_the_same_bits(case, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmtl.report.bands.plot_bands", lambda *args, **options: None)
+
+    class Dies(Callback):
+        def on_event(self, event, state):
+            if event.step >= 10:
+                raise Stop
+
+    whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=4).fit()
+    with pytest.raises(Stop):
+        trainer(case, folder=tmp_path / "run", checkpoint_every=4, callbacks=(Dies(),)).fit()
+    resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=4).fit(resume=True)
+    assert resumed.replicates == whole.replicates
+    assert torch.equal(resumed.personal, whole.personal)
+    times = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (resumed, whole)]
+    assert times[0] == times[1]
+
+
+def test_files_and_words_of_several_runs(tmp_path):
+    result = trainer("learner", folder=tmp_path / "run").fit()
+    private = {file.name for file in (tmp_path / "run/private").iterdir()}
+    assert {"bands.png", "metrics.csv", "replicates.csv", "result.json"} <= private
+    assert not {"accuracy.png", "ledger.jsonl"} & private
+    told = json.loads((tmp_path / "run/public/privacy.json").read_text())["outside"][0]
+    assert told.startswith("the 6 runs behind a band: an epsilon covers one run")
+    said = result.summary()
+    assert "mean of 3 runs, and 5th to 95th percentile" in said
+    assert [line.split()[0] for line in said.splitlines()[4:6]] == ["2", "inf"]
+    rows, _ = collect([tmp_path])
+    groups = sorted(group(rows), key=lambda one: one.epsilon)
+    assert [(one.epsilon, one.seeds) for one in groups] == [(2.0, RUNS), (math.inf, RUNS)]
+    assert groups[0].mean[0] == pytest.approx(result.bands[0]["accuracy"])
+
+
+@pytest.mark.parametrize("shape", ["common", "few", "many"])
+def test_scores_of_models_are_those_of_a_loop(shape):
+    problem = build_problem(DATA, models.linear_regression(bias=False), "auto", trainer("learner").execution, 1, 0,
+                            "cpu", "float64")  # fmt: skip
+    count = 9 if shape == "many" else 2
+    weights = torch.randn(count, TASKS, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if shape == "common":
+        weights = weights[:, :1].expand(-1, TASKS, -1)
+    found = evaluate_models(problem, weights)
+    assert found.loss.shape == found.score.shape == (count, TASKS)
+    for one, loss, score in zip(weights, found.loss, found.score, strict=True):
+        numbers = {"loss": float(loss.mean()), "accuracy": float(score.mean())}
+        assert numbers == pytest.approx(plain_numbers(one), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"replicates": 0}, r"replicates is 0; it must be a whole number"),
+        ({"replicates": 2.5}, r"replicates is 2\.5"),
+        ({"epsilons": 3.0}, r"epsilons is 3\.0; it must be a list"),
+        ({"epsilons": ()}, r"epsilons is \(\); it must be a list"),
+        ({"epsilons": (1, -1)}, r"epsilons has -1; every budget must be a number above 0"),
+        ({"epsilons": (1, 1.0)}, r"the budgets must differ"),
+        ({"privacy": None}, r"without privacy there is no budget"),
+        ({"privacy": RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)}, r"privacy\.noise_multiplier says how much"),
+        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=dict.fromkeys(DATA.ids, 1.0))}, r"has budgets by client"),
+        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0, source="secure")}, r"need privacy\.source='seeded'"),
+        ({"early_stopping": EarlyStopping()}, r"6 runs as one program have none"),
+        ({"algorithm": PMTL(), "schedule": FullParticipation()}, r"pmtl cannot compute 6 runs.*async_learner"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replicated_is_refused_by_name(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        trainer("learner", **settings)
+
+
+def test_one_budget_is_an_ordinary_run():
+    result = trainer("learner", replicates=1, epsilons=(2.0,)).fit()
+    assert result.replicates is None
+    assert result.epsilon == pytest.approx(2.0)
