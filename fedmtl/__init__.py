@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "MPMTL": "algorithms",
     "PMTL": "algorithms",
     "PPDMTL": "algorithms",
     "AsyncLearner": "algorithms",
@@ -38,6 +39,7 @@ _EXPORTS = {
     "Trainer": "trainer",
 }
 __all__ = [
+    "MPMTL",
     "PMTL",
     "PPDMTL",
     "AsyncLearner",
@@ -71,7 +73,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import models
-    from .algorithms import PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, PeerToPeer, ServerOptimizer
+    from .algorithms import MPMTL, PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, PeerToPeer, ServerOptimizer
     from .data import FederatedDataset, load_data
     from .execution import Execution
     from .optim import LocalOptimizer, LocalSGD

@@ -1,9 +1,10 @@
-"""One file a method: PMTL, PP-DMTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
+"""One file a method: PMTL, PP-DMTL, MP-MTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
 
 from .async_learner import AsyncLearner
 from .base import Algorithm, AsyncAlgorithm, Problem, State
 from .fedavg import FedAvg, FedProx
 from .local import Local
+from .mp_mtl import MPMTL
 from .p2p import PeerToPeer
 from .pmtl import PMTL
 from .pp_dmtl import PPDMTL
@@ -11,6 +12,7 @@ from .server import ServerOptimizer
 from .store import ClientStore, MappedClientStore
 
 __all__ = [
+    "MPMTL",
     "PMTL",
     "PPDMTL",
     "Algorithm",

@@ -45,6 +45,14 @@ class ClientStore:
         tensor = self._tensors[name]
         tensor[ids.to(tensor.device)] = rows.to(tensor)
 
+    def whole(self, name: str) -> Tensor:
+        """The rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be changed."""
+        return self._tensors[name]
+
+    def assign(self, name: str, rows: Tensor) -> None:
+        """Replace the rows of all clients by ``rows`` (n, *shape), which are the store's own from now on."""
+        self._tensors[name] = rows.to(self._tensors[name])
+
     def snapshot(self, step: int) -> dict[str, Tensor]:
         """What the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
         return dict(self._tensors)
@@ -109,6 +117,12 @@ class MappedClientStore(ClientStore):
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         values = rows.detach().to("cpu", self.fields[name][1], copy=True)
         self._written[name].update(zip(ids.tolist(), values, strict=True))
+
+    def whole(self, name: str) -> Tensor:
+        return self.gather(name, torch.arange(self.clients))
+
+    def assign(self, name: str, rows: Tensor) -> None:
+        self.scatter(name, torch.arange(self.clients), rows)
 
     def snapshot(self, step: int) -> dict[str, Tensor]:
         """Write the journal of ``step``; the checkpoint itself need not hold anything of the clients."""

@@ -1,0 +1,267 @@
+"""MP-MTL: model-protected multi-task learning by perturbing the covariance of the models.
+
+Liang, Liu, Zhou, Jiang, Zhang, Yang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
+
+    min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
+    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
+
+In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
+noise, and answers with a public linear map M made of it (:mod:`.mp_mtl_sharing`). Each task applies M to its own model
+and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
+is a task with its model and all its data, the observers are the other tasks and the public.
+
+    Trainer(algorithm=MPMTL(lam=0.1), data=data, model=models.linear_regression(bias=False), loss="half_mse",
+            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
+
+With ever more noise every task becomes single-task learning, for a shift ``rho`` of at least 1.25: M tends to the
+identity, so a task follows gradient descent on its own loss from its own fit. A bias is each task's own: it is neither
+penalized, nor shared, nor part of what is released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._check import non_negative, one_of, positive
+from ..errors import ConfigError
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..privacy.clip import L2Clip, clip_rows
+from ..privacy.samplers import BoundFull
+from ..schedules import Event
+from .base import Problem, State
+from .mp_mtl_sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
+from .mp_mtl_tasks import TaskLoss, TaskStack
+from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty
+
+RELEASE = "covariance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPMTL:
+    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 4).
+
+    Args:
+        loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
+        lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
+            ``lam / L``.
+        penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
+        own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
+            the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
+        own_lam: its strength.
+        momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
+            (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
+        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i.
+        rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
+            deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
+            to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
+            promise where it is large. ``None``: 1.5, and 0 with ``guarantee="paper"``.
+        alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
+        start: W^(0): ``"local"``, each task's own ridge fit, or ``"zero"``.
+        start_ridge: of that fit. ``None``: ``ridge``, or 0.01 where that is 0.
+        row_norm: features are shortened to this L2 norm B, a public constant; the 1 of a bias stays.
+        smoothness: L of the data term, a Lipschitz constant of the gradients of the L_i, of which the step size is the
+            inverse. ``None``: that of the domain, B^2, a quarter of it for the logistic loss. A smaller one must be
+            public knowledge; only stability rests on it.
+        guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    loss: TaskLoss = "squared"
+    lam: float = 0.1
+    penalty: SharedPenalty = "nuclear"
+    own_penalty: OwnPenalty | None = None
+    own_lam: float = 0.1
+    momentum: Momentum = "none"
+    ridge: float = 0.0
+    rho: float | None = None
+    alpha: float | None = None
+    q: float | None = None
+    start: Literal["local", "zero"] = "local"
+    start_ridge: float | None = None
+    row_norm: float = 1.0
+    smoothness: float | None = None
+    guarantee: Literal["sound", "paper"] = "sound"
+
+    name = "mp_mtl"
+    replicates = True
+
+    def __post_init__(self) -> None:
+        one_of(self, ("squared", "logistic"), loss=self.loss)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        one_of(self, (None, "l1", "l2", "frobenius"), own_penalty=self.own_penalty)
+        one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
+        one_of(self, ("local", "zero"), start=self.start)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
+        positive(self, row_norm=self.row_norm)
+        for name in ("smoothness", "start_ridge", "q"):
+            if getattr(self, name) is not None:
+                positive(self, **{name: getattr(self, name)})
+        if self.rho is not None:
+            non_negative(self, rho=self.rho)
+        if self.momentum == "strongly_convex" and self.ridge == 0:
+            raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
+        budget_weights(1, alpha=self.alpha, q=self.q)
+
+    # What it releases
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        if not isinstance(sampler, BoundFull):
+            raise ConfigError(
+                f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
+                f"{sampler.describe()}."
+            )
+        weights = self.budget(problem)
+        return (
+            ReleasePlan(
+                name=RELEASE,
+                dimension=self._features(problem),
+                uses=problem.rounds,
+                stateful=True,
+                form=self._sharing.form,
+                allocation=None if min(weights) == max(weights) else weights,
+            ),
+        )
+
+    def budget(self, problem: Problem) -> tuple[float, ...]:
+        """The part of the budget of every round, with mean 1."""
+        return budget_weights(
+            problem.rounds,
+            momentum=self.momentum,
+            condition=self.ridge * self._step_size(problem),
+            alpha=self.alpha,
+            q=self.q,
+        )
+
+    # A run
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """W^(0), in private: each task's own fit.
+
+        Public, for R repetitions, float64: ``covariance``, what was released of the last iteration with its shift,
+        (R, d, d), or (R, d) with ``penalty="l21"``, and ``map``, M of that. Private, (n, R, D) float64: ``model``, what
+        the curator gets next, and ``projected``, what^(t); with W = P + Q these are of P, and ``own``,
+        ``own_projected``, (n, R, d), of Q.
+        """
+        tasks, d = self._tasks(problem), self._features(problem)
+        shape = (replicates, d, d) if self._sharing.form == "symmetric" else (replicates, d)
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
+        sizes = {"model": tasks.dimension, "projected": tasks.dimension}
+        if self.own_penalty is not None:
+            sizes |= {"own": d, "own_projected": d}
+        store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
+        if self.start == "local":
+            first = tasks.fit(self.start_ridge or self.ridge or 0.01)[:, None, :].expand(-1, replicates, -1)
+            for name in ("model", "projected"):
+                store.assign(name, first.clone())
+        return State(public, store)
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        tasks, store, sharing = self._tasks(problem), state.private, self._sharing
+        d, eta = self._features(problem), self._step_size(problem)
+        clients, model = torch.arange(problem.clients), store.whole("model")
+        # 2-4. the covariance of the clipped models, noised; its sum over the tasks, not their mean
+        rows = model.transpose(0, 1)[..., :d]  # (R, n, d)
+        one = channel.replicates == 1
+        released = channel.release(RELEASE, rows[0] if one else rows, clients) * channel.denominator
+        covariance = released[None] if one else released
+        # a public shift, and what is below 0 counts as 0
+        sigma = channel.noise_std(RELEASE) * channel.denominator
+        covariance = sharing.shifted(covariance, self._rho * (2 * d) ** 0.5 * sigma)
+        # 5. the map M
+        map = sharing.map(covariance, eta * self.lam)
+        state.public |= {"covariance": covariance, "map": map}
+        # 6. every task projects its own model, and takes an accelerated gradient step on its own data
+        weight = momentum_weight(self.momentum, event.step, self.ridge * eta)
+        projected = model.clone()
+        projected[..., :d] = sharing.apply(map, self._projected(channel, rows)).transpose(0, 1)
+        z = self._ahead(state, event.step, "projected", projected, weight)
+        if self.own_penalty is None:
+            gradient = tasks.gradient(z)
+            store.assign("model", z.sub(gradient, alpha=eta).sub_(z, alpha=eta * self.ridge))
+            return state
+        own = OWN_PENALTIES[self.own_penalty].prox(store.whole("own").transpose(0, 1), eta * self.own_lam)
+        y = self._ahead(state, event.step, "own_projected", own.transpose(0, 1), weight)
+        point = _sum(z, y)
+        gradient = tasks.gradient(point).add_(point, alpha=self.ridge)
+        store.assign("model", z - eta * gradient)
+        store.assign("own", y - eta * gradient[..., :d])
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """what_i of ``clients`` in repetition 0, (k, D)."""
+        return self.models(problem, state)[0][clients].to(problem.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """What of every repetition, (R, n, D) float64."""
+        what = state.private.whole("projected")
+        if self.own_penalty is not None:
+            what = _sum(what, state.private.whole("own_projected"))
+        return what.transpose(0, 1)
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: every task has its own model, and no model is common to all."""
+        return None
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
+        return "all"
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
+        d, what = self._features(problem), self.models(problem, state)
+        total = self._tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
+        shared = state.private.whole("projected").transpose(0, 1)
+        total = total + self.lam * self._sharing.value(shared[..., :d])
+        if self.own_penalty is not None:
+            own = state.private.whole("own_projected").transpose(0, 1)
+            total = total + self.own_lam * OWN_PENALTIES[self.own_penalty].value(own)
+        return total
+
+    # Inside
+
+    @property
+    def _sharing(self) -> Sharing:
+        return SHARING[self.penalty]
+
+    @property
+    def _rho(self) -> float:
+        if self.rho is None:
+            return 1.5 if self.guarantee == "sound" else 0.0
+        return self.rho
+
+    def _tasks(self, problem: Problem) -> TaskStack:
+        return TaskStack.of(problem, self.loss, self.row_norm)
+
+    def _features(self, problem: Problem) -> int:
+        tasks = self._tasks(problem)
+        return tasks.dimension - int(tasks.bias)
+
+    def _step_size(self, problem: Problem) -> float:
+        """eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2 L."""
+        data = self._tasks(problem).smoothness(self.row_norm) if self.smoothness is None else self.smoothness
+        return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
+
+    def _projected(self, channel: Channel, rows: Tensor) -> Tensor:
+        """The models that tasks project: their own, or the clipped ones that are printed."""
+        if self.guarantee == "sound" or channel.privacy is None:
+            return rows
+        flat = rows.reshape(-1, rows.shape[-1])
+        return clip_rows(flat, L2Clip(channel.privacy.initial_norm)).reshape(rows.shape)
+
+    def _ahead(self, state: State, step: int, name: str, new: Tensor, weight: float) -> Tensor:
+        """z = new + b_t (new - previous), and ``new`` becomes the previous one."""
+        z = new if weight == 0 else new + weight * (new - state.private.whole(name))
+        state.private.assign(name, new)
+        return z
+
+
+def _sum(shared: Tensor, own: Tensor) -> Tensor:
+    """p + q for models with a bias (..., D) and q without (..., d)."""
+    return shared + F.pad(own, (0, shared.shape[-1] - own.shape[-1]))
