@@ -42,6 +42,15 @@ def check_ids(ids: Sequence[str], where: str) -> None:
         seen.add(name)
 
 
+def check_like(value: Tensor, other: Tensor, where: str, field: str) -> None:
+    """The same dtype and shape of a row as in the training examples."""
+    if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
+        raise DataError(
+            f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but {other.dtype} "
+            f"{tuple(other.shape[1:])} in train; they must agree."
+        )
+
+
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
     """Features and targets with one row an example."""
     if x.ndim == 0 or y.ndim == 0:

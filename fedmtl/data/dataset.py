@@ -17,11 +17,12 @@ from torch import Tensor
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import as_targets, infer_classes, stack_clients
-from .examples import DataSpec, Examples, Side, cut
+from .examples import DataSpec, Domain, Examples, Side, cut
 from .split import client_keys
 from .transforms import Cast, Transform, describe
 
 Classes = int | None | Literal["infer"]
+FIELDS = ("x", "y", "offsets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,9 @@ class FederatedDataset:
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
+        public: examples of nobody in particular that are taken as public, coded as the clients' ones, or None: what is
+            chosen with them (a step size, say) costs no privacy.
+        domain: public bounds that every example keeps, or None.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
     Raises:
@@ -50,6 +54,8 @@ class FederatedDataset:
     classes: int | None = None
     name: str = "data"
     notes: tuple[str, ...] = ()
+    public: Examples | None = None
+    domain: Domain | None = None
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
@@ -66,6 +72,9 @@ class FederatedDataset:
                 f"{self.name}: field 'x' is {self.train.x.dtype} {tuple(self.train.x.shape[1:])} in train "
                 f"and {self.test.x.dtype} {tuple(self.test.x.shape[1:])} in test; they must agree."
             )
+        if self.public is not None:
+            checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
+            checks.check_like(self.public.y, self.train.y, f"{self.name} (public)", "y")
 
     def _check_side(self, side: Side, verify: bool) -> None:
         part = self.side(side)
@@ -291,6 +300,7 @@ class FederatedDataset:
             "transform": describe(self.transform),
             "ids": list(self.ids),
             "notes": list(self.notes),
+            "domain": None if self.domain is None else dataclasses.asdict(self.domain),
         }
         storage.write_folder(Path(folder), meta, self._tensors())
 
@@ -311,7 +321,7 @@ class FederatedDataset:
         """
         meta, tensors = storage.read_folder(Path(folder), memory_map=memory_map)
         chosen = storage.transform_of(meta, Path(folder)) if transform is None else transform
-        sides = [Examples(tensors[f"{s}_x"], tensors[f"{s}_y"], tensors[f"{s}_offsets"]) for s in ("train", "test")]
+        sides = [Examples(*(tensors[f"{side}_{field}"] for field in FIELDS)) for side in ("train", "test")]
         return cls(
             sides[0],
             sides[1],
@@ -319,18 +329,22 @@ class FederatedDataset:
             chosen,
             meta["classes"],
             meta["name"],
-            tuple(meta.get("notes", ())),  # folders of version 0.1 have none
+            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these three
+            Examples(*(tensors[f"public_{field}"] for field in FIELDS)) if "public_x" in tensors else None,
+            None if meta.get("domain") is None else Domain(**meta["domain"]),
             verify=not memory_map,
         )
 
     def fingerprint(self) -> str:
-        """A BLAKE2b digest (32 hex digits) of ids, tensors, transform and classes, wherever they are held."""
+        """A BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        header = {"ids": self.ids, "classes": self.classes, "transform": describe(self.transform)}
+        header: dict[str, Any] = {"ids": self.ids, "classes": self.classes, "transform": describe(self.transform)}
+        if self.domain is not None:
+            header["domain"] = dataclasses.asdict(self.domain)
         digest.update(json.dumps(header, sort_keys=True).encode())
         for name, value in self._tensors().items():
             parts = storage.components(value)
@@ -341,11 +355,8 @@ class FederatedDataset:
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{side}_{field}": getattr(part, field)
-            for side, part in (("train", self.train), ("test", self.test))
-            for field in ("x", "y", "offsets")
-        }
+        sides = {"train": self.train, "test": self.test} | ({} if self.public is None else {"public": self.public})
+        return {f"{side}_{field}": getattr(part, field) for side, part in sides.items() for field in FIELDS}
 
     def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
-        return FederatedDataset(train, test, ids, self.transform, self.classes, self.name, self.notes, verify=False)
+        return dataclasses.replace(self, train=train, test=test, ids=ids, verify=False)

@@ -32,6 +32,21 @@ class DataSpec:
     clients: int
 
 
+@dataclass(frozen=True)
+class Domain:
+    """Public bounds that hold for every row, whatever the records are.
+
+    Args:
+        l1: on the sum of absolute features ``||x||_1``, a constant feature included.
+        l2: on ``||x||_2``, likewise.
+        target: on ``|y|``; infinite where targets are not bounded.
+    """
+
+    l1: float
+    l2: float
+    target: float
+
+
 @dataclass(frozen=True, eq=False)
 class Examples:
     """One side (train or test) of all clients' examples.

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .checks import check_fraction
 from .dataset import FederatedDataset
-from .examples import Examples
+from .examples import Domain, Examples
 from .partition import from_partition
 
 SHRINK = 1 - 2.0**-20
@@ -30,34 +30,27 @@ SHRINK = 1 - 2.0**-20
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True)
-class Domain:
-    """Public bounds that hold for every row, whatever the records are.
-
-    Args:
-        l1: on the sum of absolute features ``||x||_1``, a constant feature included.
-        l2: on ``||x||_2``, likewise.
-        target: on ``|y|``; infinite where targets are not bounded.
-    """
-
-    l1: float
-    l2: float
-    target: float
-
-
 @dataclass(frozen=True, eq=False)
 class OwnerData:
     """Owners' private rows with what is public about them.
 
     Args:
-        data: one client an owner; its ``notes`` name the public part.
-        public: the public rows as one client's examples, coded as the private ones; free for choosing step sizes.
-        domain: the bounds that private and public rows keep.
+        data: one client an owner; its ``notes`` name the public part, which is in its ``public`` and ``domain``.
     """
 
     data: FederatedDataset
-    public: Examples
-    domain: Domain
+
+    @property
+    def public(self) -> Examples:
+        """The public rows as one client's examples, coded as the private ones; free for choosing step sizes."""
+        assert self.data.public is not None
+        return self.data.public
+
+    @property
+    def domain(self) -> Domain:
+        """The bounds that private and public rows keep."""
+        assert self.data.domain is not None
+        return self.data.domain
 
 
 class HasData(Protocol):
@@ -211,8 +204,18 @@ def assemble(
             public_y.repeat(len(parts)),
             torch.arange(len(parts) + 1) * count,
         )
-    data = FederatedDataset(train, test, tuple(parts), classes=classes, name=name, notes=tuple(notes))
-    return OwnerData(data, Examples(public_x, public_y, torch.tensor([0, count])), domain)
+    public_rows = Examples(public_x, public_y, torch.tensor([0, count]))
+    data = FederatedDataset(
+        train,
+        test,
+        tuple(parts),
+        classes=classes,
+        name=name,
+        notes=tuple(notes),
+        public=public_rows,
+        domain=domain,
+    )
+    return OwnerData(data)
 
 
 def check_public(where: str, public_rows: int, rows: int, file: Path) -> None:

@@ -22,6 +22,7 @@ _FILE = "dataset.json"
 _FORMAT = "fedmtl-dataset"
 _VERSION = 1
 _TENSORS = tuple(f"{side}_{field}" for side in ("train", "test") for field in ("x", "y", "offsets"))
+_PUBLIC = tuple(f"public_{field}" for field in ("x", "y", "offsets"))
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
@@ -79,7 +80,7 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
         raise DataError(f"{path} is not a {_FORMAT} file of version {_VERSION}.")
     tensors: dict[str, Tensor] = {}
     try:
-        for name in _TENSORS:
+        for name in (*_TENSORS, *(extra for extra in _PUBLIC if extra in meta["tensors"])):
             entry = meta["tensors"][name]
             mapped = memory_map and not name.endswith("_offsets")
             parts = [_read(folder / f"{name}{part}.npy", dtype, mapped) for part, dtype in entry["files"].items()]

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from fedmtl.data import Affine, Cast, DataSpec, Examples, FederatedDataset
+from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.random import id_key
 
@@ -394,3 +394,46 @@ def test_inferred_classes_count_labels_of_both_sides():
     assert floats.train.y.dtype == torch.int64
     whole = FederatedDataset.from_tensors({"a": (X, Y)}, classes=None)
     assert whole.train.y.dtype == torch.float32
+
+
+def with_public(bound: float = 2.0) -> FederatedDataset:
+    generator = torch.Generator().manual_seed(1)
+
+    def examples(*counts: int) -> Examples:
+        total = sum(counts)
+        offsets = torch.tensor([0, *counts]).cumsum(0)
+        return Examples(torch.rand(total, 3, generator=generator), torch.rand(total, generator=generator), offsets)
+
+    return FederatedDataset(
+        examples(2, 3), examples(1, 2), ("a", "b"), public=examples(5), domain=Domain(bound, 1.5, 1.0)
+    )
+
+
+def test_public_examples_and_the_domain_stay_with_the_data(tmp_path):
+    data = with_public()
+    data.save(tmp_path / "saved")
+    again = FederatedDataset.load(tmp_path / "saved")
+    for other in (again, data.subset(["b"]), data.split(0.5), data.to("cpu")):
+        assert other.domain == Domain(2.0, 1.5, 1.0)
+        assert torch.equal(other.public.x, data.public.x)
+        assert torch.equal(other.public.y, data.public.y)
+    assert again.fingerprint() == data.fingerprint() == with_public().fingerprint()
+
+
+def test_public_examples_and_the_domain_are_in_the_fingerprint():
+    data = with_public()
+    moved = Examples(data.public.x + 1, data.public.y, data.public.offsets)
+    others = [
+        with_public(2.5),
+        dataclasses.replace(data, public=moved),
+        dataclasses.replace(data, public=None),
+        dataclasses.replace(data, domain=None),
+    ]
+    assert len({one.fingerprint() for one in (data, *others)}) == 5
+
+
+def test_public_examples_of_another_coding_are_refused():
+    data = with_public()
+    wide = Examples(torch.rand(4, 7), torch.rand(4), torch.tensor([0, 4]))
+    with pytest.raises(DataError, match=r"\(public\): field 'x' is torch.float32 \(7,\), but torch.float32 \(3,\)"):
+        dataclasses.replace(data, public=wide)
