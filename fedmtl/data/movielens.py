@@ -45,8 +45,8 @@ class MovieLens:
 
     Attributes:
         data: one client a user, ids ``user-1``, ...; its ``notes`` name what is outside of every epsilon.
-        features: of all items, float32 (items, p), with a last column of ones where the centre is public; the first
-            p entries of an item that nobody rated in training are 0.
+        features: of all items, float32 (items, p), with a last column ``constant`` where the centre is public; the
+            first p entries of an item that nobody rated in training are 0.
         items: int64 (items,), the items' numbers in the file.
         train_item: int64, the item (a row of ``features``) of every training row.
         test_item: likewise of every test row.
@@ -76,6 +76,7 @@ def movielens_users(
     reg: float = 0.5,
     sweeps: int = 20,
     centre: float | Literal["user"] = "user",
+    constant: float = 1.0,
     public_users: int = 0,
     feature_norm: float | None = None,
     test_fraction: float = 0.2,
@@ -95,7 +96,9 @@ def movielens_users(
         sweeps: of the factorization.
         centre: ``"user"``: targets are ratings less the mean of the user's own training ratings, which is outside of
             every guarantee, as ``notes`` says. A number such as 3.5: a public centre instead; then rows have one more
-            feature, the constant 1, by which a user's level is learned.
+            feature, ``constant``, by which a user's level is learned.
+        constant: value of that feature; a larger one lets levels differ more between neighbours, and moves them
+            faster, and is part of every row's norm.
         public_users: so many users are taken as public: they are no clients, all their ratings fit the features, and
             no training rating of a client does. Which users is fixed by their numbers. 0: the training ratings of the
             clients fit the features, which is outside of every guarantee, as ``notes`` says.
@@ -116,7 +119,7 @@ def movielens_users(
     """
     where = "movielens"
     positive_int(where, features=features, sweeps=sweeps, min_examples=min_examples)
-    positive(where, reg=reg)
+    positive(where, reg=reg, constant=constant)
     check_fraction(test_fraction)
     if feature_norm is not None:
         positive(where, feature_norm=feature_norm)
@@ -145,7 +148,9 @@ def movielens_users(
     wide = phi.astype(np.float64)
     l1, l2 = (float(np.linalg.norm(wide, ord=order, axis=1).max()) / SHRINK for order in (1, 2))
     if centre != "user":
-        phi, l1, l2 = with_intercept(phi), l1 + 1, float(np.sqrt(l2**2 + 1))
+        phi = with_intercept(phi)
+        phi[:, -1] = constant
+        l1, l2 = l1 + constant, float(np.hypot(l2, constant))
     table = torch.from_numpy(phi)
     sides = [
         Examples(table[part.item], torch.from_numpy(y.astype(np.float32)), torch.from_numpy(part.offsets))

@@ -165,17 +165,17 @@ def test_features_are_those_of_the_training_side_and_zero_for_items_unseen_there
 def test_a_public_centre_has_a_constant_feature_and_no_note_of_means(tmp_path):
     lines = rows()
     path = write(tmp_path / "u.data", lines)
-    given = movielens_users(path, centre=3.5, **SMALL)
+    given = movielens_users(path, centre=3.5, constant=2.0, **SMALL)
     rating = {(user, item): value for user, item, value, _ in lines}
     for pair, (x, y) in by_user(given, "train").items():
         assert y == pytest.approx(rating[pair] - 3.5)
-        assert x[-1] == 1
+        assert x[-1] == 2
     assert USER_CENTRE not in given.data.notes
     assert given.domain.target == 3
     plain = movielens_users(path, **SMALL)
     torch.testing.assert_close(given.features[:, :-1], plain.features)
-    assert given.domain.l2 == pytest.approx((plain.domain.l2**2 + 1) ** 0.5)
-    assert given.domain.l1 == pytest.approx(plain.domain.l1 + 1)
+    assert given.domain.l2 == pytest.approx((plain.domain.l2**2 + 4) ** 0.5)
+    assert given.domain.l1 == pytest.approx(plain.domain.l1 + 2)
 
 
 def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
@@ -222,6 +222,7 @@ def test_by_name_and_impossible_settings(tmp_path):
         ({"public_users": 12}, "public_users is 12, but there are 12 users"),
         ({"public_users": -1}, "movielens.public_users is -1"),
         ({"feature_norm": 0}, "movielens.feature_norm is 0"),
+        ({"constant": 0.0}, "movielens.constant is 0.0"),
         ({"features": 0}, "movielens.features is 0"),
         ({"test_fraction": 1.0}, "test_fraction"),
     ):
