@@ -188,7 +188,7 @@ def test_every_option_of_every_group_composes() -> None:
     needed = {"clocks": clocked, "latency": clocked, "async_learner": answering, "pp_dmtl": answering,
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
               "cost_of_privacy_svm": root, "femnist": root, "school": root, "lending": root, "hospital": root,
-              "adult": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
+              "adult": root, "movielens": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():
