@@ -21,22 +21,27 @@ theta_L and every theta_i are functions of releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._check import one_of, positive, positive_int
-from ..errors import ConfigError, PrivacyError
+from ..errors import ConfigError
 from ..privacy import OwnerChannel
+from ..schedules import BoundSchedule
+from .async_updates import Step, Updates
 from .base import Problem, State
 from .fitness import Fitness
 from .groups import copies_of, expand_groups
 from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared
 from .store import ClientStore
+
+if TYPE_CHECKING:
+    from ..privacy.owner_opening import Privacies
 
 __all__ = ["AsyncLearner", "Work", "expand_groups"]
 
@@ -51,8 +56,8 @@ class AsyncLearner:
         theta_max: bound on ||theta||_inf, above 0.
         step: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for which
             the sum of a over a run moves the mean of the models by kappa / 2 in units of gradient flow.
-        kappa: of ``step="auto"``, above 0; :func:`~fedmtl.algorithms.collaboration.choose_kappa` chooses it by noisy
-            simulation on public rows.
+        kappa: of ``step="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy simulation
+            on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`settle`).
         horizon: T, planned number of ticks; None: the problem's number of events.
         cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
             hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
@@ -66,7 +71,8 @@ class AsyncLearner:
         bound: what bounds one record's gradient. ``"clip"``: the release clips every record. ``"domain"``: ``domain``
             bounds all gradients by Xi (:attr:`xi`), which must be within the clip norm of the privacy settings; then a
             query of the squared loss costs nothing per record, from sufficient statistics.
-        domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``.
+        domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
+            the data state.
         guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction.
         psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
             Both read the training records without noise: the numbers are not private.
@@ -79,13 +85,13 @@ class AsyncLearner:
     reg: float = 1e-5
     theta_max: float = 10.0
     step_size: float | Literal["auto"] = "auto"
-    kappa: float = 10.0
+    kappa: float | tuple[float, ...] | Literal["auto"] = 10.0
     horizon: int | None = None
     cap: int | Literal["horizon"] | None = None
     groups: tuple[tuple[str, ...], ...] = ()
     frequencies: tuple[float, ...] | Literal["observed"] | None = None
     bound: Literal["clip", "domain"] = "clip"
-    domain: DomainBound | None = None
+    domain: DomainBound | Literal["auto"] | None = None
     guarantee: Literal["sound", "paper"] = "sound"
     psi: bool = False
 
@@ -94,7 +100,14 @@ class AsyncLearner:
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)
-        positive(self, reg=self.reg, theta_max=self.theta_max, kappa=self.kappa)
+        positive(self, reg=self.reg, theta_max=self.theta_max)
+        if isinstance(self.kappa, Sequence) and not isinstance(self.kappa, str):
+            object.__setattr__(self, "kappa", tuple(self.kappa))
+        for kappa in self.kappa if isinstance(self.kappa, tuple) else (self.kappa,):
+            if kappa != "auto":
+                positive(self, kappa=kappa)
+        if self.domain not in (None, "auto") and not isinstance(self.domain, DomainBound):
+            raise ConfigError(f"AsyncLearner.domain is {self.domain!r}; accepted: DomainBound(...), 'auto' or None.")
         if self.step_size != "auto":
             positive(self, step_size=self.step_size)
         if self.horizon is not None:
@@ -116,7 +129,24 @@ class AsyncLearner:
     @property
     def xi(self) -> float | None:
         """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
-        return None if self.domain is None else self.domain.xi(LinearLoss(self.loss), self.theta_max)
+        return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
+
+    def settle(self, problem: Problem, schedule: BoundSchedule, privacy: Privacies) -> AsyncLearner:
+        """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
+
+        Args:
+            problem: the data and the model.
+            schedule: who answers when.
+            privacy: settings of all replicates, or of each.
+
+        Raises:
+            ConfigError: the data have no public rows, or state no bounds.
+        """
+        if "auto" not in (self.kappa, self.domain):
+            return self
+        from .settling import settle_learner
+
+        return settle_learner(self, problem, schedule, privacy)
 
     def rows(self, problem: Problem) -> list[Tensor]:
         """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.
@@ -149,12 +179,16 @@ class AsyncLearner:
         work.advance(state.public, block.client, channel, a)
         return state
 
-    def effective_step(self, copies: int, owners: int, events: int) -> float:
-        """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together."""
+    def effective_step(self, copies: int, owners: int, events: int) -> Step:
+        """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where the
+        replicates have a kappa each."""
         if self.step_size != "auto":
             return float(self.step_size)
+        if self.kappa == "auto":
+            raise ConfigError("AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or settle().")
         ticks = (self.horizon or events) * copies / owners  # a group's tick is all its members' answers
-        return self.kappa * (copies + 1) / (2 * ticks)
+        kappa = np.array(self.kappa) if isinstance(self.kappa, tuple) else self.kappa
+        return kappa * (copies + 1) / (2 * ticks)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """The central model for everyone, (k, p)."""
@@ -216,6 +250,8 @@ class Work:
     def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> Work:
         """From records; ``ids`` name the owners."""
         LinearLoss(settings.loss).check_targets(data.y, data.name)
+        if settings.domain == "auto":
+            raise ConfigError("AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or settle().")
         data = data if settings.domain is None else data.bounded(settings.domain)
         copy_of = copies_of(settings.groups, ids)
         copies = int(copy_of.max()) + 1
@@ -247,125 +283,13 @@ class Work:
             shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
         return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
-    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: float) -> None:
+    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: Step) -> None:
         """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
 
         Raises:
             PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
         """
-        run = _Run(self, {name: value.numpy() for name, value in public.items()}, channel, a)
+        run = Updates(self, {name: value.numpy() for name, value in public.items()}, channel, a)
         move = run.move_groups if self.copies < len(self.data.x) else run.move
         for who in clients.numpy().T.copy():
             move(who)
-
-
-class _Run:
-    """The updates of one block, on the arrays of the state."""
-
-    def __init__(self, work: Work, state: dict[str, np.ndarray], channel: OwnerChannel, a: float) -> None:
-        settings, counts = work.settings, work.data.counts.numpy()
-        self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
-        self.central, self.own = state["theta_l"], state["theta"]
-        self.top, n_copies = settings.theta_max, work.copies
-        slope = 2 * settings.reg  # grad g(theta) = 2 reg theta
-        self.keep_own = 1 - a * slope / 2  # (5): a N / (2 N)
-        share = 0.5 if settings.guarantee == "sound" else (n_copies - 1) / n_copies
-        self.keep_central = 1 - a * share * slope  # (7'), or the printed (7)
-        self.gain = a * n_copies * counts / counts.sum() * work.weights[work.copy_of]  # of Qbar_i in (5), (n,)
-        self.points = np.zeros_like(self.central)
-        self.query = torch.from_numpy(self.points)
-        self.alone = len(self.points) == 1
-        self.every = np.arange(len(self.points))
-        self.release = self._door(channel)
-
-    def _door(self, channel: OwnerChannel) -> Callable[[], np.ndarray]:
-        settings = self.work.settings
-        if settings.bound == "domain":
-            xi = settings.xi
-            if xi is None or xi > channel.bound:
-                raise PrivacyError(
-                    f"The domain bounds gradients by Xi = {xi:g}, but clip_norm is {channel.bound:g}; set "
-                    f"clip_norm to at least {xi:g}, or bound='clip'."
-                )
-            return lambda: channel.release_bounded(self.means).numpy()
-        if self.work.statistics is not None and channel.bound == np.inf:
-            return lambda: channel.release_bounded(self.means).numpy()  # nothing is clipped
-        return lambda: channel.release(self.scales).numpy()
-
-    # What owners compute at the query points
-
-    def scales(self, owner: int, where: Tensor) -> Tensor:
-        """(k, n_i) factors of the rows at the points of repetitions ``where``."""
-        points = self.query if self.alone else torch.from_numpy(self.points[where.numpy()])
-        return self.loss.scale(points, self.work.data.x[owner], self.work.data.y[owner])
-
-    def means(self, owner: int, where: Tensor) -> Tensor:
-        """(k, p) mean gradients, equation (3)."""
-        if self.work.statistics is None:
-            x = self.work.data.x[owner]
-            return self.scales(owner, where) @ x / len(x)
-        second, first = self.work.statistics[owner]
-        return torch.addmm(first, self.query if self.alone else self.query[where], second, beta=-1)
-
-    # What the learner computes
-
-    def move(self, who: np.ndarray) -> None:
-        """One activation of every repetition, owners ``who`` (R,); -1 is nobody."""
-        at: Any = (slice(0, 1), who[0]) if self.alone else (self.every, who)  # a view where there is one
-        np.add(self.central, self.own[at], out=self.points)  # (6); nobody's is not used
-        self.points *= 0.5
-        answer = self.release()
-        active = self.alone and who[0] >= 0
-        if active or (not self.alone and who.min() >= 0):
-            gain = self.gain[who[0]] if self.alone else self.gain[who][:, None]
-            self._update(at, slice(None), self.points, answer * (gain * self._weights(at)))
-        elif not self.alone:
-            some = np.flatnonzero(who >= 0)
-            at = (some, who[some])
-            self._update(at, some, self.points[some], answer[some] * (self.gain[at[1]][:, None] * self._weights(at)))
-
-    def _update(self, at: Any, where: Any, tbar: np.ndarray, push: np.ndarray) -> None:
-        """(5) and (7') at copies ``at`` of repetitions ``where``; ``push`` is a N (n_i / n) Qbar_i, weighted."""
-        moved = tbar * self.keep_own
-        moved -= push
-        self.own[at] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
-        moved = tbar * self.keep_central
-        self.central[where] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
-
-    def _weights(self, at: Any) -> Any:
-        """Reciprocal observed frequencies (Remark 4) of copies that act now, (k, 1); 1 where they are not asked for."""
-        if "events" not in self.state:
-            return 1.0
-        events, n_copies = self.state["events"], self.work.copies
-        events[at] += 1
-        total = events.sum(1)[at[0]]
-        return ((total + n_copies) / (n_copies * (events[at] + 1)))[:, None]
-
-    def move_groups(self, who: np.ndarray) -> None:
-        """As :meth:`move` where owners answer in groups: a group moves when its last member has answered."""
-        answers, sums, query, copy_of = (
-            self.state["answers"],
-            self.state["sums"],
-            self.state["query"],
-            self.work.copy_of,
-        )
-        where = np.flatnonzero(who >= 0)
-        owner, group = who[where], copy_of[who[where]]
-        members = copy_of[None, :] == group[:, None]  # (k, n)
-        new = ~(members & (answers[where] > 0)).any(1)
-        query[where[new], group[new]] = 0.5 * (self.central[where[new]] + self.own[where[new], group[new]])  # (6)
-        self.points[where] = query[where, group]
-        answer = self.release()
-        sums[where, owner] += answer[where]
-        answers[where, owner] += 1
-        done = (~members | (answers[where] > 0)).all(1)
-        if not done.any():
-            return
-        where, group, members = where[done], group[done], members[done]
-        share = np.where(members, self.gain / np.maximum(answers[where], 1), 0.0)  # of each sum, (k, n)
-        push = np.einsum("kn,knp->kp", share, sums[where])
-        at = (where, group)
-        tbar = 0.5 * (self.central[where] + self.own[at])
-        self._update(at, where, tbar, push * self._weights(at))
-        sums[where] = np.where(members[:, :, None], 0.0, sums[where])
-        answers[where] = np.where(members, 0.0, answers[where])

@@ -69,7 +69,10 @@ class Collaboration:
     @cached_property
     def _bounded(self) -> LinearData:
         LinearLoss(self.learner.loss).check_targets(self.data.y, self.data.name)
-        return self.data if self.learner.domain is None else self.data.bounded(self.learner.domain)
+        domain = self.learner.domain
+        if domain == "auto":
+            raise ConfigError("Collaboration: the learner's domain is 'auto', which a Trainer fills in; give bounds.")
+        return self.data if domain is None else self.data.bounded(domain)
 
     def _fitness(self, x: Tensor, y: Tensor) -> Fitness:
         return Fitness(x, y, LinearLoss(self.learner.loss), self.learner.reg, self.learner.theta_max)

@@ -26,7 +26,7 @@ functions of releases alone. After training, q_t is fitted once to the raw recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -42,6 +42,7 @@ from .base import Problem, State
 from .linear import LinearData, LinearLoss
 from .pp_dmtl_server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
 from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, own_step
+from .settling import stated_domain
 
 REFUTED = (
     "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private state without noise, "
@@ -100,7 +101,8 @@ class PPDMTL:
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
             B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
             be public knowledge; only stability rests on it.
-        row_norm: features are shortened to this L2 norm, a public constant; the 1 of a bias stays.
+        row_norm: features are shortened to this L2 norm, a public constant; the 1 of a bias stays. ``"auto"``: the
+            bound that the data state.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
         guarantee: ``"sound"`` or ``"paper"``.
@@ -127,7 +129,7 @@ class PPDMTL:
     a2: float | None = None
     delay: int | None = None
     smoothness: float | None = None
-    row_norm: float = 1.0
+    row_norm: float | Literal["auto"] = 1.0
     penalty: SharedPenalty = "nuclear"
     own_penalty: OwnPenalty = "frobenius"
     guarantee: Literal["sound", "paper"] = "sound"
@@ -148,7 +150,8 @@ class PPDMTL:
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("zero", "single_task"), start=self.start)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
-        positive(self, row_norm=self.row_norm)
+        if self.row_norm != "auto":
+            positive(self, row_norm=self.row_norm)
         for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
             if getattr(self, field) is not None:
                 positive(self, **{field: getattr(self, field)})
@@ -183,6 +186,16 @@ class PPDMTL:
     def refines(self) -> bool:
         """Whether the personal models fit q_t to the raw records."""
         return self.guarantee == "sound" if self.refine is None else self.refine
+
+    def settle(self, problem: Problem, *public: object) -> PPDMTL:
+        """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
+
+        Raises:
+            ConfigError: the data state no bounds.
+        """
+        if self.row_norm != "auto":
+            return self
+        return replace(self, row_norm=stated_domain(problem.data, "PPDMTL.row_norm").l2)
 
     # What it needs of the problem
 
@@ -277,8 +290,14 @@ class PPDMTL:
     def _loss(self) -> LinearLoss:
         return LinearLoss(self.loss)
 
+    @property
+    def _row_norm(self) -> float:
+        if self.row_norm == "auto":
+            raise ConfigError("PPDMTL.row_norm is 'auto', which a Trainer fills in; give a number, or settle().")
+        return self.row_norm
+
     def _data(self, problem: Problem) -> LinearData:
-        return bounded_rows(problem, self._loss, self.row_norm)
+        return bounded_rows(problem, self._loss, self._row_norm)
 
     def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
         shared = state.public["shared"][which][:, clients]
@@ -302,7 +321,9 @@ class PPDMTL:
     def _steps(self, problem: Problem) -> tuple[float, float]:
         """a2 and the proximal threshold."""
         bias = problem.dimension - int(np.prod(problem.data.spec.shape))
-        smooth = self._loss.smoothness((self.row_norm**2 + bias) ** 0.5) if self.smoothness is None else self.smoothness
+        smooth = (
+            self._loss.smoothness((self._row_norm**2 + bias) ** 0.5) if self.smoothness is None else self.smoothness
+        )
         delay = 2 * problem.clients if self.delay is None else self.delay
         largest = 2.0 / ((delay + 1) * smooth)
         a2 = largest / 2 if self.a2 is None else self.a2

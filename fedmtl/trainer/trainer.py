@@ -120,6 +120,14 @@ class Trainer:
         """The repetitions and their budgets."""
         return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
 
+    def settled(self, problem: Problem) -> Trainer:
+        """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
+        settle = getattr(self.algorithm, "settle", None)
+        if settle is None or not isinstance(self.schedule, AsynchronousSchedule):
+            return self
+        bound = bind_schedule(self.schedule, problem)
+        return replace(self, algorithm=settle(problem, bound, self.repeated.privacies(self.privacy)))
+
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
         first = replace(self.repeated, repetitions=1, epsilons=self.repeated.epsilons and self.repeated.epsilons[:1])
@@ -178,26 +186,30 @@ class Trainer:
         else:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
-            repeated = self.repeated
-            mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated)
-            channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
-            if isinstance(channel, Channel):
-                problem = replace(problem, records=channel.records)
-            with closing(channel):  # also after an interruption: steps that never began return to the budget
-                state, step, history = init_state(self.algorithm, problem, repeated), 0, []
-                if resume and folder is not None and folder.checkpoint.exists():
-                    found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
-                    state = found.restore(state, problem.initial.device)
-                    step, history = found.step, found.history
-                    channel.restore(found.channel)
-                channel.start(step)  # also when no round is left to draw
-                self._announce(channel)
-                callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
-                with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                    run = Loop(self, problem, channel, source, folder, mark, history, callbacks)
-                    state, step, stopped = run.advance(state, step)
-                    result = run.finish(state, step, stopped)
-                    end.append(result)
+            return self.settled(problem)._follow(problem, folder, resume)
+
+    def _follow(self, problem: Problem, folder: RunFolder | None, resume: bool) -> Result:
+        """The run of a trainer whose settings are settled."""
+        repeated = self.repeated
+        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated)
+        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
+        if isinstance(channel, Channel):
+            problem = replace(problem, records=channel.records)
+        with closing(channel):  # also after an interruption: steps that never began return to the budget
+            state, step, history = init_state(self.algorithm, problem, repeated), 0, []
+            if resume and folder is not None and folder.checkpoint.exists():
+                found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
+                state = found.restore(state, problem.initial.device)
+                step, history = found.step, found.history
+                channel.restore(found.channel)
+            channel.start(step)  # also when no round is left to draw
+            self._announce(channel)
+            callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
+            with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
+                run = Loop(self, problem, channel, source, folder, mark, history, callbacks)
+                state, step, stopped = run.advance(state, step)
+                result = run.finish(state, step, stopped)
+                end.append(result)
         if folder is not None:
             folder.write_run(result, problem)
         return result

@@ -1,0 +1,79 @@
+"""Settings that are chosen from what is public: the public rows of the data, and the bounds of their domain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..data import Domain, FederatedDataset
+from ..errors import ConfigError
+from ..privacy import RecordPrivacy
+from ..random import derive_key
+from ..schedules import BoundSchedule
+from .collaboration import choose_kappa
+from .linear import DomainBound, LinearData, probe_linear
+
+if TYPE_CHECKING:
+    from ..privacy.owner_opening import Privacies
+    from .async_learner import AsyncLearner
+    from .base import Problem
+
+logger = logging.getLogger("fedmtl")
+_TRIALS = 20
+
+
+def stated_domain(data: FederatedDataset, what: str) -> Domain:
+    """The bounds that the data state.
+
+    Raises:
+        ConfigError: they state none; ``what`` names the setting that needs them.
+    """
+    if data.domain is None:
+        raise ConfigError(f"{what} is 'auto', but {data.name} states no public bounds on its records; give a number.")
+    return data.domain
+
+
+def settle_learner(
+    learner: AsyncLearner, problem: Problem, schedule: BoundSchedule, privacy: Privacies
+) -> AsyncLearner:
+    """``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows, once for each budget.
+
+    The simulation has owners of the true sizes whose records are drawn from the public rows, the true caps and
+    budgets, and 20 schedules and noises of its own. Only public things enter, so the choice costs no privacy.
+    """
+    data = problem.data
+    if learner.domain == "auto":
+        stated = stated_domain(data, "AsyncLearner.domain")
+        room = stated.l1 + probe_linear(problem.module, data.spec.shape)
+        target = stated.target if data.classes is None else 1.0
+        learner = replace(learner, domain=DomainBound(x_l1=room, y=target))
+    if learner.kappa != "auto":
+        return learner
+    if data.public is None:
+        raise ConfigError(
+            f"AsyncLearner.kappa is 'auto', but {data.name} has no public rows to choose it with; give a number."
+        )
+    events = min(problem.rounds, schedule.steps)
+    seed = derive_key(problem.seed, "kappa") >> 1
+    clients = schedule.events(seed, 0, events, replicates=_TRIALS).client
+    rows = LinearData.of_examples(problem, data.public)
+    each = list(privacy) if isinstance(privacy, Sequence) else [privacy]
+    found: dict[RecordPrivacy | None, float] = {}
+    for settings in dict.fromkeys(each):
+        chosen = choose_kappa(
+            replace(learner, kappa=1.0),
+            rows,
+            counts=data.train.counts.tolist(),
+            privacy=settings,
+            clients=clients,
+            ids=tuple(data.ids),
+            caps=schedule.caps.clip(max=events),
+            seed=seed,
+        )
+        found[settings] = chosen.kappa
+        of = "" if settings is None or settings.epsilon is None else f" for epsilon {settings.epsilon}"
+        logger.info("kappa = %g%s, by simulation on %d public rows", chosen.kappa, of, len(data.public))
+    kappas = tuple(found[settings] for settings in each)
+    return replace(learner, kappa=kappas if len(set(kappas)) > 1 else kappas[0])
