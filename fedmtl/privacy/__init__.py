@@ -17,8 +17,10 @@ from .laws import PureDpEvent
 from .ledger import Ledger
 from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .opening import open_channel
-from .owner_channel import OwnerChannel, Published
+from .owner_channel import OwnerChannel
+from .owner_first import FirstRelease
 from .owner_opening import open_owner_channel
+from .owner_report import Published
 from .quantile import QuantileClip
 from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, step_event
@@ -44,6 +46,7 @@ __all__ = [
     "ClientPrivacy",
     "CyclicCohorts",
     "DiagonalLaplace",
+    "FirstRelease",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",

@@ -2,8 +2,9 @@
 
 Format: JSON lines, append-only. A header (settings, releases, noise, fingerprint), then ``open`` (a process
 begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
-participations are charged), ``forfeit`` (the run stopped because of what it showed, and is charged as if it had gone
-on) and ``close`` (a clean end, which returns the steps that its own session reserved and never began).
+participations are charged), ``first`` (one release before all steps, of everybody who has one), ``forfeit`` (the run
+stopped because of what it showed, and is charged as if it had gone on) and ``close`` (a clean end, which returns the
+steps that its own session reserved and never began).
 
 Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
 only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
@@ -26,6 +27,7 @@ import numpy as np
 
 from .._files import sync_folder
 from ..errors import PrivacyError, ResumeError
+from .ledger_steps import Cohorts, Spans
 
 VERSION = 1
 
@@ -62,11 +64,11 @@ class Ledger:
         self._closed = False
         self._free, self._clients = replays_free, clients
         self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
-        self._participants: dict[tuple[int, int], np.ndarray] = {}  # (session, step) -> ranks
+        self._cohorts = Cohorts()
         self._session = 0
         self._forfeited: int | None = None
-        self._paid: set[int] = set()
-        self._began: set[int] = set()
+        self._firsts = 0
+        self._paid, self._began = Spans(), Spans()
         opening = {
             "kind": "header",
             "version": VERSION,
@@ -84,7 +86,7 @@ class Ledger:
                 self._apply(line, number)
             self._session += 1
             if not replays_free:
-                self._paid.clear()  # fresh noise in a new session is a new charge
+                self._paid = Spans()  # fresh noise in a new session is a new charge
             self._append({"kind": "open", "session": self._session})
         except BaseException:
             if self._file is not None:
@@ -113,32 +115,31 @@ class Ledger:
         Args:
             before: count only steps below this one.
         """
-        spans = [(first, end if before is None else min(end, before)) for _, first, end in self._charges]
-        if not self._free:
-            return sum(max(0, end - first) for first, end in spans)
-        total, reach = 0, -1
-        for first, end in sorted(spans):
-            total += max(0, end - max(first, reach))
-            reach = max(reach, end)
-        return total
+        if self._free:
+            return Spans((first, end) for _, first, end in self._charges).count(before)
+        ends = ((first, end if before is None else min(end, before)) for _, first, end in self._charges)
+        return sum(max(0, end - first) for first, end in ends)
+
+    def reserved_until(self, first: int, end: int) -> int:
+        """The first step of [first, end) that :meth:`reserved` denies, or ``end``."""
+        gaps = self._paid.gaps(first, end)
+        return gaps[0][0] if gaps else end
 
     def uses(self, before: int | None = None) -> np.ndarray:
         """(n,) int64 charged participations by rank, for an account that charges participations."""
-        counts = np.zeros(self._clients or 0, dtype=np.int64)
-        seen: set[int] = set()
-        for (_, step), ranks in self._participants.items():
-            if (before is not None and step >= before) or (self._free and step in seen):
-                continue
-            seen.add(step)
-            counts[ranks] += 1
-        return counts
+        return self._cohorts.counts(self._clients or 0, before=before, once=self._free)
+
+    @property
+    def firsts(self) -> int:
+        """How often the release before all steps was charged."""
+        return self._firsts
 
     def spent(self) -> int:
         """Steps that stay charged if the ledger is closed now: not this session's unused reservations."""
-        others = [range(first, end) for session, first, end in self._charges if session != self._session]
+        others = [(first, end) for session, first, end in self._charges if session != self._session]
         if self._free:
-            return len(self._began.union(*others))
-        return sum(len(span) for span in others) + len(self._began)
+            return Spans([*others, *self._began]).count()
+        return sum(end - first for first, end in others) + self._began.count()
 
     @property
     def forfeited(self) -> int | None:
@@ -147,8 +148,7 @@ class Ledger:
 
     def participants(self, step: int) -> np.ndarray | None:
         """Ranks recorded for ``step`` in the earliest session that has it, or None."""
-        sessions = (self._participants.get((session, step)) for session in range(1, self._session + 1))
-        return next((ranks for ranks in sessions if ranks is not None), None)
+        return self._cohorts.of(step)
 
     # writing
 
@@ -170,27 +170,35 @@ class Ledger:
         self._append({"kind": "forfeit", "session": self._session, "uses": uses})
         self._forfeited = uses
 
-    def begin(self, step: int) -> None:
-        """Note that the noise of a reserved ``step`` is about to be drawn, so that a clean close keeps its
-        charge.
+    def reserve_first(self) -> None:
+        """Charge the release that everybody who has one makes before all steps; returns once it is on the disk."""
+        self._append({"kind": "first", "session": self._session})
+        self._firsts += 1
+
+    def begin(self, step: int, end: int | None = None) -> None:
+        """Note that the noise of a reserved ``step`` (or of all of [step, end)) is about to be drawn, so that a clean
+        close keeps its charge.
 
         Raises:
-            PrivacyError: the step is not reserved, or has begun in this session already.
+            PrivacyError: a step is not reserved, or has begun in this session already.
         """
-        if step not in self._paid:
-            raise PrivacyError(f"Step {step} is not reserved in the ledger.")
-        if step in self._began:
-            raise PrivacyError(f"Step {step} has begun already; its noise would be used twice.")
+        end = step + 1 if end is None else end
+        unpaid, fresh = self._paid.gaps(step, end), self._began.gaps(step, end)
+        if unpaid:
+            raise PrivacyError(f"Step {unpaid[0][0]} is not reserved in the ledger.")
+        if fresh != [(step, end)] and step < end:
+            again = step if not fresh or fresh[0][0] > step else fresh[0][1]
+            raise PrivacyError(f"Step {again} has begun already; its noise would be used twice.")
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        self._began.add(step)
+        self._began.add(step, end)
 
     def close(self) -> None:
         """End cleanly and return the steps that this session reserved and never began; idempotent."""
         if self._closed:
             return
-        mine = sorted(step for session, a, b in self._charges if session == self._session for step in range(a, b))
-        unused = [step for step in mine if step not in self._began]
+        mine = Spans((first, end) for session, first, end in self._charges if session == self._session)
+        unused = [step for span in mine for gap in self._began.gaps(*span) for step in range(*gap)]
         self._append({"kind": "close", "session": self._session, "unused": unused})
         self._refund(self._session, unused)
         self._closed = True
@@ -220,26 +228,24 @@ class Ledger:
     def _charge(self, session: int, first: int, end: int, cohorts: Sequence[Sequence[int]] | None) -> None:
         self._charges.append((session, first, end))
         if self._free or session == self._session:
-            self._paid.update(range(first, end))
+            self._paid.add(first, end)
         if cohorts is not None:
-            for step, cohort in zip(range(first, end), cohorts, strict=True):
-                self._participants[session, step] = np.asarray(cohort, dtype=np.int64)
+            if len(cohorts) != end - first:
+                raise ValueError(f"{len(cohorts)} cohorts for {end - first} steps")
+            self._cohorts.add(session, first, cohorts)
 
     def _refund(self, session: int, unused: Sequence[int]) -> None:
-        returned = set(unused)
-        if not returned:
+        if not unused:
             return
+        returned = Spans((step, step + 1) for step in unused)
         kept: list[tuple[int, int, int]] = []
         for owner, first, end in self._charges:
-            if owner != session or returned.isdisjoint(range(first, end)):
-                kept.append((owner, first, end))
-                continue
-            kept.extend((owner, step, step + 1) for step in range(first, end) if step not in returned)
+            spans = returned.gaps(first, end) if owner == session else [(first, end)]
+            kept += [(owner, *span) for span in spans]
         self._charges = kept
         if self._free:
-            self._paid = {step for _, first, end in kept for step in range(first, end)}
-        for step in returned:
-            self._participants.pop((session, step), None)
+            self._paid = Spans((first, end) for _, first, end in kept)
+        self._cohorts.drop(session, returned)
 
     def _apply(self, line: Mapping[str, Any], number: int) -> None:
         try:
@@ -247,6 +253,8 @@ class Ledger:
                 self._session = int(line["session"])
             elif line["kind"] == "reserve":
                 self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
+            elif line["kind"] == "first":
+                self._firsts += 1
             elif line["kind"] == "forfeit":
                 self._forfeited = int(line["uses"])
             elif line["kind"] == "close":

@@ -28,6 +28,8 @@ class OwnerAccount:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
         self.caps, self.terms = caps, terms
         self._ledger, self._next = ledger, 0
+        self._first = ledger is not None and ledger.firsts > 0  # whether the first release was charged
+        self._first_mine = False  # and in this session
         self._uses = np.zeros((replicates, caps.size), dtype=np.int64)
         if ledger is not None:
             self._uses[0] = ledger.uses()
@@ -54,45 +56,89 @@ class OwnerAccount:
         if self._ledger.replays_free:
             self._uses[0] = self._ledger.uses(before=step)
 
-    def charge(self, first: int, owners: np.ndarray) -> None:
+    def charge_first(self) -> None:
+        """Charge the first release of every owner that has one, once; on return the charge is on the disk.
+
+        Raises:
+            BudgetExhausted: an earlier session of secure mode was charged for it, and its noise is lost.
+        """
+        if self._first_mine or self.terms is None:
+            return
+        ledger = self._ledger
+        if ledger is not None and ledger.firsts and not ledger.replays_free:
+            raise BudgetExhausted(
+                "The first release was charged in an earlier session and cannot be made again: its budget is spent. "
+                "Start a new run."
+            )
+        if ledger is not None and not ledger.firsts:
+            ledger.reserve_first()
+        self._first_mine = self._first = True
+
+    def charge(self, first: int, owners: np.ndarray) -> np.ndarray:
         """Charge a block of activations; on return the charge is on the disk.
 
         Args:
             first: number of the first activation of the block; blocks follow one another.
             owners: (R, S) int64, who acts; -1 is nobody.
 
+        Returns:
+            (R, S) int64: how many answers of the owner, in that repetition, were charged before; 0 of nobody.
+
         Raises:
             BudgetExhausted: an owner would pass its cap; nothing is charged.
             PrivacyError: a block that does not follow the last one.
-            ResumeError: a replay with other owners.
+            ResumeError: a replay with other owners, or without the first release that comes before.
         """
         if first != self._next:
             raise PrivacyError(f"Activation {first} does not follow {self._next - 1}; its noise could be used twice.")
         end = first + owners.shape[1]
-        more = np.stack([np.bincount(row[row >= 0], minlength=self.caps.size) for row in owners])
-        over = np.argwhere(self._uses + more > self.caps)
+        before, acting, totals = self._counted(owners)
+        replicates, who = acting
+        over = np.flatnonzero(totals > self.caps[who])
         if over.size:
-            owner = int(over[0, 1])
+            owner = int(who[over[0]])
             raise BudgetExhausted(
-                f"Activations {first} to {end - 1}: owner {owner} would act {int((self._uses + more)[:, owner].max())} "
-                f"times, above its cap of {int(self.caps[owner])}."
+                f"Activations {first} to {end - 1}: owner {owner} would act {int(totals[who == owner].max())} times, "
+                f"above its cap of {int(self.caps[owner])}."
             )
+        if self.terms is not None and self.terms.firsts.any():
+            if first == 0:
+                self.charge_first()
+            elif not self._first:
+                raise ResumeError(f"Activation {first} comes after a first release, which was never charged.")
         if self._ledger is not None:
             self._reserve(self._ledger, first, owners[0])
-        self._uses += more
+        self._uses[replicates, who] = totals
         self._next = end
+        return before
+
+    def _counted(self, owners: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Uses before every activation (R, S); the pairs (replicates, owners) that act, and their uses after all."""
+        n = self.caps.size
+        keys = np.where(owners >= 0, owners + n * np.arange(len(owners))[:, None], -1).ravel()
+        order = np.argsort(keys, kind="stable")
+        sorted_keys = keys[order]
+        starts = np.flatnonzero(np.diff(sorted_keys, prepend=-2))
+        lengths = np.diff(starts, append=keys.size)
+        place = np.arange(keys.size) - np.repeat(starts, lengths)  # in time order: the sort is stable
+        acting = sorted_keys[starts] >= 0
+        pairs = np.divmod(sorted_keys[starts][acting], n)
+        earlier = np.zeros(starts.size, dtype=np.int64)
+        earlier[acting] = self._uses[pairs]
+        before = np.empty(keys.size, dtype=np.int64)
+        before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
+        return before.reshape(owners.shape), pairs, earlier[acting] + lengths[acting]
 
     def _reserve(self, ledger: Ledger, first: int, owners: np.ndarray) -> None:
-        steps = range(first, first + owners.size)
-        new = next((step for step in steps if not ledger.reserved(step)), steps.stop)
+        end = first + owners.size
+        new = ledger.reserved_until(first, end)
         for step in range(first, new):
             recorded = ledger.participants(step)
             if recorded is None or recorded.tolist() != [o for o in owners[step - first : step - first + 1] if o >= 0]:
                 raise ResumeError(f"Activation {step} was charged to another owner; a replay has the same one.")
-        if new < steps.stop:
-            ledger.reserve(new, steps.stop, [[owner] if owner >= 0 else [] for owner in owners[new - first :].tolist()])
-        for step in steps:
-            ledger.begin(step)
+        if new < end:
+            ledger.reserve(new, end, [[owner] if owner >= 0 else [] for owner in owners[new - first :].tolist()])
+        ledger.begin(first, end)
 
     @property
     def forfeited(self) -> bool:
@@ -113,7 +159,13 @@ class OwnerAccount:
         """(R, n) epsilon of each owner after its uses, or after all that is ``spent``; None without noise."""
         if self.terms is None:
             return None
-        return self.terms.epsilons(self.spent if spent or self.forfeited else self._uses)
+        uses = self.spent if spent or self.forfeited else self._uses
+        return self.terms.epsilons(uses, first=self._first)
+
+    @property
+    def firsts(self) -> int:
+        """Number of first releases charged."""
+        return int((self.terms.firsts > 0).sum()) if self._first and self.terms is not None else 0
 
     @property
     def spent(self) -> np.ndarray:
@@ -125,12 +177,15 @@ class OwnerAccount:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must keep: the uses of repetitions, which no ledger holds."""
-        return {} if self._ledger is not None else {"uses": torch.from_numpy(self._uses.copy())}
+        if self._ledger is not None:
+            return {}
+        return {"uses": torch.from_numpy(self._uses.copy()), "first": torch.tensor(self._first)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
         if "uses" in state:
             self._uses[:] = state["uses"].numpy()
+            self._first = bool(state["first"])
 
     def close(self) -> None:
         """End cleanly; idempotent."""

@@ -8,6 +8,10 @@ has an account of its own with a hard cap on its answers: the noise is calibrate
 Order of a block of activations: ``begin`` charges it (on the disk before any noise is drawn) and draws its noise;
 ``release`` is then called once for each activation, in order. R repetitions of a run, each with its own owners and
 noise, are computed together; they are simulations, and an epsilon is that of one of them.
+
+Records may arrive while a run goes on (when is public): an answer then has the records that are there, n_i is their
+number, and an owner without any is nobody: it answers nothing and is not charged. An answer may use a secret Poisson
+subsample of rate q instead of all; its sum is divided by the constant q n_i and moves by at most 2 C / (q n_i).
 """
 
 from __future__ import annotations
@@ -25,29 +29,30 @@ from .clip import MARGIN
 from .grid import grid_width, to_grid
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
-from .owner_records import OwnerRecords
+from .owner_first import FirstRelease, released_first
+from .owner_records import Participation, RecordSums
 from .owner_report import Published, owner_report
 from .release import LAWS
 from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .sources import NoiseSource
 
-Scales = Callable[[Tensor], Tensor]
-"""(k,) repetitions -> (k, n_i) or (n_i,): the factors s of per-record gradients ``s_j x_j`` of one owner."""
+Sums = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
 class OwnerChannel:
     """The way out of a run whose owners act one at a time; made by :func:`~fedmtl.privacy.open_owner_channel`.
 
     Attributes:
-        caps: (n,) int64, most answers of each owner.
-        record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended.
+        record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended, and (-1, "first",
+            (R, n, D)) of the first release.
     """
 
     def __init__(
         self,
         privacy: tuple[RecordPrivacy, ...],
-        records: Sequence[OwnerRecords],
+        sums: RecordSums,
+        participation: Participation,
         sources: Sequence[NoiseSource],
         account: OwnerAccount,
         *,
@@ -57,29 +62,30 @@ class OwnerChannel:
         notes: tuple[str, ...] = (),
         replay: Sequence[tuple[int, str, Tensor]] | None = None,
         published: Published | None = None,
+        first: FirstRelease | None = None,
     ) -> None:
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.settings, self.privacy = privacy, privacy[0] if privacy else None
         self.ids, self.schedule, self.ledger_name, self.notes = ids, schedule, ledger_name, notes
         self.published = None if account.terms is None else published
-        self._records, self._sources, self.account = records, sources, account
-        self._scales = None if account.terms is None else account.terms.multipliers
+        self.first, self.participation = first, participation
+        self._sums, self._sources, self.account = sums, sources, account
+        self._multipliers = None if account.terms is None else account.terms.multipliers
         self._replay = None if replay is None else {step: value for step, _, value in replay}
-        self._counts = np.array([len(r.x) for r in records])
-        limit = self.bound * (1 - MARGIN)  # of norms; by record, of the factors of its row
-        self._limits = [torch.clamp(limit / r.norms, max=torch.finfo(torch.float64).max) for r in records]
-        self._dimension = records[0].x.shape[1]
+        self._dimension = sums.dimension
         self._first, self._position, self._first_run = 0, 0, torch.zeros(1, dtype=torch.int64)
-        self._owners = np.zeros((len(sources), 0), dtype=np.int64)
+        self._begins, self._first_made = 0, False
+        nobody = np.zeros((len(sources), 0))
+        self._owners, self._divisors, self._scales = nobody.astype(np.int64), nobody, nobody
         self._noise = np.zeros((0, len(sources), self._dimension))
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
-        """Scale of the noise of every owner's answer over its sensitivity: (n,) float64, or (R, n) where repetitions
-        have settings of their own; None without noise."""
-        if self._scales is None:
+        """z, the scale of the noise of every owner's answer over its sensitivity (at a weight of 1, where answers have
+        weights): (n,) float64, or (R, n) where repetitions have settings of their own; None without noise."""
+        if self._multipliers is None:
             return None
-        return self._scales if len(self.settings) > 1 else self._scales[0]
+        return self._multipliers if len(self.settings) > 1 else self._multipliers[0]
 
     @property
     def caps(self) -> np.ndarray:
@@ -98,7 +104,7 @@ class OwnerChannel:
     @property
     def mechanism(self) -> str | None:
         """Name of the noise's law; None without noise."""
-        return None if self._scales is None or self.privacy is None else self.privacy.mechanism
+        return None if self._multipliers is None or self.privacy is None else self.privacy.mechanism
 
     @property
     def source(self) -> str:
@@ -112,9 +118,10 @@ class OwnerChannel:
             ResumeError: charges of earlier activations are missing.
         """
         self.account.start(step)
+        self._begins = step
 
     def begin(self, first: int, owners: Tensor) -> None:
-        """Charge a block of activations and draw its noise.
+        """Charge a block of activations and draw its noise; the first release too, if it is not charged yet.
 
         Args:
             first: number of the first activation.
@@ -126,9 +133,45 @@ class OwnerChannel:
         """
         if self._position < self._owners.shape[1]:
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
-        self.account.charge(first, owners.numpy())
-        self._first, self._position, self._owners = first, 0, owners.numpy()
-        self._noise = self._draw(first, self._owners)
+        present = self.participation.present(first, owners.numpy())
+        acting = np.where(present > 0, owners.numpy(), -1)
+        uses = self.account.charge(first, acting)
+        self._first, self._position, self._owners = first, 0, acting
+        self._divisors = np.where(acting >= 0, present * self.participation.rates[acting], 1.0)
+        self._scales = self._answer_scales(acting, uses)
+        self._noise = self._draw(first, acting)
+
+    def release_first(self, vectors: Callable[[int], Tensor]) -> Tensor:
+        """One noised vector of every owner that has data, before any answer: a warm start.
+
+        Args:
+            vectors: owner -> (D,), within the sensitivity that the channel was opened with; called once for each owner
+                that has data. The repetitions share it, and have noise of their own.
+
+        Returns:
+            (R, n, D) float64; zero for owners without data.
+
+        Raises:
+            BudgetExhausted: it was charged in an earlier session of secure mode.
+            PrivacyError: it is not part of the run, was made already, or an answer was; or a vector is not finite.
+        """
+        if self.first is None:
+            raise PrivacyError("The channel was opened without a first release, so nothing is reserved for it.")
+        if self._first_made or self._begins or self._first or self._position:
+            raise PrivacyError("The first release happens once, before any answer.")
+        self.account.charge_first()
+        self._first_made = True
+        if self._replay is not None:
+            if -1 not in self._replay:
+                raise PrivacyError("The recording has no first release.")
+            value = self._replay[-1].clone()
+        else:
+            value = released_first(
+                self.first, vectors, self.account.terms, self._sums.counts, self._dimension, self._sources
+            )
+        if self.record is not None:
+            self.record.append((-1, "first", value.clone()))
+        return value
 
     def release(self, scales: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The noised mean gradients of the owners of the next activation, one of each repetition.
@@ -144,7 +187,12 @@ class OwnerChannel:
         Raises:
             PrivacyError: no activation has begun.
         """
-        return self._finished(self._means(lambda owner, where: self._clipped_mean(owner, scales(owner, where))))
+        return self._release(scales, self._sums.of_factors)
+
+    def release_rows(self, rows: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """As :meth:`release` for gradients of any model: ``rows`` (owner, repetitions (k,)) -> (k, n_i, D), the
+        gradient of every record. Each is clipped; one that is not finite counts as zero."""
+        return self._release(rows, self._sums.of_rows)
 
     def release_run(self, count: int, scales: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         """The next ``count`` releases at once, for gradients that do not wait for one another's releases.
@@ -160,16 +208,11 @@ class OwnerChannel:
         Raises:
             PrivacyError: fewer activations have begun.
         """
-        at = self._position
-        if at + count > self._owners.shape[1]:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
-        columns = self._owners[:, at : at + count].T
-        value = torch.zeros(count, self.replicates, self._dimension, dtype=torch.float64)
-        if self._replay is None:
-            for owner in np.unique(columns[columns >= 0]).tolist():
-                which, where = (torch.from_numpy(index) for index in np.nonzero(columns == owner))
-                value[which, where] = self._clipped_mean(owner, scales(owner, which, where))
-        return torch.stack([self._finished(value[i]) for i in range(count)])
+        return self._release_run(count, scales, self._sums.of_factors)
+
+    def release_rows_run(self, count: int, rows: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+        """As :meth:`release_run` for gradients of any model: ``rows`` gives (k, n_i, D), as in :meth:`release_rows`."""
+        return self._release_run(count, rows, self._sums.of_rows)
 
     def local_noise(self) -> Tensor:
         """Noise that the owners of this block add inside, to a point at which they take a gradient.
@@ -193,9 +236,11 @@ class OwnerChannel:
                 parameters (such as sufficient statistics of a quadratic loss).
 
         Raises:
-            PrivacyError: a mean beyond C: the bound is wrong, and with it the sensitivity.
+            PrivacyError: a mean beyond C: the bound is wrong, and with it the sensitivity; or records of which answers
+                take a subsample.
         """
-
+        if self.participation.sampled:
+            raise PrivacyError("Answers take a subsample of the records; means over all of them are not accounted for.")
         value = self._means(means)
         norms = torch.linalg.vector_norm(value, ord=1 if self.norm == "l1" else 2, dim=1)
         if self.privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
@@ -205,6 +250,36 @@ class OwnerChannel:
             )
         secure = self.source == "secure"
         return self._finished(value * (1 - MARGIN) if secure else value)  # room for the grid's rounding
+
+    def _release(self, values: Callable[[int, Tensor], Tensor], sums: Sums) -> Tensor:
+        at = self._position
+
+        def mean_of(owner: int, where: Tensor) -> Tensor:
+            return self._mean(owner, values(owner, where), sums, at, where)
+
+        return self._finished(self._means(mean_of))
+
+    def _release_run(self, count: int, values: Callable[[int, Tensor, Tensor], Tensor], sums: Sums) -> Tensor:
+        at = self._position
+        if at + count > self._owners.shape[1]:
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        columns = self._owners[:, at : at + count].T
+        value = torch.zeros(count, self.replicates, self._dimension, dtype=torch.float64)
+        if self._replay is None:
+            for owner in np.unique(columns[columns >= 0]).tolist():
+                which, where = (torch.from_numpy(index) for index in np.nonzero(columns == owner))
+                value[which, where] = self._mean(owner, values(owner, which, where), sums, at + which.numpy(), where)
+        return torch.stack([self._finished(value[i]) for i in range(count)])
+
+    def _mean(self, owner: int, values: Tensor, sums: Sums, at: int | np.ndarray, where: Tensor) -> Tensor:
+        """(k, D): sums over the records that take part in the answers at places ``at`` of the block, divided."""
+        replicates, kept = where.numpy(), None
+        if self.participation.partial:
+            steps = np.broadcast_to(self._first + at, replicates.shape)
+            kept = self.participation.of(owner, steps, replicates)
+        total = sums(owner, values, kept)
+        total /= torch.from_numpy(self._divisors[replicates, at][:, None])
+        return total
 
     def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
         """(R, D) means of the owners of the next activation; zero where nobody acts, and in a replay."""
@@ -243,37 +318,33 @@ class OwnerChannel:
         """In which a record's gradient is bounded."""
         return "l1" if self.privacy is not None and self.privacy.mechanism == "laplace" else "l2"
 
-    def _clipped_mean(self, owner: int, scale: Tensor) -> Tensor:
-        records = self._records[owner]
-        if not math.isfinite(scale.sum().item()):
-            scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
-        if self.privacy is not None:
-            scale = torch.clamp(scale, -self._limits[owner], self._limits[owner])  # |s_j| ||x_j|| <= C
-        mean = scale.numpy() @ records.x.numpy()  # a faster product of small matrices than torch's
-        mean /= len(records.x)
-        return torch.from_numpy(mean)
-
     def _noised(self, value: Tensor, at: int, column: np.ndarray) -> Tensor:
-        if self._scales is None:
+        if self._multipliers is None:
             return value
-        owner = int(column[0])
         noise = torch.from_numpy(self._noise[at])
-        if self.source != "secure" or owner < 0:
+        if self.source != "secure" or column[0] < 0:
             return value + noise
-        n = int(self._counts[owner])  # of sums, whose sensitivity is 2 C
-        width = grid_width(self.bound, self.norm, self._dimension, 2 * self.bound * float(self._scales[0, owner]))
+        n = float(self._divisors[0, at])  # of sums, whose sensitivity is 2 C
+        width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at]))
         dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(noise.numel())).view_as(noise)
         return to_grid(value * n, noise * n, width, dither) / n
+
+    def _answer_scales(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """(R, S) scales of the noise of a block on sums, whose sensitivity is 2 C; 0 where nobody acts."""
+        terms, multipliers = self.account.terms, self._multipliers
+        if terms is None or multipliers is None:
+            return np.zeros(owners.shape)
+        rows = np.arange(len(owners))[:, None] if len(multipliers) > 1 else 0
+        scales = np.where(owners >= 0, 2 * self.bound * multipliers[rows, owners], 0.0)
+        return scales / terms.weights(owners, uses) if terms.weighted else scales
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:
         """(S, R, D) noise of a block in units of the means; nothing where nobody acts."""
         shape = (owners.shape[1], self.replicates, self._dimension)
-        if self._scales is None:
+        if self._multipliers is None:
             return np.zeros((shape[0], 0, 0))
         noise = self._units("noise/gradient", first, shape)
-        rows = np.arange(len(owners))[:, None] if len(self._scales) > 1 else 0
-        scale = 2 * self.bound * self._scales[rows, owners] / self._counts[owners]
-        noise *= np.where(owners >= 0, scale, 0.0).T[:, :, None]
+        noise *= (self._scales / self._divisors).T[:, :, None]
         return noise
 
     def _units(self, purpose: str, first: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -293,7 +364,7 @@ class OwnerChannel:
     def epsilons(self) -> np.ndarray:
         """(R,) float64: as :attr:`epsilon`, of every repetition."""
         found = self.account.epsilons_by_repetition() if self.published is None else None
-        acted = self.account.uses.any(1)
+        acted = self.account.uses.any(1) | (self.account.firsts > 0)
         return np.where(acted, math.inf, 0.0) if found is None else np.where(acted, found.max(1), 0.0)
 
     @property

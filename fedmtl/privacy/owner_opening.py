@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +16,10 @@ from ..errors import ConfigError
 from .ledger import Ledger, read_header
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
-from .owner_channel import OwnerChannel, OwnerRecords, Published
+from .owner_channel import OwnerChannel
+from .owner_first import FirstRelease
+from .owner_records import Participation, RecordSums
+from .owner_report import Published
 from .owner_terms import owner_terms
 from .settings import RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
@@ -24,12 +29,17 @@ Privacies = RecordPrivacy | Sequence[RecordPrivacy] | None
 
 def open_owner_channel(
     privacy: Privacies,
-    x: Sequence[Tensor],
+    x: Sequence[Tensor] | None,
     *,
     ids: tuple[str, ...],
     caps: np.ndarray,
     seed: int,
     replicates: int = 1,
+    allocation: Sequence[np.ndarray] | None = None,
+    first: FirstRelease | None = None,
+    arrivals: Sequence[np.ndarray] | None = None,
+    counts: np.ndarray | None = None,
+    dimension: int | None = None,
     schedule: str = "",
     fingerprint: str = "",
     ledger_path: Path | None = None,
@@ -44,42 +54,55 @@ def open_owner_channel(
         privacy: settings; its ``epsilon`` is a budget for each owner over all its answers. None: nothing is clipped or
             noised. Repetitions may have settings of their own, R of them, that differ in ``epsilon`` or
             ``noise_multiplier`` alone; ``epsilon=inf`` is a repetition without noise.
-        x: (n_i, D) rows of each owner's records.
+        x: (n_i, D) rows of each owner's records; None where gradients are not multiples of rows.
         ids: of the owners.
         caps: (n,) int64, most answers of each owner, at least 1 where it may answer.
         seed: of seeded noise.
         replicates: R repetitions, each with its own noise; simulations, in memory.
+        allocation: public positive weights (caps[i],) of the first, second, ... answer of owner i, of any mean: the
+            noise of an answer is z / weight for weights scaled to mean 1, and one z makes all answers cost the budget.
+            None: equal ones.
+        first: an extra release of every owner that has data, within the same budget; see
+            :meth:`OwnerChannel.release_first`.
+        arrivals: int64 (n_i,) of each owner, the activation from which each record is there; public. None: from the
+            start.
+        counts, dimension: n_i (n,) int64 and D, where there are no rows ``x``.
         schedule: one phrase for the report.
         fingerprint, ledger_path, resume, replay, notes: as for :func:`~fedmtl.privacy.open_channel`.
         published: the accounting of an algorithm that runs under ``guarantee="paper"``, else None. The caps and the
             calibration are the same, and the epsilon is infinite.
 
     Raises:
-        ConfigError: a budget that cannot be met, or repetitions of a private or a kept run.
+        ConfigError: a budget that cannot be met, weights or numbers of records that do not fit, or repetitions of a
+            private or a kept run.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
     settings = _settings(privacy, replicates)
-    first = settings[0] if settings else None
+    base = settings[0] if settings else None
     caps = np.asarray(caps, dtype=np.int64)
-    secure = first is not None and first.source == "secure"
+    secure = base is not None and base.source == "secure"
     if replicates > 1 and (secure or ledger_path is not None):
         raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
     sources: list[NoiseSource] = [SecureSource() if secure else SeededSource(seed, r) for r in range(replicates)]
-    norm: Norm = "l1" if first is not None and first.mechanism == "laplace" else "l2"
-    records = [OwnerRecords.of(rows, norm) for rows in x]
-    common: dict[str, Any] = {"ids": ids, "schedule": schedule, "replay": replay, "notes": notes}
-    if first is None or all(one.noiseless for one in settings):
+    counts, dimension = _shape(x, counts, dimension, len(ids))
+    norm: Norm = "l1" if base is not None and base.mechanism == "laplace" else "l2"
+    sums = RecordSums(x, counts, dimension, bound=math.inf if base is None else base.clip_norm, norm=norm)
+    participation = Participation(counts, arrivals, np.ones(counts.size), sources)
+    shares = None if first is None else first.shares(counts)
+    common: dict[str, Any] = {"ids": ids, "schedule": schedule, "replay": replay, "notes": notes, "first": first}
+    if base is None or all(one.noiseless for one in settings):
         account = OwnerAccount(caps, terms=None, ledger=None, replicates=replicates)
-        return OwnerChannel(settings, records, sources, account, **common)
-    delta, dimension = first.resolved_delta(sum(len(rows) for rows in x)), records[0].x.shape[1]
+        return OwnerChannel(settings, sums, participation, sources, account, **common)
+    delta = base.resolved_delta(int(counts.sum()))
     header = read_header(ledger_path) if resume and ledger_path is not None else None
-    terms = owner_terms(settings, ids, caps, dimension, delta, header)
+    terms = owner_terms(settings, ids, caps, dimension, delta, allocation=allocation, shares=shares, header=header)
     ledger = None
     if replicates == 1:
-        about = {"account": "owner", "privacy": asdict(first), "delta": delta, "dimension": dimension}
+        about = {"account": "owner", "privacy": asdict(base), "delta": delta, "dimension": dimension}
+        public = _digest(counts, *(arrivals or ()), *([] if first is None else [first.sensitivity]))
         ledger = Ledger(
             ledger_path,
-            about | terms.header(),
+            about | terms.header() | {"public": public},
             fingerprint=fingerprint,
             replays_free=not secure,
             clients=len(ids),
@@ -89,13 +112,39 @@ def open_owner_channel(
     in_memory = "in memory only: a crash forgets what was spent"
     return OwnerChannel(
         settings,
-        records,
+        sums,
+        participation,
         sources,
         account,
         ledger_name=in_memory if ledger_path is None else ledger_path.name,
         published=published,
         **common,
     )
+
+
+def _shape(
+    x: Sequence[Tensor] | None, counts: np.ndarray | None, dimension: int | None, owners: int
+) -> tuple[np.ndarray, int]:
+    """Numbers of records, and the length of a gradient."""
+    if x is not None:
+        counts, dimension = np.array([len(rows) for rows in x], dtype=np.int64), x[0].shape[1]
+    if counts is None or dimension is None:
+        raise ConfigError("A channel of owners needs their rows x, or counts and dimension.")
+    counts = np.asarray(counts, dtype=np.int64)
+    if counts.shape != (owners,) or bool((counts < 0).any()):
+        raise ConfigError(
+            f"counts has shape {counts.shape}; it must be a number of records for each of {owners} owners."
+        )
+    return counts, dimension
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    """Of public numbers that the noise depends on: a run goes on with the same ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        given = np.ascontiguousarray(array)
+        digest.update(f"{given.dtype} {given.shape} ".encode() + given.tobytes())
+    return digest.hexdigest()
 
 
 def _settings(privacy: Privacies, replicates: int) -> tuple[RecordPrivacy, ...]:

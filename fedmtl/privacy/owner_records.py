@@ -1,13 +1,19 @@
-"""The records of owners who act one at a time, and what bounds their gradients."""
+"""The records of owners who act one at a time: sums of clipped gradients over those that take part in an answer."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
+from .clip import MARGIN, Clip, L1Clip, L2Clip, clipped_segment_sums
 from .mechanisms import Norm
+from .sources import NoiseSource
 
 _LEAST_NORM = 1e-140
 
@@ -38,3 +44,128 @@ class OwnerRecords:
             return cls(wide, norms)
         nothing = torch.zeros((), dtype=torch.float64)
         return cls(torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing))
+
+
+class RecordSums:
+    """Sums over records of their gradients, each within the bound; an owner is prepared when it first acts.
+
+    Args:
+        x: (n_i, D) rows of every owner, or None where gradients are not multiples of rows.
+        counts: (n,) int64, n_i.
+        dimension: D.
+        bound: C on the norm of a gradient; infinite for none.
+        norm: its norm.
+    """
+
+    def __init__(
+        self, x: Sequence[Tensor] | None, counts: np.ndarray, dimension: int, *, bound: float, norm: Norm
+    ) -> None:
+        self.counts, self.dimension = counts, dimension
+        self._x, self._norm = x, norm
+        self._limit = bound * (1 - MARGIN)
+        clip = L1Clip if norm == "l1" else L2Clip
+        self._clip: Clip | None = clip(bound) if math.isfinite(bound) else None
+        self._prepared: dict[int, tuple[np.ndarray, Tensor]] = {}
+
+    def of_factors(self, owner: int, factors: Tensor, kept: Tensor | None) -> Tensor:
+        """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
+
+        Args:
+            owner: whose records.
+            factors: s; one that is not finite counts as zero.
+            kept: (k, n_i) bool, the records that take part, or None for all.
+        """
+        if owner not in self._prepared:
+            self._prepared[owner] = self._rows_and_limits(owner)
+        x, limits = self._prepared[owner]
+        if not math.isfinite(factors.sum().item()):
+            factors = torch.where(torch.isfinite(factors), factors, torch.zeros_like(factors))
+        if self._clip is not None:
+            factors = torch.clamp(factors, -limits, limits)  # |s_j| ||x_j|| <= C
+        if kept is not None:
+            factors = factors * kept
+        total: np.ndarray = factors.numpy() @ x  # a faster product of small matrices than torch's
+        return torch.from_numpy(total)
+
+    def of_rows(self, owner: int, rows: Tensor, kept: Tensor | None) -> Tensor:
+        """Sums of gradients ``rows`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
+        shape = (len(rows), int(self.counts[owner]), self.dimension)
+        if tuple(rows.shape) != shape:
+            raise ConfigError(f"Gradients of owner {owner} are of shape {tuple(rows.shape)}; it must be {shape}.")
+        place = torch.arange(shape[0]).repeat_interleave(shape[1])
+        flat = rows.reshape(-1, shape[2])
+        if kept is not None:
+            flat, place = flat[kept.reshape(-1).to(flat.device)], place[kept.reshape(-1)]
+        return clipped_segment_sums(flat, place.to(flat.device), shape[0], self._clip).cpu().double()
+
+    def _rows_and_limits(self, owner: int) -> tuple[np.ndarray, Tensor]:
+        if self._x is None:
+            raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
+        records = OwnerRecords.of(self._x[owner], self._norm)
+        limits = torch.clamp(self._limit / records.norms, max=torch.finfo(torch.float64).max)
+        return records.x.numpy(), limits
+
+
+class Participation:
+    """Which records take part in an answer: those that are there, of these a secret Poisson subsample.
+
+    Attributes:
+        sampled: whether some answers take a subsample.
+        arriving: whether records arrive while a run goes on.
+        partial: whether some answers do not have all records.
+
+    Args:
+        counts: (n,) int64, n_i.
+        arrivals: (n_i,) int64 of every owner: the activation from which each record is there; None: always.
+        rates: (n,) float64, q_i: a record takes part in an answer with that probability, independently.
+        sources: of the coins, one for each repetition.
+    """
+
+    def __init__(
+        self,
+        counts: np.ndarray,
+        arrivals: Sequence[np.ndarray] | None,
+        rates: np.ndarray,
+        sources: Sequence[NoiseSource],
+    ) -> None:
+        self.counts, self.rates = counts, rates
+        self.sampled = bool((rates < 1).any())
+        self.arriving = arrivals is not None
+        self.partial = self.sampled or self.arriving
+        self._sources = sources
+        self._arrivals = None if arrivals is None else [np.asarray(times, dtype=np.int64) for times in arrivals]
+        for owner, times in enumerate(self._arrivals or ()):
+            if times.shape != (counts[owner],):
+                raise ConfigError(f"arrivals[{owner}] has shape {times.shape} for {counts[owner]} records.")
+        self._sorted: dict[int, np.ndarray] = {}
+
+    def present(self, first: int, owners: np.ndarray) -> np.ndarray:
+        """(R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``owners`` (R, S); 0 of -1."""
+        if self._arrivals is None:
+            return np.where(owners >= 0, self.counts[owners], 0)
+        found = np.zeros(owners.shape, dtype=np.int64)
+        for owner in np.unique(owners[owners >= 0]).tolist():
+            if owner not in self._sorted:
+                self._sorted[owner] = np.sort(self._arrivals[owner])
+            replicates, places = np.nonzero(owners == owner)
+            found[replicates, places] = np.searchsorted(self._sorted[owner], first + places, side="right")
+        return found
+
+    def of(self, owner: int, steps: np.ndarray, replicates: np.ndarray) -> Tensor | None:
+        """(k, n_i) bool: the records in the owner's answers at activations ``steps`` (k,) of ``replicates`` (k,); None
+        for all."""
+        kept: np.ndarray | None = None
+        if self._arrivals is not None:
+            kept = self._arrivals[owner] <= steps[:, None]
+        if self.rates[owner] < 1:
+            drawn = self._subsample(owner, steps, replicates)
+            kept = drawn if kept is None else kept & drawn
+        return None if kept is None else torch.from_numpy(kept)
+
+    def _subsample(self, owner: int, steps: np.ndarray, replicates: np.ndarray) -> np.ndarray:
+        drawn = np.empty((len(steps), self.counts[owner]), dtype=bool)
+        for r in np.unique(replicates).tolist():
+            at = replicates == r
+            _, tails = self._sources[r].tails("records", 0, drawn.shape[1], torch.from_numpy(steps[at]))
+            drawn[at] = 2.0 * tails < self.rates[owner]  # tails are uniform on (0, 1/2)
+        return drawn

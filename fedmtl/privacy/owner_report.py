@@ -31,6 +31,7 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
     """The report of a channel, as it stands; of repetitions, the worst of them."""
     privacy, account, published = channel.privacy, channel.account, channel.published
     terms, multipliers = account.terms, channel.noise_multipliers
+    made = account.firsts
     found = account.epsilons_by_repetition(spent=True) if published is None else None
     by_owner = None if found is None else found.max(0)
     budgets = {budget for one in channel.settings for budget in one.budgets(channel.ids) if budget is not None}
@@ -53,10 +54,10 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
         noise_std=None,
         clipping=f"{'L1' if channel.norm == 'l1' else 'L2'} norm of the gradient of one record",
         mechanism=privacy.mechanism if privacy is not None else "none",
-        sampler=f"{channel.schedule}; every answer is charged to the owner that gives it",
-        records="all records of an owner in every answer",
-        names=("gradient",),
-        releases=int(account.spent.max(0).sum()),
+        sampler=f"{channel.schedule}; every answer is charged to the owner that gives it{_extra(channel)}",
+        records=_records(channel),
+        names=("first", "gradient") if channel.first is not None else ("gradient",),
+        releases=int(account.spent.max(0).sum()) + made,
         accountant=privacy.accountant if privacy is not None and terms is not None else "none",
         source=channel.source,
         numerics="float64 on a public power-of-two grid" if secure else "float64",
@@ -65,3 +66,21 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
         forfeited=account.forfeited,
         outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + channel.notes,
     )
+
+
+def _extra(channel: OwnerChannel) -> str:
+    """What else is charged, and how the budget is divided."""
+    text = ""
+    if channel.first is not None:
+        text += f", and a first release to every owner with data, with {channel.first.share:g} of its weights"
+    if channel.account.terms is not None and channel.account.terms.weighted:
+        text += "; answers have public weights, and noise in inverse proportion"
+    return text
+
+
+def _records(channel: OwnerChannel) -> str:
+    """Which records take part in an answer."""
+    there = (
+        "all records of an owner" if not channel.participation.arriving else "all records of an owner that are there"
+    )
+    return f"{there} in every answer"

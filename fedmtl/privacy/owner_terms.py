@@ -1,23 +1,33 @@
 """What the releases of owners are made of: noise by kind of owner, calibrated to hard caps, and what they cost.
 
-Owners with equal budgets, caps and so on are of one kind, which is calibrated once and costs the same.
+Owners with equal budgets, caps and so on are of one kind, which is calibrated once and costs the same. The answers of
+an owner have positive public weights of mean 1: the k-th has the noise multiplier z / w_k, so a larger weight is more
+budget and less noise. A first release has a weight of its own, and one z is found for the composition of everything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
-from .account import Cost
+from .account import Cost, Uses, together
+from .allocation import normalized
 from .calibration import calibrate_multiplier
 from .composition import largest_uses
+from .mechanisms import NoiseLaw
 from .release import LAWS, StepEvent
 from .settings import RecordPrivacy
+
+
+def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
+    """The law of the noise of first releases, whose sensitivity is in the L2 norm."""
+    return LAWS["gaussian" if privacy.mechanism == "gaussian" else "l2_laplace"]
 
 
 @dataclass(frozen=True)
@@ -26,19 +36,35 @@ class Kind:
 
     Attributes:
         cap: most answers.
-        multiplier: z, scale of the noise of an answer over its sensitivity; 0 is none.
+        weights: of the answers, one for each, of mean 1; None where all are 1.
+        first: weight of the first release; 0 without one.
+        multiplier: z, scale of the noise over the sensitivity at a weight of 1; 0 is no noise.
     """
 
     cap: int
+    weights: tuple[float, ...] | None = None
+    first: float = 0.0
     multiplier: float = 0.0
 
-    def events(self, privacy: RecordPrivacy, dimension: int) -> StepEvent:
-        """The event of an answer."""
+    def events(self, privacy: RecordPrivacy, dimension: int) -> Uses:
+        """The event of an answer, or those of the first release and of every answer, in order."""
+        if self.weights is None and self.first == 0:
+            return self._event(LAWS[privacy.mechanism], 1.0, privacy, dimension)
+        made: dict[float, StepEvent] = {}
+        for weight in self.weights or (1.0,):
+            if weight not in made:
+                made[weight] = self._event(LAWS[privacy.mechanism], weight, privacy, dimension)
+        answers = tuple(made[weight] for weight in self.weights or (1.0,) * self.cap)
+        if self.first == 0:
+            return answers
+        return (self._event(first_law(privacy), self.first, privacy, dimension), *answers)
+
+    def _event(self, law: type[NoiseLaw], weight: float, privacy: RecordPrivacy, dimension: int) -> StepEvent:
         from dp_accounting import dp_event
 
         if self.multiplier == 0:
             return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)
-        return StepEvent(LAWS[privacy.mechanism](self.multiplier).event(dimension), privacy.accountant)
+        return StepEvent(law(self.multiplier / weight).event(dimension), privacy.accountant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +87,7 @@ class OwnerTerms:
 
     @property
     def multipliers(self) -> np.ndarray:
-        """(P, n) float64."""
+        """(P, n) float64: z."""
         return np.array([kind.multiplier for kind in self.kinds])[self.kind]
 
     @property
@@ -69,27 +95,59 @@ class OwnerTerms:
         """(n,) int64."""
         return np.array([kind.cap for kind in self.kinds], dtype=np.int64)[self.kind[0]]
 
-    def events(self, owner: int, replicate: int = 0) -> StepEvent:
-        """The event of an answer of an owner."""
+    @property
+    def weighted(self) -> bool:
+        """Whether answers differ in weight."""
+        return any(kind.weights is not None for kind in self.kinds)
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """(n,) float64: weights of first releases; 0 without one."""
+        return np.array([kind.first for kind in self.kinds])[self.kind[0]]
+
+    def weights(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """Weights of the answers ``uses`` (from 0) of ``owners``, both (R, S): (R, S) float64; 1 of nobody's, -1."""
+        start, flat = self._flat
+        kind = self.kind[0][owners]
+        return np.where((owners >= 0) & (start[kind] >= 0), flat[start[kind] + np.where(owners >= 0, uses, 0)], 1.0)
+
+    @cached_property
+    def _flat(self) -> tuple[np.ndarray, np.ndarray]:
+        start, flat = np.full(len(self.kinds), -1), [1.0]
+        for k, kind in enumerate(self.kinds):
+            if kind.weights:
+                start[k] = len(flat)
+                flat += kind.weights
+        return start, np.array(flat)
+
+    def events(self, owner: int, replicate: int = 0) -> Uses:
+        """The event of an answer of an owner, or those of its first release and of every answer, in order."""
         return self._events[self.kind[replicate if len(self.kind) > 1 else 0, owner]]
 
-    @property
-    def _events(self) -> tuple[StepEvent, ...]:
+    def answer(self, owner: int, use: int = 0, replicate: int = 0) -> StepEvent:
+        """The event of answer ``use`` (from 0) of an owner."""
+        events = self.events(owner, replicate)
+        return events[use + int(self.firsts[owner] > 0)] if isinstance(events, tuple) else events
+
+    @cached_property
+    def _events(self) -> tuple[Uses, ...]:
         return tuple(kind.events(self.privacy[0], self.dimension) for kind in self.kinds)
 
-    def epsilons(self, uses: np.ndarray) -> np.ndarray:
-        """Epsilon of every owner after ``uses`` (R, n): (R, n) float64. What is asked twice is composed once."""
-        events, base = self._events, int(uses.max(initial=0)) + 1
-        asked, index = np.unique(self.kind * base + uses, return_inverse=True)
-        cost = Cost(self.delta, tuple(events[k] for k in (asked // base).tolist()))
+    def epsilons(self, uses: np.ndarray, *, first: bool) -> np.ndarray:
+        """Epsilon of every owner after ``uses`` (R, n) answers, and first releases if ``first``: (R, n) float64.
+
+        What is asked twice is composed once.
+        """
+        charges = uses + (self.firsts > 0) if first else uses
+        base = int(charges.max(initial=0)) + 1
+        asked, index = np.unique(self.kind * base + charges, return_inverse=True)
+        cost = Cost(self.delta, tuple(self._events[k] for k in (asked // base).tolist()))
         return cost.epsilons(asked % base)[index.ravel()].reshape(uses.shape)
 
     def header(self) -> dict[str, Any]:
         """JSON for a ledger: one entry for every kind, and the kind of every owner where there are several."""
-        rows: dict[str, Any] = {"kinds": [vars(kind) for kind in self.kinds]}
-        if len(self.kinds) > 1:
-            rows["kind"] = self.kind[0].tolist()
-        return rows
+        kinds = [asdict(kind) | {"weights": list(kind.weights) if kind.weights else None} for kind in self.kinds]
+        return {"kinds": kinds} | ({"kind": self.kind[0].tolist()} if len(kinds) > 1 else {})
 
 
 def owner_terms(
@@ -98,6 +156,9 @@ def owner_terms(
     caps: np.ndarray,
     dimension: int,
     delta: float,
+    *,
+    allocation: Sequence[np.ndarray] | None = None,
+    shares: np.ndarray | None = None,
     header: Mapping[str, Any] | None = None,
 ) -> OwnerTerms:
     """Calibrate the noise of every kind of owner.
@@ -108,12 +169,15 @@ def owner_terms(
         caps: (n,) int64.
         dimension: D.
         delta: of every epsilon.
+        allocation: (caps[i],) positive weights of the answers of every owner, of any mean.
+        shares: (n,) in [0, 1), the part of the sum of an owner's weights that its first release has.
         header: of the ledger that the run goes on with: its noise and caps are taken, and the ledger refuses it if the
             rest differs.
 
     Raises:
-        ConfigError: a budget that cannot be met.
+        ConfigError: a budget that cannot be met, or weights that do not fit.
     """
+    weights = _weights(allocation, caps)
     places: dict[tuple[Any, ...], int] = {}
     asked: list[tuple[RecordPrivacy, Kind, float | None]] = []
     kind = np.empty((len(privacy), len(ids)), dtype=np.int64)
@@ -123,10 +187,13 @@ def owner_terms(
                 "Repetitions with settings of their own have the caps of all; give epsilon or noise_multiplier."
             )
         for owner, (budget, cap) in enumerate(zip(settings.budgets(ids), caps.tolist(), strict=True)):
-            key = (budget, settings.noise_multiplier, cap)
+            share = 0.0 if shares is None else float(shares[owner])
+            first = 0.0 if share == 0 else share / (1 - share) * cap if cap else 1.0
+            own = weights[owner] if weights else None  # equal ones are the same object
+            key = (budget, settings.noise_multiplier, cap, id(own), first)
             if key not in places:
                 places[key] = len(asked)
-                asked.append((settings, Kind(cap), budget))
+                asked.append((settings, Kind(cap, own, first), budget))
             kind[row, owner] = places[key]
     known = (header or {}).get("kinds", ())
     if len(known) == len(asked):
@@ -139,20 +206,57 @@ def owner_terms(
     return OwnerTerms(tuple(privacy), dimension, delta, tuple(kinds), kind)
 
 
+def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[tuple[float, ...] | None]:
+    """Normalized weights by owner, equal ones as the same object; None where all are equal."""
+    if allocation is None:
+        return []
+    if len(allocation) != caps.size:
+        raise ConfigError(f"The allocation has weights for {len(allocation)} owners, there are {caps.size}.")
+    made: dict[bytes, tuple[float, ...] | None] = {}
+    found = []
+    for owner, (given, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
+        array = np.asarray(given, dtype=np.float64)
+        if array.shape != (cap,):
+            raise ConfigError(f"The allocation of owner {owner} has shape {array.shape}; it may answer {cap} times.")
+        key = array.tobytes()
+        if key not in made:
+            equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
+            made[key] = None if equal else normalized(array.tolist())
+        found.append(made[key])
+    return found
+
+
 def _calibrated(privacy: RecordPrivacy, kind: Kind, budget: float | None, dimension: int, delta: float) -> Kind:
     """With its noise multiplier and its hard cap."""
 
-    def step(multiplier: float) -> StepEvent:
-        return replace(kind, multiplier=multiplier).events(privacy, dimension)
+    def whole(multiplier: float) -> StepEvent:
+        events = replace(kind, multiplier=multiplier).events(privacy, dimension)
+        return together(events) if isinstance(events, tuple) else events
 
     if budget == math.inf:
         return kind
     if privacy.noise_multiplier is None:
         assert budget is not None
-        z = calibrate_multiplier(step, target=budget, delta=delta, uses=max(1, kind.cap))
+        uses = 1 if kind.weights is not None or kind.first else max(1, kind.cap)
+        z = calibrate_multiplier(whole, target=budget, delta=delta, uses=uses)
         return replace(kind, multiplier=z)
-    z = float(privacy.noise_multiplier)
-    if budget is None:
-        return replace(kind, multiplier=z)
-    fitting = largest_uses(step(z).event, budget, delta, accountant=privacy.accountant)
-    return replace(kind, multiplier=z, cap=min(kind.cap, fitting))
+    kind = replace(kind, multiplier=float(privacy.noise_multiplier))
+    return kind if budget is None else replace(kind, cap=_fitting(privacy, kind, budget, dimension, delta))
+
+
+def _fitting(privacy: RecordPrivacy, kind: Kind, budget: float, dimension: int, delta: float) -> int:
+    """The most answers up to the cap that the budget allows at a fixed noise multiplier."""
+    events = kind.events(privacy, dimension)
+    if isinstance(events, StepEvent):
+        return min(kind.cap, largest_uses(events.event, budget, delta, accountant=events.accountant))
+    cost, extra = Cost(delta, (events,)), int(kind.first > 0)
+    if extra and cost.epsilon(1) > budget:
+        raise ConfigError(
+            f"epsilon = {budget:g} does not even allow the first release at noise_multiplier = {kind.multiplier:g}; "
+            f"ask for more of either, or for a smaller share."
+        )
+    low, high = 0, kind.cap + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost.epsilon(middle + extra) <= budget else (low, middle)
+    return low

@@ -149,8 +149,9 @@ class RecordPrivacy:
         """
         if not isinstance(self.epsilon, Mapping):
             return (self.epsilon,) * len(ids)
+        known = set(ids)
         for name in self.epsilon:
-            if name not in ids:
+            if name not in known:
                 raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
         for name in ids:
             if name not in self.epsilon:

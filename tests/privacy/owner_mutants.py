@@ -13,7 +13,7 @@ from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, Trainer, mode
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import OwnerChannel, RecordPrivacy, SeededSource, owner_account, owner_opening, owner_terms
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
-from fedmtl.privacy.owner_records import OwnerRecords
+from fedmtl.privacy.owner_records import OwnerRecords, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit import audit_trainer
 
@@ -163,28 +163,17 @@ def _silent_without_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
     )
 
 
-def _largest_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+def _divided(change: Callable[[np.ndarray, OwnerChannel], np.ndarray]) -> _Patch:
+    """Noise on sums that is divided by something else than the sums are."""
+
     def draw(self, *address):
-        counts, self._counts = self._counts, np.full_like(self._counts, self._counts.max())
+        divisors, self._divisors = self._divisors, change(self._divisors, self)
         try:
             return _draw(self, *address)
         finally:
-            self._counts = counts
+            self._divisors = divisors
 
-    patch.setattr(OwnerChannel, "_draw", draw)
-
-
-def _half_sensitivity(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Neighbours accounted as one record more or less: noise of scale C z / n."""
-
-    def draw(self, first, owners):
-        self._counts = 2 * self._counts  # 2 C / (2 n)
-        try:
-            return _draw(self, first, owners)
-        finally:
-            self._counts = self._counts // 2
-
-    patch.setattr(OwnerChannel, "_draw", draw)
+    return lambda patch, trainer: patch.setattr(OwnerChannel, "_draw", draw)
 
 
 def _event_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -213,42 +202,45 @@ def _known_seed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Clipping
 
-_mean = OwnerChannel._clipped_mean
+_sums = RecordSums.of_factors
 
 
 def _means(make: Callable[..., torch.Tensor]) -> _Patch:
-    return lambda patch, trainer: patch.setattr(OwnerChannel, "_clipped_mean", make)
+    return lambda patch, trainer: patch.setattr(RecordSums, "of_factors", make)
 
 
 def _finite(scale):
     return torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
 
 
-def _no_clip(self, owner, scale):
-    x = self._records[owner].x
-    return _finite(scale) @ x / len(x)
+def _prepared(self, owner):
+    x, limits = self._rows_and_limits(owner)
+    return torch.from_numpy(x), limits
 
 
-def _nan_through(self, owner, scale):
-    x, limit = self._records[owner].x, self._limits[owner]
-    return torch.clamp(scale, -limit, limit) @ x / len(x)  # a clamp keeps NaN
+def _no_clip(self, owner, scale, kept=None):
+    return _finite(scale) @ _prepared(self, owner)[0]
 
 
-def _finite_count(self, owner, scale):
+def _nan_through(self, owner, scale, kept):
+    x, limit = _prepared(self, owner)
+    return torch.clamp(scale, -limit, limit) @ x  # a clamp keeps NaN
+
+
+def _finite_count(self, owner, scale, kept):
     found = torch.isfinite(scale).sum(1, keepdim=True)
-    return _mean(self, owner, scale) * scale.shape[1] / found.clamp(min=1)
+    return _sums(self, owner, scale, kept) * scale.shape[1] / found.clamp(min=1)
 
 
-def _mean_clipped(self, owner, scale):
-    total = _no_clip(self, owner, scale)
-    order = 1 if self.norm == "l1" else 2
-    return total * torch.clamp(self.bound / total.norm(p=order, dim=1, keepdim=True).clamp(min=1e-300), max=1.0)
+def _mean_clipped(self, owner, scale, kept):
+    total, bound = _no_clip(self, owner, scale), self._clip.bound * scale.shape[1]
+    order = 1 if self._norm == "l1" else 2
+    return total * torch.clamp(bound / total.norm(p=order, dim=1, keepdim=True).clamp(min=1e-300), max=1.0)
 
 
-def _clip_once(self, owner, scale):
+def _clip_once(self, owner, scale, kept):
     """The factors are clipped at C, not at C over the norm of the row."""
-    x = self._records[owner].x
-    return torch.clamp(_finite(scale), -self.bound, self.bound) @ x / len(x)
+    return torch.clamp(_finite(scale), -self._clip.bound, self._clip.bound) @ _prepared(self, owner)[0]
 
 
 def _rows(make: Callable[..., OwnerRecords]) -> _Patch:
@@ -372,8 +364,12 @@ MUTANTS = [
     OwnerMutant("Gauss for Laplace", _another_law("gaussian"), NOISE),
     OwnerMutant("Gauss for L2-Laplace", _another_law("gaussian"), NOISE, "l2_laplace"),
     OwnerMutant("no noise without gradients", _silent_without_gradients, NOISE),
-    OwnerMutant("noise for the largest number of records", _largest_count, ("noise law: owners",)),
-    OwnerMutant("replace-one charged at C: noise", _half_sensitivity, NOISE),
+    OwnerMutant(
+        "noise for the largest number of records",
+        _divided(lambda n, self: np.full_like(n, self._sums.counts.max())),
+        ("noise law: owners",),
+    ),
+    OwnerMutant("replace-one charged at C: noise", _divided(lambda n, self: 2 * n), NOISE),
     OwnerMutant("replace-one charged at C: event", _event_at_clip, (*NOISE, *CHARGES)),
     OwnerMutant("noise reused across activations", _drawn(_one_for_all), FRESH),
     OwnerMutant("noise of the place in a block", _drawn(_by_place), FRESH),

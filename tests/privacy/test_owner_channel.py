@@ -144,13 +144,13 @@ def test_repetitions_are_the_single_runs() -> None:
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
     from fedmtl.privacy.owner_account import OwnerAccount
     from fedmtl.privacy.owner_channel import OwnerChannel
-    from fedmtl.privacy.owner_records import OwnerRecords
     from fedmtl.privacy.sources import SeededSource
 
     for r in range(5):
         alone = OwnerChannel(
             (LAPLACE,),
-            [OwnerRecords.of(x, "l1") for x in rows()],
+            together._sums,
+            together.participation,
             [SeededSource(0, r)],
             OwnerAccount(np.array([9] * 3), terms=together.account.terms, ledger=None),
             ids=IDS,

@@ -47,7 +47,7 @@ def _events(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
     for k, claim in enumerate(claims):
-        name, charged = repr(setup.ids[k]), terms.events(k)
+        name, charged = repr(setup.ids[k]), terms.answer(k)
         if claim.kind != _KINDS[setup.privacy.mechanism]:
             wrong.append(f"{name}: the event is {charged.event}, the mechanism {setup.privacy.mechanism}")
         if not math.isclose(float(channel.noise_multipliers[k]), claim.multiplier, rel_tol=1e-9):

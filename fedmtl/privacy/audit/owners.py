@@ -94,7 +94,7 @@ def channel_claims(setup: OwnerSetup, channel: OwnerChannel) -> tuple[Claim, ...
         return None
     claims = []
     for owner, n in enumerate(setup.counts):
-        charged = terms.events(owner)
+        charged = terms.answer(owner)
         kind, multiplier = law_of(charged.event)
         claims.append(
             Claim(
