@@ -54,7 +54,7 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    trainer = replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False)
+    trainer = _settled(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
     findings: list[Finding] = []
     setup, owners = setup_of(trainer), owner_setup_of(trainer)
     if setup is not None:
@@ -202,7 +202,7 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     """
     generator = torch.Generator().manual_seed(derive_key(seed, "audit/replaced") >> 1)
     train, test = (_replaced_side(side, data.classes, generator, counts) for side in (data.train, data.test))
-    return FederatedDataset(train, test, data.ids, data.transform, data.classes, data.name, verify=False)
+    return replace(data, train=train, test=test, notes=(), verify=False)
 
 
 def _replaced_side(side: Examples, classes: int | None, generator: torch.Generator, counts: bool) -> Examples:
@@ -239,6 +239,15 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
     if high <= low:
         high = low + 1.0
     return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
+
+
+def _settled(trainer: Trainer) -> Trainer:
+    """With its settings from public rows, chosen once for all that is checked."""
+    problem = _problem(trainer, trainer.data)
+    with closing(problem.executor):
+        if isinstance(trainer.schedule, AsynchronousSchedule):
+            problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
+        return trainer.settled(problem)
 
 
 def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
