@@ -51,7 +51,6 @@ class MovieLens:
         train_item: int64, the item (a row of ``features``) of every training row.
         test_item: likewise of every test row.
         train_rating: float64, the rating of every training row as it is in the file.
-        domain: bounds that every row keeps: over the catalogue, not over a user's own rows.
     """
 
     data: FederatedDataset
@@ -60,7 +59,12 @@ class MovieLens:
     train_item: Tensor
     test_item: Tensor
     train_rating: Tensor
-    domain: Domain
+
+    @property
+    def domain(self) -> Domain:
+        """Bounds that every row keeps: over the catalogue, not over a user's own rows."""
+        assert self.data.domain is not None
+        return self.data.domain
 
     def training_ratings(self) -> csr_array:
         """(users, items) float64: the ratings of the training side, as in the file; for the similarity of users."""
@@ -156,7 +160,8 @@ def movielens_users(
         Examples(table[part.item], torch.from_numpy(y.astype(np.float32)), torch.from_numpy(part.offsets))
         for part, y in ((train, y_train), (test, y_test))
     ]
-    data = FederatedDataset(sides[0], sides[1], train.ids, classes=None, name=where, notes=tuple(notes))
+    domain = Domain(l1, l2, float(target))
+    data = FederatedDataset(sides[0], sides[1], train.ids, classes=None, name=where, notes=tuple(notes), domain=domain)
     return MovieLens(
         data,
         table,
@@ -164,7 +169,6 @@ def movielens_users(
         torch.from_numpy(train.item),
         torch.from_numpy(test.item),
         torch.from_numpy(train.rating),
-        Domain(l1, l2, float(target)),
     )
 
 

@@ -34,13 +34,17 @@ class SyntheticAgents:
         data: one client an agent, ids ``agent-0``, ``agent-1``, ...; two classes.
         angles: float64 (n,), of the target models, in [0, 2 pi).
         models: float64 (n, p), the target models, of norm 1.
-        domain: bounds that every row keeps.
     """
 
     data: FederatedDataset
     angles: Tensor
     models: Tensor
-    domain: Domain
+
+    @property
+    def domain(self) -> Domain:
+        """Bounds that every row keeps."""
+        assert self.data.domain is not None
+        return self.data.domain
 
     def graph(self, gamma: float = 0.1, *, cut: float = 1e-3) -> Graph:
         """W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see :func:`~fedmtl.graphs.exp_angle`."""
@@ -105,11 +109,11 @@ def make_synthetic_agents(
     train = _side(seed, 0, keys, counts, models, rows, flip)
     test = _side(seed, 1, keys, torch.full_like(counts, test_examples), models, rows, test_flip)
     name = f"synthetic agents ({rows}, p = {features})"
-    data = FederatedDataset(train, test, ids, classes=2, name=name)
     domain = Domain(float(features), math.sqrt(features), 1.0)
     if rows == "sphere":
         domain = Domain(math.sqrt(features), 1.0, 1.0)
-    return SyntheticAgents(data, angles, models, domain)
+    data = FederatedDataset(train, test, ids, classes=2, name=name, domain=domain)
+    return SyntheticAgents(data, angles, models)
 
 
 load_synthetic_agents = data_of(make_synthetic_agents)
