@@ -5,6 +5,8 @@ Liang, Liu, Zhou, Jiang, Zhang, Yang: "Model-Protected Multi-Task Learning", IEE
     min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
     min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
 
+With ``curator_epsilon`` every task adds noise to its own clipped model before it leaves (Algorithm 5).
+
 In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
 noise, and answers with a public linear map M made of it (:mod:`.mp_mtl_sharing`). Each task applies M to its own model
 and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
@@ -31,6 +33,7 @@ from .._check import non_negative, one_of, positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..privacy.clip import L2Clip, clip_rows
+from ..privacy.row_noise import RowNoise
 from ..privacy.samplers import BoundFull
 from ..schedules import Event
 from .base import Problem, State
@@ -43,7 +46,7 @@ RELEASE = "covariance"
 
 @dataclass(frozen=True, kw_only=True)
 class MPMTL:
-    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 4).
+    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
 
     Args:
         loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
@@ -67,6 +70,10 @@ class MPMTL:
         smoothness: L of the data term, a Lipschitz constant of the gradients of the L_i, of which the step size is the
             inverse. ``None``: that of the domain, B^2, a quarter of it for the logistic loss. A smaller one must be
             public knowledge; only stability rests on it.
+        curator_epsilon: total epsilon of a task's data, and so of each of its records, against the curator: every task
+            adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
+            epsilon of the models against the other tasks. None trusts the curator.
+        curator_delta: of that epsilon; None takes that of the models.
         guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model.
 
     Raises:
@@ -87,6 +94,8 @@ class MPMTL:
     start_ridge: float | None = None
     row_norm: float = 1.0
     smoothness: float | None = None
+    curator_epsilon: float | None = None
+    curator_delta: float | None = None
     guarantee: Literal["sound", "paper"] = "sound"
 
     name = "mp_mtl"
@@ -109,6 +118,9 @@ class MPMTL:
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
         budget_weights(1, alpha=self.alpha, q=self.q)
+        if self.curator_delta is not None and self.curator_epsilon is None:
+            raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
+        self._rows()
 
     # What it releases
 
@@ -127,6 +139,7 @@ class MPMTL:
                 stateful=True,
                 form=self._sharing.form,
                 allocation=None if min(weights) == max(weights) else weights,
+                rows=self._rows(),
             ),
         )
 
@@ -225,6 +238,9 @@ class MPMTL:
         return total
 
     # Inside
+
+    def _rows(self) -> RowNoise | None:
+        return None if self.curator_epsilon is None else RowNoise(self.curator_epsilon, self.curator_delta)
 
     @property
     def _sharing(self) -> Sharing:

@@ -23,6 +23,7 @@ from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fractio
 from .records import RecordReleases
 from .release import Release, ReleasePlan, bind_releases
 from .report import PrivacyReport, SignalToNoise, channel_report
+from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy
 from .sources import NoiseSource
@@ -41,6 +42,7 @@ class Channel:
         noise_multiplier: z of every release together with its count of unclipped clients, or None without noise.
         record: set it to a list, and (step, name, value) of every release is appended.
         notes: what the data's own preparation leaves outside of every epsilon.
+        rows: noise that clients add to their own rows, by release.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Channel:
         self.privacy, self.law, self.account, self.source = privacy, law, account, source
         self.ledger_name = ledger_name
         self.notes: tuple[str, ...] = ()
+        self.rows: dict[str, BoundRowNoise] = {}
         self._record: list[tuple[int, str, Tensor]] | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._sources: tuple[NoiseSource, ...] = (source,)
@@ -200,11 +203,20 @@ class Channel:
         self._released.add(name)
         value = self._replayed(step, name)
         if value is None:
+            rows = self._hidden(name, rows, clients, step)
             value = self._noised(name, contributions(rows, self._clip(name), self._plans[name].form), step)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
         return value
+
+    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
+        """The rows as the server gets them: with noise of their own, where the release asks for it."""
+        noise = self.rows.get(name)
+        if noise is None:
+            return rows
+        each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self._sources, strict=True)]
+        return each[0] if self.replicates == 1 else torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
@@ -224,8 +236,8 @@ class Channel:
         return release.clip if release is not None else None
 
     def noise_std(self, name: str) -> Tensor:
-        """(R,) float64: root mean square of a noised coordinate of ``name`` in the step that has begun, as released; of
-        a symmetric matrix, that of a diagonal entry. 0 without noise."""
+        """(R,) float64: root mean square of a noised coordinate of ``name`` as released in the step that has begun, of a
+        diagonal entry of a symmetric matrix. 0 without noise."""
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
@@ -238,8 +250,7 @@ class Channel:
             return []
         if release.noise is None or self._multipliers is None:
             return [release] * self.replicates
-        plan = self._plans[name]
-        weight = plan.weight(self.account.steps_charged - 1)
+        weight = self._plans[name].weight(self.account.steps_charged - 1)
         if self.replicates == 1:
             return [release.weighted(weight)]
         silent = replace(release, noise=None)
@@ -254,7 +265,6 @@ class Channel:
         return shaped(total / self.denominator, self._plans[name].form)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
-        """By repetition."""
         return (values,) if self.replicates == 1 else values.unbind()
 
     def _added(self, total: Tensor, noise: Tensor, release: Release) -> Tensor:

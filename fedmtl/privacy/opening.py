@@ -20,8 +20,9 @@ from .clip import L1Clip, L2Clip
 from .composition import epsilon, largest_uses
 from .ledger import Ledger, read_header
 from .records import Owners, RecordReleases
-from .release import LAWS, ReleasePlan, StepEvent, step_law
+from .release import LAWS, ReleasePlan, StepEvent, bind_releases, step_law
 from .replicates import open_replicates
+from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 from .sources import NoiseSource, SecureSource, SeededSource
@@ -117,6 +118,7 @@ def open_channel(
     source: NoiseSource = SecureSource() if secure else SeededSource(seed)
     run = _Run(plans, sampler, source, steps, fingerprint, ledger_path, resume, replay, block)
     if privacy is None:
+        refuse_rows(plans)
         return Channel(None, plans, sampler, source, Account(sampler, steps=steps), replay=replay)
     if isinstance(privacy, ClientPrivacy):
         channel = _open_clients(privacy, run)
@@ -132,6 +134,7 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
     plans, sampler, steps = run.plans, run.sampler, run.steps
     law = step_law(plans, sampler, privacy)
     if privacy.noiseless or not plans:
+        refuse_rows(plans)
         account = Account(sampler, steps=steps)
         return Channel(privacy, plans, sampler, run.source, account, law=law, replay=run.replay)
 
@@ -157,6 +160,8 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         "noise_multiplier": multiplier,
         "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
     }
+    rows = bind_rows(plans, bind_releases(plans, sampler, law, privacy, multiplier), delta, run.prior)
+    header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
     ledger = run.ledger(header, clients=sampler.n if law.per_participation else None)
     account = Account(
@@ -169,7 +174,7 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         per_participation=law.per_participation,
         block=run.block if run.block is not None else (16 if run.seeded else 4),
     )
-    return Channel(
+    channel = Channel(
         privacy,
         plans,
         sampler,
@@ -180,12 +185,16 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         ledger_name=run.ledger_name,
         replay=run.replay,
     )
+    channel.rows = rows
+    return channel
 
 
 def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
     for plan in run.plans:
-        if plan.allocation is not None:
-            raise PrivacyError(f"RecordPrivacy: release {plan.name!r} has an allocation; it has no noise of its own.")
+        if plan.allocation is not None or plan.rows is not None:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has no noise of its own."
+            )
         if not plan.from_training:
             raise PrivacyError(
                 f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
@@ -20,6 +20,9 @@ from .samplers import BoundSampler, Relation, SamplingLaw
 from .settings import Accountant, ClientPrivacy, Mechanism, Observer
 from .symmetric import DiagonalLaplace, SymmetricGaussian
 from .wishart import REFUTED, WishartLaw
+
+if TYPE_CHECKING:
+    from .row_noise import RowNoise
 
 Unit = Literal["client", "record"]
 Form = Literal["vector", "symmetric", "diagonal"]
@@ -47,6 +50,7 @@ class ReleasePlan:
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
         allocation: positive public weights of the uses, with mean 1: use t has the noise multiplier z / w_t, so a
             larger weight is a larger part of the budget and less noise. None: all equal.
+        rows: noise that every client adds to its own row, against the server (see :mod:`.row_noise`), or None.
 
     Raises:
         ConfigError: an empty name or one that ends in ``/count``, a dimension or number of uses below 1, or weights
@@ -61,6 +65,7 @@ class ReleasePlan:
     form: Form = "vector"
     from_training: bool = False
     allocation: tuple[float, ...] | None = None
+    rows: RowNoise | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

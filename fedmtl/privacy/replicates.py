@@ -15,6 +15,7 @@ from .channel import Channel, Recording
 from .ledger import Ledger
 from .quantile import QuantileClip
 from .release import ReleasePlan, StepEvent, step_law
+from .row_noise import bind_rows, refuse_rows
 from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy
 from .sources import SeededSource
@@ -51,6 +52,7 @@ def open_replicates(
     first = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0), default=None)  # loudest in reports
     law = None if first is None else step_law(plans, sampler, first)
     if first is None or law is None or first.noiseless or not plans:
+        refuse_rows(plans)
         account = Account(sampler, steps=steps)
         channel = Channel(first, plans, sampler, sources[0], account, law=law, replay=replay)
         channel.replicate(sources, None)
@@ -79,6 +81,7 @@ def open_replicates(
             replay=replay,
         )
         channel.replicate(sources, multipliers)
+        channel.rows = bind_rows(plans, channel.releases, delta)
     channel.notes = notes
     return channel
 

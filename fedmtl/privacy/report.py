@@ -45,6 +45,7 @@ class PrivacyReport:
         mechanism: the law of the noise.
         sampler: the cohort's law, in words.
         records: the law of the records drawn by a client, in words; None where the unit is a client.
+        server: what clients' own noise on their rows guarantees against the server, in words, or None.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics, guarantee: how the figure and the noise were computed.
         ledger: where the charges are kept.
@@ -69,6 +70,7 @@ class PrivacyReport:
     mechanism: str = "gaussian"
     sampler: str
     records: str | None = None
+    server: str | None = None
     names: tuple[str, ...]
     releases: int
     accountant: str
@@ -125,6 +127,7 @@ class PrivacyReport:
             ("releases", f"{self.releases} ({', '.join(self.names) or 'nothing is released'})"),
             ("clip norm", f"{self.clip_norm:g} ({self.clipping})"),
             ("noise", noise),
+            *([("server", self.server)] if self.server is not None else []),
             ("accountant", f"{self.accountant}, guarantee {self.guarantee}"),
             ("noise source", f"{self.source}, {self.numerics}"),
             ("ledger", self.ledger),
@@ -167,6 +170,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         mechanism=privacy.mechanism if privacy is not None else "none",
         sampler=channel.sampler.describe() + _amplification(law, noised=channel.noise_multiplier is not None),
         records=records.owners.describe() if records is not None else None,
+        server="; ".join(noise.text(account.spent) for noise in channel.rows.values()) or None,
         names=names,
         releases=releases,
         accountant=account.cost.accountant if account.cost is not None else "none",

@@ -1,0 +1,156 @@
+"""Noise that every client adds to its own row before it leaves: protection from the server that adds the rows up.
+
+A clipped row has norm C at most, so any two of them are within 2 C. L2-Laplace noise of that sensitivity on each row
+hides which data the client has, all of them and so every single record, from whoever receives the rows (Liang et al.
+2020, Algorithm 5). It is an account of its own, beside that of the released sums: another protected unit (a record, or
+all records, of one client: replace-one), and another observer (the server).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._check import positive
+from ..errors import ConfigError, PrivacyError
+from .account import Cost
+from .calibration import calibrate_multiplier
+from .clip import clip_rows
+from .grid import grid_width, to_grid
+from .mechanisms import L2LaplaceNoise
+from .release import Release, ReleasePlan, StepEvent
+from .sources import NoiseSource
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """What is asked of the noise on rows.
+
+    Args:
+        epsilon: budget of each client over all the uses, against the server.
+        delta: in (0, 1); None takes that of the released sums.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    epsilon: float
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
+        if math.isinf(self.epsilon):
+            raise ConfigError("RowNoise.epsilon is inf, which needs no noise; leave the noise on rows out.")
+        if self.delta is not None:
+            positive(self, delta=self.delta)
+            if self.delta >= 1:
+                raise ConfigError(f"RowNoise.delta is {self.delta}; it must be below 1.")
+
+
+@dataclass(frozen=True)
+class BoundRowNoise:
+    """The noise on the rows of one release.
+
+    Attributes:
+        release: whose clip bounds a row.
+        multiplier: scale of the noise over the sensitivity 2 C.
+        cost: of its uses, one entry.
+    """
+
+    release: Release
+    multiplier: float
+    cost: Cost
+
+    @property
+    def sensitivity(self) -> float:
+        """2 C."""
+        return 2.0 * self.release.clip.bound
+
+    def epsilon_at(self, uses: int) -> float:
+        """Epsilon of each client against the server after ``uses``."""
+        return self.cost.epsilon(uses)
+
+    def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
+        """The clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
+
+        Args:
+            rows: (k, D) float; one that is not finite counts as zero.
+            clients: (k,) int64, whose they are: in seeded mode they address the noise.
+            step: number of the step.
+            source: of the noise.
+        """
+        clipped = clip_rows(rows.detach().cpu().double(), self.release.clip)
+        law, size = L2LaplaceNoise(self.multiplier), rows.shape[1]
+        drawn = law.draw_rows(source, f"noise/{self.release.name}/rows", step, clients.cpu(), size)
+        noise = torch.from_numpy(drawn) * self.sensitivity
+        if source.name != "secure":
+            return clipped + noise
+        width = grid_width(self.release.clip.bound, law.norm, size, law.std(self.sensitivity, size))
+        dither = torch.from_numpy(source.coins("dither", 0).uniform(clipped.numel())).view(clipped.shape)
+        return to_grid(clipped, noise, width, dither)
+
+    def text(self, uses: int) -> str:
+        """One line for the report."""
+        return (
+            f"epsilon {self.epsilon_at(uses):.4g} at delta = {self.cost.delta:.3g} for the data of one client against "
+            f"the server (relation replace): l2_laplace on its row, multiplier {self.multiplier:.5g}"
+        )
+
+
+def bind_rows(
+    plans: tuple[ReleasePlan, ...],
+    releases: dict[str, Release],
+    delta: float,
+    prior: Callable[[str], Any] = lambda key: None,
+) -> dict[str, BoundRowNoise]:
+    """The noise on the rows of every release that asks for it, calibrated to its uses.
+
+    Args:
+        plans: of the run.
+        releases: by name; empty without a clip.
+        delta: of the released sums.
+        prior: fields of the header of a resumed ledger.
+
+    Raises:
+        PrivacyError: there is no clip, or another norm is clipped.
+        ConfigError: a budget that cannot be met.
+    """
+    bound = {}
+    for plan in plans:
+        asked = plan.rows
+        if asked is None:
+            continue
+        release = releases.get(plan.name)
+        if release is None or release.clip.norm != "l2":
+            raise PrivacyError(f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm.")
+
+        def step(multiplier: float, size: int = plan.dimension) -> StepEvent:
+            return StepEvent(L2LaplaceNoise(multiplier).event(size), "pld")
+
+        own = delta if asked.delta is None else asked.delta
+        kept = prior(row_key(plan.name))
+        z = kept if isinstance(kept, float) else calibrate_multiplier(
+            step, target=asked.epsilon, delta=own, uses=plan.uses
+        )  # fmt: skip
+        bound[plan.name] = BoundRowNoise(release, z, Cost(own, (step(z),)))
+    return bound
+
+
+def row_key(name: str) -> str:
+    """Where a ledger's header keeps the multiplier."""
+    return f"row noise of {name}"
+
+
+def refuse_rows(plans: tuple[ReleasePlan, ...]) -> None:
+    """Raise PrivacyError where noise on rows is asked for in a run without noise on its sums."""
+    for plan in plans:
+        if plan.rows is not None:
+            raise PrivacyError(
+                f"Release {plan.name!r} asks for noise on the rows of clients in a run without noise: set a finite "
+                f"epsilon, or leave it out."
+            )

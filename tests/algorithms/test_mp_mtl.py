@@ -1,0 +1,484 @@
+"""MP-MTL against certificates of optimality, plain NumPy loops and closed forms."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, Trainer, models
+from fedmtl.algorithms import MPMTL, Problem, State
+from fedmtl.algorithms.linear import LinearData
+from fedmtl.algorithms.mp_mtl_sharing import SHARING, budget_weights
+from fedmtl.algorithms.mp_mtl_tasks import TaskStack
+from fedmtl.data.synthetic import make_synthetic_tasks
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import SeededSource, open_channel
+from fedmtl.schedules import Event
+
+from .harness import everyone, problem_of, run
+
+TASKS, D = 7, 4
+
+
+def data(problem: str = "regression", tasks: int = TASKS, features: int = D, seed: int = 0, **options: Any) -> Any:
+    settings = {"train_examples": 12, "test_examples": 9, "rank": 2, "noise": 0.3} | options
+    return make_synthetic_tasks(tasks, features=features, problem=problem, seed=seed, **settings).data  # type: ignore[arg-type]
+
+
+def linear(rounds: int, problem: str = "regression", bias: bool = False, **options: Any) -> Problem:
+    loss = "half_mse" if problem == "regression" else "binary_cross_entropy"
+    return problem_of(data(problem, **options), rounds=rounds, model=models.linear_regression(bias=bias), loss=loss)
+
+
+def rows_of(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(X_i, y_i) with a last column of ones for a bias, as NumPy arrays; labels -1 and 1."""
+    found = LinearData.of(problem)
+    return [(x.numpy(), y.numpy()) for x, y in zip(found.x, found.y, strict=True)]
+
+
+def gradients(rows: list[tuple[np.ndarray, np.ndarray]], w: np.ndarray, loss: str) -> np.ndarray:
+    """Gradients of the L_i at the rows of w, one task after the other."""
+    out = np.zeros_like(w)
+    for i, (x, y) in enumerate(rows):
+        margins = x @ w[i]
+        slope = margins - y if loss == "squared" else -y / (1 + np.exp(y * margins))
+        out[i] = x.T @ slope / len(y)
+    return out
+
+
+def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, sources: Any = None) -> State:
+    """The state after all rounds of R repetitions; ``sources`` replaces the noise's."""
+    bound = FullParticipation().bind(problem.clients)
+    plans = algorithm.plan(problem, bound)
+    channel = open_channel(privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates)
+    if sources is not None:
+        channel._sources = sources
+    state = algorithm.init(problem, replicates)
+    for step in range(problem.rounds):
+        channel.begin(step, channel.draw(step))
+        state = algorithm.step(problem, state, Event(step, torch.zeros(1), torch.arange(problem.clients)), channel)
+    return state
+
+
+# The optimum
+
+
+def excess(algorithm: MPMTL, problem: Problem, state: State) -> float:
+    """An upper bound on the objective minus its minimum, by Fenchel duality, from the raw records in NumPy.
+
+    With F(W) = f(W) + h(W), f convex with gradient G at W: F(V) >= f(W) + <G, V - W> + h(V), and the least value of
+    <G, V> + h(V) is 0 for h = lam ||.|| where the dual norm of G is at most lam, and -||G||^2 / (2 lam) for
+    h = lam ||.||^2 / 2.
+    """
+    store = state.private
+    shared = store.whole("projected")[:, 0].numpy()
+    own = store.whole("own_projected")[:, 0].numpy() if algorithm.own_penalty is not None else np.zeros((TASKS, D))
+    w = shared.copy()
+    w[:, :D] += own
+    gradient = gradients(rows_of(problem), w, algorithm.loss) + algorithm.ridge * w
+    assert np.abs(gradient[:, D:]).max(initial=0.0) < 1e-7  # of the bias, which nothing penalizes
+    p, g = shared[:, :D], gradient[:, :D]
+    if algorithm.penalty == "nuclear":
+        norm, dual = np.linalg.norm(p, "nuc"), np.linalg.norm(g, 2)
+    else:
+        norm, dual = np.linalg.norm(p, axis=0).sum(), np.linalg.norm(g, axis=0).max()
+    assert dual <= algorithm.lam * (1 + 1e-7)
+    total = algorithm.lam * norm + (g * p).sum()
+    lam = algorithm.own_lam
+    if algorithm.own_penalty == "l1":
+        assert np.abs(g).max() <= lam * (1 + 1e-7)
+        total += lam * np.abs(own).sum() + (g * own).sum()
+    elif algorithm.own_penalty == "l2":
+        assert np.linalg.norm(g, axis=1).max() <= lam * (1 + 1e-7)
+        total += lam * np.linalg.norm(own, axis=1).sum() + (g * own).sum()
+    elif algorithm.own_penalty == "frobenius":
+        total += lam / 2 * (own**2).sum() + (g * own).sum() + (g**2).sum() / (2 * lam)
+    return float(total)
+
+
+OPTIMA: list[tuple[bool, dict[str, Any]]] = [
+    (False, {"lam": 0.3, "momentum": "none", "ridge": 0.02}),
+    (True, {"lam": 0.3, "momentum": "nesterov"}),
+    (False, {"lam": 0.3, "momentum": "strongly_convex", "ridge": 0.02, "penalty": "l21"}),
+    (True, {"lam": 0.2, "own_penalty": "l1", "own_lam": 0.12, "momentum": "strongly_convex", "ridge": 0.02}),
+    (False, {"lam": 0.2, "own_penalty": "l2", "own_lam": 0.15, "momentum": "strongly_convex", "ridge": 0.02,
+             "penalty": "l21"}),
+    (True, {"lam": 0.2, "own_penalty": "frobenius", "own_lam": 0.3, "momentum": "strongly_convex", "ridge": 0.02}),
+    (False, {"loss": "logistic", "lam": 0.1, "momentum": "strongly_convex", "ridge": 0.01}),
+    (True, {"loss": "logistic", "lam": 0.1, "momentum": "none", "ridge": 0.01, "penalty": "l21", "start": "zero"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bias", "settings"), OPTIMA)
+def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, Any]) -> None:
+    algorithm = MPMTL(**settings)
+    problem = linear(450, "regression" if algorithm.loss == "squared" else "classification", bias)
+    state = run(algorithm, problem)
+    assert abs(excess(algorithm, problem, state)) < 1e-8
+    shared = state.private.whole("projected")[:, 0, :D]
+    assert int((torch.linalg.svdvals(shared) > 1e-9).sum()) < D or algorithm.penalty == "l21"  # the penalty matters
+    assert float(shared.norm()) > 0.1
+    if algorithm.own_penalty is not None:
+        assert float(state.private.whole("own_projected").norm()) > 0.1
+
+
+def test_the_objective_is_what_the_records_say() -> None:
+    problem = linear(3, bias=True)
+    algorithm = MPMTL(lam=0.3, ridge=0.1, own_penalty="l1", own_lam=0.2)
+    state = run(algorithm, problem)
+    w = algorithm.models(problem, state)[0].numpy()
+    p, q = (state.private.whole(name)[:, 0].numpy() for name in ("projected", "own_projected"))
+    expected = 0.3 * np.linalg.norm(p[:, :D], "nuc") + 0.2 * np.abs(q).sum() + 0.05 * (w**2).sum()
+    expected += sum(((x @ w[i] - y) ** 2).mean() / 2 for i, (x, y) in enumerate(rows_of(problem)))
+    assert float(algorithm.objective(problem, state)) == pytest.approx(expected, rel=1e-12)
+
+
+# One step, and many, against a plain loop
+
+
+def ridge_fits(rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.ndarray:
+    return np.stack([np.linalg.solve(x.T @ x / len(y) + ridge * np.eye(x.shape[1]), x.T @ y / len(y)) for x, y in rows])
+
+
+@pytest.mark.parametrize("momentum", ["none", "nesterov"])
+def test_a_step_without_noise_is_the_proximal_gradient_step(momentum: Any) -> None:
+    problem = linear(2)
+    algorithm = MPMTL(lam=0.3, momentum=momentum, start_ridge=0.05)
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def watch(step: int, state: State) -> None:
+        seen.append(tuple(state.private.whole(name)[:, 0].numpy().copy() for name in ("projected", "model")))  # type: ignore[arg-type]
+
+    run(algorithm, problem, watch=watch)
+    rows = rows_of(problem)
+    w, before = ridge_fits(rows, 0.05), None
+    np.testing.assert_allclose(seen[0][1], w, atol=1e-10)
+    for t in (1, 2):
+        u, s, v = np.linalg.svd(w, full_matrices=False)  # eta = 1
+        hat = (u * np.maximum(s - 0.3, 0)) @ v
+        b = 0.0 if before is None or momentum == "none" else (t - 1) / (t + 2)
+        z = hat if before is None else hat + b * (hat - before)
+        w, before = z - gradients(rows, z, "squared"), hat
+        np.testing.assert_allclose(seen[t][0], hat, atol=1e-10)
+        np.testing.assert_allclose(seen[t][1], w, atol=1e-10)
+
+
+def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas: list[float]) -> np.ndarray:
+    """Algorithms 2 to 4, task by task, from recorded covariances (sums over tasks) and their noise."""
+    rows = rows_of(problem)
+    bias = rows[0][0].shape[1] - D
+    mu, decomposed = algorithm.ridge, algorithm.own_penalty is not None
+    smooth = (1.0 + bias) * (1.0 if algorithm.loss == "squared" else 0.25) + mu
+    eta = 1 / smooth / (2 if decomposed else 1)
+    w = TaskStack.of(problem, algorithm.loss, 1.0).fit(algorithm.start_ridge or mu or 0.01).numpy().copy()
+    q = np.zeros((TASKS, D))
+    hat_before, own_before = w.copy(), q.copy()
+    rho = 1.5 if algorithm.rho is None else algorithm.rho
+    for t, (sigma_matrix, sigma) in enumerate(zip(released, sigmas, strict=True), start=1):
+        shift = rho * sigma * math.sqrt(2 * D)
+        if algorithm.penalty == "nuclear":
+            values, vectors = np.linalg.eigh(sigma_matrix + shift * np.eye(D))
+        else:
+            values, vectors = sigma_matrix + shift, np.eye(D)
+        kept = [max(0.0, 1 - eta * algorithm.lam / math.sqrt(v)) if v > 0 else 0.0 for v in values]
+        matrix = vectors @ np.diag(kept) @ vectors.T
+        root = math.sqrt(mu * eta)
+        b = {"none": 0.0, "nesterov": (t - 1) / (t + 2), "strongly_convex": (1 - root) / (1 + root)}[algorithm.momentum]
+        b = 0.0 if t == 1 else b
+        hat, own = np.zeros_like(w), np.zeros_like(q)
+        for i, (x, y) in enumerate(rows):
+            hat[i] = w[i]
+            hat[i, :D] = matrix @ w[i, :D]
+            z = hat[i] + b * (hat[i] - hat_before[i])
+            point = z.copy()
+            if decomposed:
+                limit = eta * algorithm.own_lam
+                own[i] = np.sign(q[i]) * np.maximum(np.abs(q[i]) - limit, 0)
+                v = own[i] + b * (own[i] - own_before[i])
+                point[:D] += v
+            slope = gradients([(x, y)], point[None], algorithm.loss)[0] + mu * point
+            w[i] = z - eta * slope
+            if decomposed:
+                q[i] = v - eta * slope[:D]
+        hat_before, own_before = hat, own
+    out = hat_before.copy()
+    out[:, :D] += own_before
+    return out
+
+
+LOOPS = [
+    {"lam": 0.3},
+    {"lam": 0.3, "momentum": "nesterov", "penalty": "l21", "rho": 0.25},
+    {"lam": 0.1, "momentum": "strongly_convex", "ridge": 0.05, "own_penalty": "l1", "own_lam": 0.02},
+    {"loss": "logistic", "lam": 0.1, "momentum": "nesterov", "q": 1.1, "start_ridge": 0.1},
+]
+
+
+@pytest.mark.parametrize("settings", LOOPS, ids=[str(i) for i in range(len(LOOPS))])
+def test_a_noised_run_is_the_plain_loop_on_the_same_releases(settings: dict[str, Any]) -> None:
+    algorithm = MPMTL(**settings)
+    problem = linear(6, "regression" if algorithm.loss == "squared" else "classification", bias=True)
+    privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=1e-5)
+    record: list[Any] = []
+    state = run(algorithm, problem, privacy=privacy, record=record)
+    plans = algorithm.plan(problem, FullParticipation().bind(TASKS))
+    z = open_channel(privacy, plans, FullParticipation().bind(TASKS), seed=0, steps=6).noise_multiplier
+    assert z is not None
+    sigmas = [z / w * 0.7**2 for w in algorithm.budget(problem)]  # add/remove: C^2
+    found = everyone(problem, algorithm, state).numpy()
+    expected = loop(algorithm, problem, [TASKS * v.numpy() for _, _, v in record], sigmas)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+    assert np.abs(found - everyone(problem, algorithm, run(algorithm, problem)).numpy()).max() > 1e-3
+
+
+def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
+    problem = linear(1, bias=True)
+    record: list[Any] = []
+    run(MPMTL(), problem, privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf), record=record)
+    w = ridge_fits(rows_of(problem), 0.01)[:, :D]
+    w = w / np.maximum(1, np.linalg.norm(w, axis=1) / 0.5)[:, None]
+    np.testing.assert_allclose(record[0][2].numpy() * TASKS, w.T @ w, rtol=1e-5)
+
+
+def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> None:
+    problem = linear(1)
+    privacy = ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
+    own = everyone(problem, MPMTL(lam=0.0), run(MPMTL(lam=0.0), problem, privacy=privacy))
+    np.testing.assert_allclose(own.numpy(), ridge_fits(rows_of(problem), 0.01), atol=1e-10)
+    printed = MPMTL(lam=0.0, guarantee="paper")
+    clipped = everyone(problem, printed, run(printed, problem, privacy=privacy))
+    assert float(clipped.norm(dim=1).max()) <= 0.5 < float(own.norm(dim=1).max())
+
+
+# Noise
+
+
+def test_large_noise_leaves_single_task_learning() -> None:
+    problem = linear(8)
+    rows = rows_of(problem)
+    loud = ClientPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5)
+    alone = ridge_fits(rows, 0.05)
+    for _ in range(7):
+        alone -= gradients(rows, alone, "squared")
+    for penalty in ("nuclear", "l21"):
+        kept = MPMTL(lam=0.5, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
+        found = everyone(problem, kept, run(kept, problem, privacy=loud)).numpy()
+        np.testing.assert_allclose(found, alone, atol=1e-3)
+    lost = MPMTL(lam=0.5, start_ridge=0.05, rho=0.0)
+    assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
+
+
+def test_with_a_ridge_large_noise_leaves_every_task_at_its_own_fit() -> None:
+    problem = linear(20)
+    algorithm = MPMTL(lam=0.5, ridge=0.05)
+    found = run(algorithm, problem, privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5))
+    fits = ridge_fits(rows_of(problem), 0.05)
+    np.testing.assert_allclose(everyone(problem, algorithm, found).numpy(), fits, atol=1e-3)
+
+
+def test_the_shift_that_keeps_every_direction() -> None:
+    """The spectrum of the noise ends at sigma sqrt(2 d), and fluctuates beyond it; a shift of 1.25 clears it."""
+    d, draws = 30, 400
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(draws, d, d, generator=generator, dtype=torch.float64)
+    noise = (noise + noise.mT) / 2  # standard deviation 1 on the diagonal, 1 / sqrt(2) off it
+    sharing = SHARING["nuclear"]
+
+    def lost(rho: float) -> float:
+        shift = torch.full((draws,), rho * math.sqrt(2 * d), dtype=torch.float64)
+        maps = sharing.map(sharing.shifted(noise, shift), 1e-6)
+        return float((torch.linalg.eigvalsh(maps) < 0.5).any(1).double().mean())
+
+    assert lost(0.0) == 1.0
+    assert 0.02 < lost(1.0) < 0.5
+    assert lost(1.25) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "penalty", "guarantee"),
+    [("l2_laplace", "nuclear", "sound"), ("laplace", "l21", "sound"), ("wishart", "nuclear", "paper")],
+)
+def test_the_other_laws_of_noise(mechanism: Any, penalty: Any, guarantee: Any) -> None:
+    problem = linear(4)
+    algorithm = MPMTL(penalty=penalty, guarantee=guarantee)
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism=mechanism, guarantee=guarantee)
+    result = Trainer(
+        algorithm=algorithm, data=problem.data, model=models.linear_regression(bias=False), rounds=4,
+        schedule=FullParticipation(), privacy=privacy, loss="half_mse", dtype="float64", progress=False,
+    ).fit()  # fmt: skip
+    assert torch.isfinite(result.personal).all()
+    if mechanism == "wishart":  # tests/privacy/test_wishart.py: a neighbour makes an output impossible
+        assert result.epsilon == math.inf
+    else:
+        assert 1.99 < result.epsilon <= 2.0
+
+
+def test_noise_on_models_protects_them_from_the_curator() -> None:
+    problem = linear(3)
+    algorithm = MPMTL(curator_epsilon=6.0, curator_delta=1e-4)
+    bound = FullParticipation().bind(TASKS)
+    privacy = ClientPrivacy(clip_norm=0.8, epsilon=2.0, delta=1e-5)
+    channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=5, steps=3)
+    noise = channel.rows["covariance"]
+    assert noise.sensitivity == pytest.approx(1.6)
+    assert 6.0 * (1 - 1e-4) < noise.epsilon_at(3) <= 6.0
+    # what the curator gets: a clipped model and noise of radius Gamma(d, z 2 C), mean d z 2 C
+    many = torch.zeros(4000, D, dtype=torch.float64)
+    radius = noise.added(many, torch.arange(4000), 0, SeededSource(1)).norm(dim=1) / (1.6 * noise.multiplier)
+    assert float(radius.mean()) == pytest.approx(D, abs=5 * math.sqrt(D / 4000))
+    assert float(radius.var()) == pytest.approx(D, rel=0.15)
+    # and what it adds up: the noised models, clipped again
+    rows = torch.randn(TASKS, D, dtype=torch.float64)
+    channel.begin(0, channel.draw(0))
+    value = channel.release("covariance", rows, torch.arange(TASKS)).numpy() * TASKS
+    sent = noise.added(rows, torch.arange(TASKS), 0, channel.source).numpy()
+    sent = sent * np.minimum(1, 0.8 * (1 - 2.0**-20) / np.linalg.norm(sent, axis=1))[:, None]
+    plain = open_channel(privacy, MPMTL().plan(problem, bound), bound, seed=5, steps=3)
+    plain.begin(0, plain.draw(0))
+    silent = plain.release("covariance", torch.zeros_like(rows), torch.arange(TASKS)).numpy() * TASKS
+    np.testing.assert_allclose(value - silent, sent.T @ sent, atol=1e-5)
+    assert "against the server" in channel.report.text()
+    assert channel.epsilon == pytest.approx(plain.epsilon)
+    with pytest.raises(PrivacyError, match="without noise"):
+        run(algorithm, problem)
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("pure", [False, True])
+@pytest.mark.parametrize(
+    ("momentum", "condition", "errors"),
+    [
+        ("none", 0.0, lambda t: 1.0),
+        ("nesterov", 0.0, lambda t: t),
+        ("none", 0.05, lambda t: 0.95**-t),
+        ("strongly_convex", 0.05, lambda t: (1 - math.sqrt(0.05)) ** (-t / 2)),
+    ],
+)
+def test_default_budgets_minimize_the_utility_bound(momentum: Any, condition: float, errors: Any, pure: bool) -> None:
+    """Theorem 6: the bound grows with sum_t a_t / sqrt(eps_t), under sum eps_t (pure) or sum eps_t^2."""
+    rounds = 9
+    a = np.array([errors(t) for t in range(1, rounds + 1)], dtype=float)
+    power = 1 if pure else 2
+
+    def bound(logs: np.ndarray) -> float:  # on the constraint sum eps^power = 1
+        eps = np.exp(logs)
+        return float((a / np.sqrt(eps / (eps**power).sum() ** (1 / power))).sum())
+
+    best = np.exp(optimize.minimize(bound, np.zeros(rounds), method="BFGS", options={"gtol": 1e-10}).x)
+    weights = budget_weights(rounds, momentum=momentum, condition=condition, pure=pure)
+    np.testing.assert_allclose(weights, best / best.mean(), rtol=1e-4)
+
+
+def test_budgets_of_the_users_own() -> None:
+    np.testing.assert_allclose(budget_weights(3, alpha=2.0), np.array([1, 4, 9]) * 3 / 14)
+    np.testing.assert_allclose(budget_weights(3, q=0.5), np.array([2, 4, 8]) * 3 / 14)
+    assert min(budget_weights(5000, q=0.5)) > 0
+    with pytest.raises(ConfigError, match="not both"):
+        MPMTL(alpha=1.0, q=0.9)
+
+
+# Repetitions, resume, stacking
+
+
+@pytest.mark.parametrize("settings", [{"momentum": "nesterov"}, {"own_penalty": "l2", "curator_epsilon": 30.0}])
+def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
+    problem, algorithm = linear(5, bias=True), MPMTL(**settings)
+    privacy = [ClientPrivacy(clip_norm=0.8, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
+    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3))
+    assert together.shape == (3, TASKS, D + 1)
+    for r, own in enumerate(privacy):
+        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)))
+        torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
+    objective = algorithm.objective(problem, repeated(algorithm, problem, privacy, 3))
+    assert objective.shape == (3,)
+    assert torch.unique(objective).numel() == 3
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    class Crash(Exception):
+        pass
+
+    class Stop:
+        def on_event(self, event: Event, state: State) -> None:
+            if event.step == 4:
+                raise Crash
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: None
+
+    def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
+        return Trainer(
+            algorithm=MPMTL(momentum="nesterov", own_penalty="l1"),
+            data=data(), model=models.linear_regression(), loss="half_mse", schedule=FullParticipation(), rounds=7,
+            privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5), folder=folder, checkpoint_every=2,
+            callbacks=callbacks, progress=False, dtype="float64",
+        )  # fmt: skip
+
+    whole = trainer(tmp_path / "whole").fit()
+    with pytest.raises(Crash):
+        trainer(tmp_path / "cut", (Stop(),)).fit()
+    again = trainer(tmp_path / "cut").fit(resume=True)
+    assert torch.equal(whole.personal, again.personal)
+    assert again.epsilon == whole.epsilon
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
+    """Ragged tasks of 1 to 40 records; wide ones have no sufficient statistics."""
+    generator = torch.Generator().manual_seed(1)
+    counts, p = [3, 40, 1, 9, 17, 2], 100 if wide else 5
+    xs = tuple(torch.randn(n, p, generator=generator, dtype=torch.float64) / p**0.5 for n in counts)
+    ys = tuple(torch.randn(n, generator=generator, dtype=torch.float64) for n in counts)
+    ys = ys if loss == "squared" else tuple(torch.sign(y) for y in ys)
+    stack = TaskStack.stack(LinearData(xs, ys, False), loss)
+    assert (stack.moments is None) == (wide or loss == "logistic")
+    w = torch.randn(6, 3, p, generator=generator, dtype=torch.float64)
+
+    def value(i: int, one: Tensor) -> Tensor:
+        margins = xs[i] @ one
+        each = (margins - ys[i]) ** 2 / 2 if loss == "squared" else torch.log1p(torch.exp(-ys[i] * margins))
+        return each.mean()
+
+    for i in range(6):
+        for r in range(3):
+            own = w[i, r].clone().requires_grad_()
+            expected = value(i, own)
+            (slope,) = torch.autograd.grad(expected, own)
+            torch.testing.assert_close(stack.value(w)[i, r], expected.detach(), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(stack.gradient(w)[i, r], slope, rtol=1e-10, atol=1e-12)
+    fits = stack.fit(0.1)
+    for i in range(6):
+        own = fits[i].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(value(i, own) + 0.05 * own.square().sum(), own)
+        assert float(slope.norm()) < 1e-9
+
+
+# Refusals
+
+
+def test_what_is_refused() -> None:
+    problem = linear(3)
+    with pytest.raises(ConfigError, match="all tasks take part"):
+        run(MPMTL(), problem, sampler=PoissonSampling(3))
+    for settings, match in (
+        ({"momentum": "strongly_convex"}, "ridge"),
+        ({"rho": -1.0}, "rho"),
+        ({"loss": "hinge"}, "loss"),
+        ({"penalty": "l1"}, "penalty"),
+        ({"own_penalty": "l21"}, "own_penalty"),
+        ({"q": 0.0}, "q"),
+        ({"curator_delta": 0.1}, "curator_epsilon"),
+        ({"curator_epsilon": math.inf}, "inf"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            MPMTL(**settings)  # type: ignore[arg-type]
