@@ -41,6 +41,7 @@ class FederatedDataset:
         public: examples of nobody in particular that are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
+        idle: accept clients without training examples, such as peers that only pass on what they hear.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
     Raises:
@@ -56,6 +57,7 @@ class FederatedDataset:
     notes: tuple[str, ...] = ()
     public: Examples | None = None
     domain: Domain | None = None
+    idle: bool = False
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
@@ -81,7 +83,7 @@ class FederatedDataset:
         where = f"{self.name} ({side})"
         if len(part.offsets) != len(self) + 1:
             raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids.")
-        if (part.counts == 0).any():
+        if (part.counts == 0).any() and not (self.idle and side == "train"):
             client = int((part.counts == 0).nonzero()[0])
             other = self.side("test" if side == "train" else "train")
             empty = other.counts.numel() > client and int(other.counts[client]) == 0
@@ -301,6 +303,7 @@ class FederatedDataset:
             "ids": list(self.ids),
             "notes": list(self.notes),
             "domain": None if self.domain is None else dataclasses.asdict(self.domain),
+            "idle": self.idle,
         }
         storage.write_folder(Path(folder), meta, self._tensors())
 
@@ -329,9 +332,10 @@ class FederatedDataset:
             chosen,
             meta["classes"],
             meta["name"],
-            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these three
+            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these four
             Examples(*(tensors[f"public_{field}"] for field in FIELDS)) if "public_x" in tensors else None,
             None if meta.get("domain") is None else Domain(**meta["domain"]),
+            bool(meta.get("idle", False)),
             verify=not memory_map,
         )
 

@@ -136,6 +136,20 @@ def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | No
         )
 
 
+def check_idle(algorithm: AnyAlgorithm, problem: Problem) -> None:
+    """Refuse clients without training examples where the algorithm (attribute ``idle``) has no use for them.
+
+    Raises:
+        ConfigError: named.
+    """
+    counts = problem.data.train.counts
+    if bool((counts == 0).any()) and not getattr(algorithm, "idle", False):
+        name = problem.data.ids[int((counts == 0).nonzero()[0])]
+        raise ConfigError(
+            f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} needs them of everyone."
+        )
+
+
 def in_rounds(algorithm: AnyAlgorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
     """The two, where they go in rounds.
 
@@ -162,6 +176,7 @@ def open_cohorts(
     **options: Any,
 ) -> tuple[Channel, Cohorts]:
     """Channel and events of a run in rounds; ``options`` go to :func:`~fedmtl.privacy.open_channel`."""
+    check_idle(algorithm, problem)
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
     channel = open_channel(
@@ -198,6 +213,7 @@ def open_activations(
         replicates: repetitions computed together.
         options: for :func:`~fedmtl.privacy.open_owner_channel`.
     """
+    check_idle(algorithm, problem)
     bound = bind_schedule(schedule, problem)
     stop = min(problem.rounds, bound.steps)
     published = getattr(algorithm, "published", None)  # only where an algorithm has an accounting that is refuted
@@ -213,7 +229,7 @@ def open_activations(
         replicates=replicates,
         schedule=bound.describe(),
         notes=(*problem.data.notes, *own.pop("notes", ())),
-        published=None if published is None else published(problem),
+        published=own.pop("published", None if published is None else published(problem)),
         **own,
         **options,
     )

@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint
 from .folder import RunFolder
 from .loop import Loop
 from .problem import build_problem, fingerprint
-from .replicates import Replicates, init_state
+from .replicates import Replicates, chosen, init_state
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
 from .stopping import EarlyStopping
@@ -111,7 +111,10 @@ class Trainer:
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) is not None:
                 positive_int(self, **{name: getattr(self, name)})
-        self.schedule.bind(len(self.data))
+        if isinstance(self.schedule, AsynchronousSchedule):
+            self.schedule.bind(len(self.data), names=self.data.ids)
+        else:
+            self.schedule.bind(len(self.data))
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines)
 
@@ -186,7 +189,12 @@ class Trainer:
         else:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
-            return self.settled(problem)._follow(problem, folder, resume)
+            settled = self.settled(problem)
+            result = settled._follow(problem, folder, resume)
+        result = replace(result, chosen=chosen(self.algorithm, settled.algorithm, self.repeated))
+        if folder is not None:
+            folder.write_run(result, problem)
+        return result
 
     def _follow(self, problem: Problem, folder: RunFolder | None, resume: bool) -> Result:
         """The run of a trainer whose settings are settled."""
@@ -210,8 +218,6 @@ class Trainer:
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
                 end.append(result)
-        if folder is not None:
-            folder.write_run(result, problem)
         return result
 
     def open(

@@ -64,7 +64,6 @@ def open_channel(algorithm, problem, clients, privacy, **options):
     uses = np.stack([np.bincount(row[row >= 0], minlength=problem.clients) for row in clients.numpy()]).max(0)
     caps = algorithm.caps(problem, np.maximum(uses, 1))
     own = algorithm.channel_options(problem, privacy, caps)
-    published = getattr(algorithm, "published", lambda problem: None)(problem)
     return open_owner_channel(
         privacy,
         algorithm.rows(problem),
@@ -72,7 +71,6 @@ def open_channel(algorithm, problem, clients, privacy, **options):
         caps=caps,
         seed=3,
         replicates=len(clients),
-        published=published,
         **own,
         **options,
     )

@@ -1,0 +1,203 @@
+"""Where peer-to-peer learning starts from: models of each agent alone, released once and spread over the graph.
+
+The warm start of the supplement of Bellet et al. 2018: every agent releases a noised copy of the exact minimizer of its
+own loss, and all of them go on with
+
+    Theta_i <- (1 / (1 + mu c_i)) ( sum_j (W_ij / D_ii) Theta_j + mu c_i Theta_i^loc )
+
+to convergence: the solution of (D + mu D C - W) Theta = mu D C Theta^loc, a function of what was released.
+
+Sensitivity. Let F = (1/m) sum_j l_j + lambda ||.||^2 with convex l_j, and F' the same with one record replaced; theta
+and theta' are their minimizers. grad F(theta') = grad F(theta') - grad F'(theta') = (1/m) (grad l - grad l')(theta'),
+of norm at most 2 L / m if every record's gradient is within L. F is 2 lambda-strongly convex, so
+2 lambda ||theta - theta'|| <= ||grad F(theta')||, and ||theta - theta'|| <= L / (m lambda), in the L2 norm.
+
+L is not that of the raw loss: (theta.x - y)^2 has none. Each record's gradient is clipped at C, and what is minimized
+is the convex function that has the clipped gradients (of a linear model a loss with linear tails, Huber's for the
+squared loss), for which L = min(C, bound of the domain). With lambda = 1/m the sensitivity is L whatever m is, while
+the minimizer itself is at most L m / 2 long: a large noise for agents with few records.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import diags_array
+from scipy.sparse.linalg import LinearOperator, cg, splu
+from torch import Tensor
+
+from ..errors import ConfigError, PrivacyError
+from ..privacy import OwnerChannel
+from .linear import LinearData, LinearLoss
+from .p2p_network import Network
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_EXACT = 2.0**-20
+"""Relative room in the sensitivity for the solver's error."""
+_STEPS, _FACTORED, _RESIDUAL = 200, 5000, 1e-12
+
+
+def minimizer_sensitivity(bound: float, records: Ints, lam: Array) -> Array:
+    """L2 sensitivity L / (m lambda) of the minimizer of (1/m) sum l + lambda ||.||^2 under replace-one.
+
+    Args:
+        bound: L, on the L2 norm of one record's gradient.
+        records: m, (n,).
+        lam: lambda, above 0, (n,).
+
+    Returns:
+        (n,), with room for the solver's error.
+    """
+    return bound / (records * lam) * (1 + _EXACT)
+
+
+def local_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: float = math.inf) -> Array:
+    """argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, by Newton's method with a line search.
+
+    l_clip is the loss whose derivative is cut off so that no record's gradient is longer than ``clip`` (L2).
+
+    Args:
+        loss: squared or logistic.
+        x, y: (m, D) and (m,), m at least 1.
+        lam: above 0.
+        clip: C; infinite for the loss itself.
+
+    Returns:
+        (D,) float64, within ``2**-21 C / (m lam)`` of the minimizer.
+
+    Raises:
+        PrivacyError: that was not reached.
+    """
+    m = len(y)
+    norms = np.linalg.norm(x, axis=1)
+    cut = np.full(m, math.inf) if math.isinf(clip) else clip / np.maximum(norms, 1e-300)
+    tolerance = _EXACT / m * (1.0 if math.isinf(clip) else min(clip, 1.0)) * 1e-3
+    theta = np.zeros(x.shape[1])
+    value, slope, bend = _pieces(loss, x @ theta, y, cut)
+    total = value.mean()
+    for _ in range(_STEPS):
+        gradient = slope @ x / m + 2 * lam * theta
+        if np.linalg.norm(gradient) <= tolerance:
+            return theta
+        hessian = (x * bend[:, None]).T @ x / m
+        hessian[np.diag_indices_from(hessian)] += 2 * lam
+        step = np.linalg.solve(hessian, gradient)
+        decrease, length = float(gradient @ step), 1.0
+        while True:
+            trial = theta - length * step
+            value, slope, bend = _pieces(loss, x @ trial, y, cut)
+            reached = value.mean() + lam * float(trial @ trial)
+            if reached <= total - 1e-4 * length * decrease or decrease <= 1e-14 * max(1.0, abs(total)) or length < 1e-9:
+                break
+            length /= 2
+        theta, total = trial, reached
+    if np.linalg.norm(slope @ x / m + 2 * lam * theta) <= 1e3 * tolerance:
+        return theta
+    raise PrivacyError(f"The fit of an agent alone did not converge in {_STEPS} steps; give a larger lambda.")
+
+
+def _pieces(loss: LinearLoss, margin: Array, y: Array, cut: Array) -> tuple[Array, Array, Array]:
+    """Value, first and second derivative of the loss with its derivative cut off at plus or minus ``cut``."""
+    if loss.name == "squared":
+        error = margin - y
+        inside = 2 * np.abs(error) <= cut
+        far = np.where(inside, 0.0, cut)  # no infinity times zero
+        value = np.where(inside, error**2, far * np.abs(error) - far**2 / 4)
+        return value, np.clip(2 * error, -cut, cut), np.where(inside, 2.0, 0.0)
+    agree = y * margin
+    pull = 1 / (1 + np.exp(np.clip(agree, -700, 700)))  # the slope is -y times it
+    inside = pull <= cut
+    far = np.where(inside, 0.5, cut)  # below 1 where it is used
+    edge = np.log(1 - far) - np.log(far)  # where the slope is the cut
+    value = np.where(inside, np.logaddexp(0, -agree), np.logaddexp(0, -edge) + far * (edge - agree))
+    return value, -y * np.minimum(pull, cut), np.where(inside, pull * (1 - pull), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalFits:
+    """Every agent's exact fit of its own records.
+
+    Attributes:
+        loss: squared or logistic.
+        data: the records.
+        ridge: lambda of each agent, (n,).
+        bound: L, on the L2 norm of a record's gradient: larger ones are clipped.
+    """
+
+    loss: LinearLoss
+    data: LinearData
+    ridge: Array
+    bound: float
+
+    @property
+    def sensitivities(self) -> Array:
+        """(n,), of the fits; of agents without records that of one."""
+        return minimizer_sensitivity(self.bound, np.maximum(self.data.counts.numpy(), 1), self.ridge)
+
+    def of(self, agent: int) -> Tensor:
+        """(D,) float64."""
+        x, y = self.data.x[agent].numpy(), self.data.y[agent].numpy()
+        return torch.from_numpy(local_minimizer(self.loss, x, y, float(self.ridge[agent]), self.bound))
+
+    def all(self) -> Tensor:
+        """(n, D); zero without records."""
+        zero = torch.zeros(self.data.dimension, dtype=torch.float64)
+        return torch.stack([self.of(i) if len(y) else zero for i, y in enumerate(self.data.y)])
+
+
+def make_warm_start(network: Network, fits: LocalFits, public: dict[str, Tensor], channel: OwnerChannel) -> None:
+    """Release the local fits and start all models, ``public["theta"]``, from what they say of one another."""
+    released = channel.release_first(fits.of)  # (R, n, D)
+    replicates, n, dimension = released.shape
+    local, start = (values.permute(1, 0, 2).reshape(n, -1).numpy() for values in (released, public["theta"]))
+    theta = spread(network, local, network.counts > 0, start)
+    public["theta"].copy_(torch.from_numpy(theta).view(n, replicates, dimension).permute(1, 0, 2))
+    public["sent"] += int(network.graph.degrees[network.counts > 0].sum())
+    public["warm"].fill_(1)
+
+
+def spread(network: Network, local: Array, released: NDArray[np.bool_], start: Array) -> Array:
+    """The fixed point of the supplement's iteration.
+
+    Agents that released nothing have no local model: theirs is the mean of their neighbours' (mu c_i = 0). Where
+    nobody in a connected part of the graph released anything, models stay as they are.
+
+    Args:
+        network: graph, mu and confidences.
+        local: (n, K), the released models Theta^loc, of K numbers an agent.
+        released: bool (n,), who released one.
+        start: (n, K).
+
+    Returns:
+        (n, K).
+    """
+    graph = network.graph
+    pull = np.where(released, network.mu * network.confidence(network.counts), 0.0)
+    reached = np.isin(graph.components, graph.components[released])
+    connected = reached & (graph.normalization > 0)
+    result = start.copy()
+    alone = reached & ~connected
+    result[alone] = local[alone]
+    rows = np.flatnonzero(connected)
+    if not len(rows):
+        return result
+    degree, anchor = graph.normalization[rows], (graph.normalization * pull)[rows]
+    matrix = (diags_array(degree + anchor) - graph.weights[rows][:, rows]).tocsc()
+    right = anchor[:, None] * local[rows]
+    if len(rows) <= _FACTORED:
+        result[rows] = splu(matrix).solve(right)
+        return result
+    scale = 1.0 / (degree + anchor)
+    precondition = LinearOperator(matrix.shape, matvec=lambda v: scale * v.ravel(), dtype=np.float64)
+    matrix = matrix.tocsr()
+    for k in range(right.shape[1]):
+        found, failed = cg(matrix, right[:, k], rtol=_RESIDUAL, atol=0.0, M=precondition, maxiter=100_000)
+        if failed:
+            raise ConfigError("The warm start did not converge over the graph; give a larger mu.")
+        result[rows, k] = found
+    return result

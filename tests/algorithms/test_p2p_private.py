@@ -1,0 +1,419 @@
+"""Privacy of peer-to-peer learning: noise, clips, allocation, the paid warm start, the published variant."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import optimize, stats
+
+from fedmtl.algorithms import PeerToPeer
+from fedmtl.algorithms.linear import LinearLoss
+from fedmtl.algorithms.p2p_allocation import published_step, wakeup_weights
+from fedmtl.algorithms.p2p_start import local_minimizer, minimizer_sensitivity, spread
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.graphs import Graph, KNNCosine, complete
+from fedmtl.privacy import RecordPrivacy
+from fedmtl.privacy.kov import kov_heterogeneous
+from fedmtl.schedules import Dropouts
+
+from .harness import problem_of
+from .p2p_harness import COUNTS, D, agents, arrays, block_of, mean_gradient, open_channel, random_graph, run, slow
+
+N = len(COUNTS)
+LAWS = ("laplace", "l2_laplace", "gaussian")
+
+
+def law(mechanism: str, **options) -> RecordPrivacy:
+    return RecordPrivacy(**{"clip_norm": 0.4, "noise_multiplier": 0.5, "mechanism": mechanism, "delta": 1e-5} | options)
+
+
+# Noise and clips
+
+
+@pytest.mark.parametrize("mechanism", LAWS)
+def test_a_wakeup_adds_noise_of_the_mechanisms_law_and_scale(mechanism: str) -> None:
+    problem, many = agents(), 400
+    algorithm = PeerToPeer(graph=random_graph(N), mu=0.7)
+    agent = 2
+    first = torch.full((many, 1), agent)
+    noised, _ = run(algorithm, problem, first, law(mechanism))
+    plain, _ = run(algorithm, problem, first[:1], law(mechanism, epsilon=math.inf, noise_multiplier=None))
+    m = COUNTS[agent]
+    c = m / max(COUNTS)
+    alpha = 1 / (1 + 0.7 * c * (0.25 + 2 / m))
+    noise = (noised.public["theta"] - plain.public["theta"])[:, agent].numpy() / (alpha * 0.7 * c)
+    scale = 2 * 0.4 / m * 0.5  # sensitivity of a mean of clipped gradients, times the multiplier
+    if mechanism == "l2_laplace":
+        radius = stats.kstest(np.linalg.norm(noise, axis=1), stats.gamma(D, scale=scale).cdf)
+        assert radius.pvalue > 1e-4
+    else:
+        expected = stats.laplace(scale=scale) if mechanism == "laplace" else stats.norm(scale=scale)
+        assert stats.kstest(noise.ravel(), expected.cdf).pvalue > 1e-4
+    assert np.allclose(noised.public["theta"][:, :agent], 0)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_the_data_term_is_clipped_in_the_norm_of_the_law_and_lambda_never(loss: str, mechanism: str) -> None:
+    problem, graph = agents(loss), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, lam=0.6, start=5.0)
+    clients = torch.tensor([[0, 3, 1, 4, 2, 5, 0, 3]])
+    state, _ = run(algorithm, problem, clients, law(mechanism, epsilon=math.inf, noise_multiplier=None))
+    settings = {"mu": 0.7, "lam": 0.6, "smooth": {"logistic": 0.25, "squared": 2.0}[loss]}
+    data, start = arrays(problem), np.full((N, D), 5.0)
+    order = 1 if mechanism == "laplace" else 2
+    theta = start.copy()
+    for i in clients[0].tolist():  # the slow loop, with this clip
+        x, y = data[i]
+        clipped = mean_gradient(loss, x, y, theta[i], 0.4, order) - mean_gradient(loss, x, y, theta[i])
+        alpha = 1 / (1 + 0.7 * len(y) / max(COUNTS) * (settings["smooth"] + 1.2))
+        after = slow(data, graph.weights.toarray(), loss, torch.tensor([i]), theta=theta, **settings)
+        after[i] -= alpha * 0.7 * len(y) / max(COUNTS) * clipped
+        theta = after
+    assert np.allclose(state.public["theta"][0].numpy(), theta, rtol=1e-9)
+    other, _ = run(algorithm, problem, clients)
+    assert not np.allclose(other.public["theta"][0].numpy(), theta, rtol=1e-3), "the clip bites"
+
+
+# Allocation
+
+
+@pytest.mark.parametrize(("root", "power"), [(3, 1), (4, 2)])
+def test_the_corrected_allocation_minimizes_the_noise_of_theorem_2(root: int, power: int) -> None:
+    wakeups, c = 6, 0.7
+
+    def noise(budget: np.ndarray) -> float:  # what is added at wake-up t shrinks in those that follow
+        return sum(c ** (wakeups - 1 - t) / e**2 for t, e in enumerate(budget))
+
+    def spent(budget: np.ndarray) -> float:
+        return (budget**power).sum()
+
+    found = optimize.minimize(
+        noise,
+        np.ones(wakeups),
+        constraints={"type": "eq", "fun": lambda b: spent(b) - wakeups},
+        bounds=[(0.05, 5)] * wakeups,
+        options={"ftol": 1e-14, "maxiter": 1000},
+    ).x
+    weights = wakeup_weights("optimal", wakeups, c, root=root)
+    assert weights.mean() == pytest.approx(1)
+    assert np.allclose(weights / weights[0], found / found[0], rtol=1e-3)
+    assert np.all(np.diff(weights) > 0), "less noise late"
+    printed = wakeup_weights("paper", wakeups, c)
+    assert np.all(np.diff(printed) < 0)
+    same = weights * (wakeups / spent(weights)) ** (1 / power)
+    reversed_ = printed * (wakeups / spent(printed)) ** (1 / power)
+    assert noise(same) < noise(np.ones(wakeups)) < noise(reversed_)
+
+
+def test_a_free_tilt_is_the_last_weight_over_the_first() -> None:
+    weights = wakeup_weights(3.0, 5, 0.9)
+    assert weights[-1] / weights[0] == pytest.approx(3.0)
+    assert np.allclose(weights[1:] / weights[:-1], 3.0**0.25)
+    assert wakeup_weights(3.0, 1, 0.9).tolist() == [1.0]
+    assert wakeup_weights("uniform", 4, 0.9).tolist() == [1.0] * 4
+    for options, message in (
+        (("best", 3, 0.9), "accepted: 'uniform', 'optimal', 'paper'"),
+        ((-1.0, 3, 0.9), "policy is -1"),
+        (("optimal", 3, 0.0), "contraction is 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            wakeup_weights(*options)
+
+
+@pytest.mark.parametrize("allocation", ["optimal", "paper", 4.0])
+def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: str | float) -> None:
+    problem = agents()
+    budgets = {f"a{k}": 1.0 + 0.5 * k for k in range(N)}
+    privacy = RecordPrivacy(clip_norm=0.4, epsilon=budgets, delta=1e-4)
+    algorithm = PeerToPeer(graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation)
+    uses = np.array([3, 1, 4, 2, 5, 3])
+    clients = torch.from_numpy(np.repeat(np.arange(N), uses))[None]
+    _, channel = run(algorithm, problem, clients, privacy)
+    network = algorithm.network(problem)
+    c = 1 - network.convexity / network.largest_curvature
+    assert 0.05 < c < 0.9, "so that the weights differ"
+    for k in range(N):
+        weights = wakeup_weights(allocation, int(uses[k]), c)
+        z = channel.noise_multipliers[k] / weights
+        accountant = PLDAccountant()  # one Gaussian of the summed precision
+        accountant.compose(dp_event.GaussianDpEvent(float((z**-2).sum() ** -0.5)))
+        assert accountant.get_epsilon(1e-4) == pytest.approx(budgets[f"a{k}"], rel=2e-3)
+    assert channel.epsilon == pytest.approx(max(budgets.values()), rel=2e-3)
+
+
+def test_weights_are_those_of_the_rate_of_an_agents_own_wakeups() -> None:
+    problem, graph = agents(), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=3.0, lam=0.5, allocation="optimal")
+    degree, m = graph.weights.toarray().sum(1), np.array(COUNTS)
+    sigma = 3.0 * (degree * m / m.max() * 2 * 0.5).min()
+    largest = (degree * (1 + 3.0 * m / m.max() * (0.25 + 2 * 0.5))).max()
+    pure = law("laplace", delta=0.0, noise_multiplier=None, epsilon=1.0)
+    found = algorithm.weights(problem, np.array([4] * N), pure)[0]
+    assert found[1] / found[0] == pytest.approx((1 - sigma / largest) ** (-1 / 3))
+    found = algorithm.weights(problem, np.array([4] * N), law("gaussian"))[0]
+    assert found[1] / found[0] == pytest.approx((1 - sigma / largest) ** (-1 / 4))
+
+
+def isotropic(agents_count: int, d: int):
+    """Agents with the same records, rows e_j: the Hessian of every mean loss is (2 / d) I exactly."""
+    x, y = np.eye(d), np.linspace(-1, 1, d)
+    clients = {str(k): (x, y) for k in range(agents_count)}
+    return problem_of(FederatedDataset.from_tensors(clients, test=clients)), y
+
+
+def test_theorem_2_needs_the_factor_p() -> None:
+    """From the optimum, one tick: E[Q - Q*] is (p / (n L)) (mu D c s)^2 where the curvature is the same everywhere."""
+    n, d, mu, lam, many = 3, 20, 0.8, 0.3, 1500
+    problem, y = isotropic(n, d)
+    best = (y / d) / (1 / d + lam)
+    algorithm = PeerToPeer(
+        graph=complete(n), mu=mu, lam=lam, loss="squared", smoothness=2 / d, row_norm=2.0, start=tuple(best)
+    )
+    clients = torch.from_numpy(np.random.default_rng(0).integers(0, n, (many, 1)))
+    state, _ = run(algorithm, problem, clients, law("laplace", clip_norm=50.0, noise_multiplier=0.01))
+    gap = (algorithm.objective(problem, state) - algorithm.objective(problem, algorithm.init(problem))).numpy()
+    s, network = 2 * 50.0 / d * 0.01, algorithm.network(problem)
+    printed = (mu * 2 * 1 * s) ** 2 / network.largest_curvature  # (1 / (n L)) times n equal terms, L_min = L_max
+    assert network.least_curvature == pytest.approx(network.largest_curvature)
+    assert gap.mean() == pytest.approx(d * printed, rel=0.05)
+    assert gap.mean() > 10 * printed
+
+
+def test_less_noise_late_is_better_than_more_in_runs() -> None:
+    n, d, many, wakeups = 2, 10, 600, 6
+    problem, y = isotropic(n, d)
+    gaps = {}
+    for policy in ("optimal", "uniform", "paper"):
+        algorithm = PeerToPeer(
+            graph=complete(n),
+            mu=8.0,
+            lam=0.5,
+            loss="squared",
+            smoothness=2 / d,
+            row_norm=2.0,
+            start=tuple((y / d) / (1 / d + 0.5)),
+            allocation=policy,
+        )
+        clients = torch.arange(n).repeat(wakeups).expand(many, n * wakeups).contiguous()
+        privacy = RecordPrivacy(clip_norm=50.0, epsilon=5.0, mechanism="laplace", delta=0.0)  # the epsilons add up
+        state, channel = run(algorithm, problem, clients, privacy)
+        assert channel.epsilon == pytest.approx(5.0, rel=1e-6)
+        gap = algorithm.objective(problem, state) - algorithm.objective(problem, algorithm.init(problem))
+        gaps[policy] = (float(gap.mean()), float(gap.std()) / math.sqrt(many))
+    for better, worse in (("optimal", "uniform"), ("uniform", "paper")):
+        apart = gaps[worse][0] - gaps[better][0]
+        assert apart > 4 * math.hypot(gaps[worse][1], gaps[better][1]), gaps
+
+
+# The warm start
+
+
+def records(rng, m, d, loss):
+    x = rng.normal(size=(m, d))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    y = rng.normal(size=m) if loss == "squared" else rng.choice([-1.0, 1.0], m)
+    return x, y
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("clip", [0.1, 0.6, math.inf])
+def test_local_minimizers_have_a_vanishing_clipped_gradient(loss: str, clip: float) -> None:
+    rng = np.random.default_rng(0)
+    for lam in (1e-3, 0.2):
+        x, y = records(rng, 15, 5, loss)
+        theta = local_minimizer(LinearLoss(loss), x, y, lam, clip)
+        exact = clip / (1 - 2.0**-20)  # the slow gradient keeps the channel's margin
+        gradient = mean_gradient(loss, x, y, theta, exact) + 2 * lam * theta
+        assert np.linalg.norm(gradient) < 1e-6 / 15 * min(clip, 1.0)
+        assert np.linalg.norm(theta) > 1e-3
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_replacing_a_record_moves_the_minimizer_by_no_more_than_its_sensitivity(loss: str) -> None:
+    rng = np.random.default_rng(1)
+    largest = 0.0
+    for trial in range(60):
+        m, lam, clip = int(rng.integers(1, 9)), float(rng.uniform(0.02, 0.5)), float(rng.uniform(0.05, 1.0))
+        x, y = records(rng, m, 3, loss)
+        if trial % 2:  # a record against the others, with a large slope
+            x[:], y[:] = x[0], 50.0 if loss == "squared" else 1.0
+        theta = local_minimizer(LinearLoss(loss), x, y, lam, clip)
+        y2 = y.copy()
+        y2[0] = -y[0]
+        moved = np.linalg.norm(theta - local_minimizer(LinearLoss(loss), x, y2, lam, clip))
+        largest = max(largest, moved / float(minimizer_sensitivity(clip, np.array([m]), np.array([lam]))[0]))
+    assert 0.9 < largest <= 1.0, "the bound holds, and is reached where all slopes are at the clip"
+
+
+def test_the_raw_squared_loss_has_no_such_bound() -> None:
+    x, y = np.ones((2, 1)), np.array([1.0, 50.0])
+    raw = [local_minimizer(LinearLoss("squared"), x, y * s, 0.5) for s in (1, -1)]
+    assert abs(raw[0] - raw[1]).item() > 10 * float(minimizer_sensitivity(1.0, np.array([2]), np.array([0.5]))[0])
+
+
+def test_spreading_is_the_supplements_iteration_at_its_end() -> None:
+    problem = agents()
+    w = np.zeros((N, N))
+    for i, j, value in ((0, 1, 1.0), (1, 2, 0.5), (3, 4, 2.0)):  # three parts: one of five agents, one pair, one alone
+        w[i, j] = w[j, i] = value
+    graph = Graph(w, tuple(f"a{k}" for k in range(N)), isolated=True)
+    network = PeerToPeer(graph=graph, mu=0.7).network(problem)
+    rng = np.random.default_rng(0)
+    local, start = rng.normal(size=(N, 3)), rng.normal(size=(N, 3))
+    released = np.array([True, False, True, False, False, True])
+    found = spread(network, local, released, start)
+    theta, c = start.copy(), np.where(released, np.array(COUNTS) / max(COUNTS), 0.0)
+    for _ in range(3000):
+        for i in (0, 1, 2):
+            theta[i] = (w[i] / w[i].sum() @ theta + 0.7 * c[i] * local[i]) / (1 + 0.7 * c[i])
+    assert np.allclose(found[:3], theta[:3], atol=1e-10)
+    assert np.array_equal(found[3:5], start[3:5]), "nobody there released anything"
+    assert np.allclose(found[5], local[5])
+
+
+def test_large_graphs_are_spread_by_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, rng = agents(), np.random.default_rng(0)
+    network = PeerToPeer(graph=random_graph(N), mu=0.7).network(problem)
+    local, everyone = rng.normal(size=(N, 3)), np.ones(N, dtype=bool)
+    direct = spread(network, local, everyone, local)
+    monkeypatch.setattr("fedmtl.algorithms.p2p_start._FACTORED", 0)
+    assert np.allclose(spread(network, local, everyone, local), direct, rtol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_a_warm_start_is_one_release_within_the_budget(loss: str) -> None:
+    problem, graph = agents(loss), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, warm_start=0.3, warm_lam=0.4)
+    clients = torch.arange(N).repeat(2)[None]
+    plain, channel = run(algorithm, problem, clients[:, :1], law("gaussian", epsilon=math.inf, noise_multiplier=None))
+    data = arrays(problem)
+    clip = 0.4 if loss == "squared" else min(0.4, 1.0)
+    local = np.stack([local_minimizer(LinearLoss(loss), x, y, 0.4, clip) for x, y in data])
+    expected = spread(algorithm.network(problem), local, np.ones(N, dtype=bool), np.zeros((N, D)))
+    assert np.allclose(plain.public["theta"][0, 1:].numpy(), expected[1:], atol=1e-9)
+    assert plain.public["sent"].item() == graph.degrees.sum() + graph.degrees[0]
+    privacy = RecordPrivacy(clip_norm=0.4, epsilon=3.0, delta=1e-5, mechanism="gaussian")
+    state, channel = run(algorithm, problem, clients.expand(2, -1).contiguous(), privacy)
+    assert channel.epsilon == pytest.approx(3.0, rel=1e-3)
+    assert state.public["warm"].item() == 1
+    first = [value for _, name, value in channel.record if name == "first"]
+    assert len(first) == 1
+    assert first[0].shape == (2, N, D)
+    spent = channel.report.releases
+    assert spent >= clients.shape[1]
+
+
+def test_the_noise_of_the_warm_start_is_that_of_its_sensitivity() -> None:
+    problem, many = agents(), 500
+    algorithm = PeerToPeer(graph=random_graph(N), mu=0.7, warm_start=0.5, lam=0.2)
+    clients = torch.zeros(many, 1, dtype=torch.int64)
+    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
+    _, channel = run(algorithm, problem, clients, privacy)
+    value = next(value for _, name, value in channel.record if name == "first").numpy()
+    data = arrays(problem)
+    for i in (0, 2):
+        x, y = data[i]
+        noise = value[:, i] - local_minimizer(LinearLoss("logistic"), x, y, 0.2, 0.4)
+        scale = 0.4 / (len(y) * 0.2) * 0.5  # the share is a half: the weight of the release is that of the one wake-up
+        fit = stats.kstest(np.linalg.norm(noise, axis=1), stats.gamma(D, scale=scale).cdf)
+        assert fit.pvalue > 1e-4, "L2-Laplace where the answers have Laplace noise"
+
+
+# What is refused, and the published variant
+
+
+def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
+    problem, graph = agents(), random_graph(N)
+    algorithm = PeerToPeer(graph=graph, start="local", lam=0.1)
+    with pytest.raises(PrivacyError, match="start='local' begins with models fitted to the raw records"):
+        run(algorithm, problem, torch.tensor([[0]]), law("gaussian"))
+    channel = open_channel(PeerToPeer(graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+    channel.begin(0, torch.tensor([[0]]))
+    with pytest.raises(PrivacyError, match="start='local'"):  # also where a channel was opened for other settings
+        algorithm.step(problem, algorithm.init(problem), block_of([[0]]), channel)
+    state, _ = run(algorithm, problem, torch.tensor([[-1]]))
+    for i, (x, y) in enumerate(arrays(problem)):
+        theta = state.public["theta"][0, i].numpy()
+        assert np.linalg.norm(mean_gradient("logistic", x, y, theta) + 0.2 * theta) < 1e-8
+
+
+def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsilon() -> None:
+    problem, graph = agents(), random_graph(N)
+    sound = PeerToPeer(graph=graph, mu=0.7)
+    paper = PeerToPeer(graph=graph, mu=0.7, guarantee="paper", start=0.0)
+    privacy = law("laplace", clip_norm=0.3)
+    clients = torch.arange(N)[None]
+    state, channel = run(paper, problem, clients, privacy)
+    opened = open_channel(sound, problem, clients, privacy)
+    opened.begin(0, clients)
+    noise = np.stack([opened.release(lambda k, w: torch.zeros(1, COUNTS[k])).numpy()[0] for _ in range(N)])
+    expected = slow(
+        arrays(problem),
+        graph.weights.toarray(),
+        "logistic",
+        clients[0],
+        mu=0.7,
+        lam="inverse",
+        smooth=0.25,
+        noise=noise,
+        clip=0.3 / (1 - 2.0**-20),
+    )
+    assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-9)
+    assert channel.epsilon == math.inf
+    report = channel.report
+    assert report.epsilon == math.inf
+    assert "L1 norm" in report.refuted
+    assert "raw records" not in report.refuted
+    assert report.claimed == pytest.approx(2.0), "one wake-up at 1 / multiplier"
+    _, channel = run(paper, problem, clients.repeat(1, 3), privacy)
+    assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0] * 3, 1e-5))
+    local = PeerToPeer(graph=graph, guarantee="paper", start="local")
+    _, channel = run(local, problem, clients, privacy)
+    assert "raw records" in channel.report.refuted
+    with pytest.raises(PrivacyError, match=r"mechanism 'laplace'.*'gaussian'"):
+        run(paper, problem, clients, law("gaussian"))
+
+
+def test_the_equal_split_of_theorem_1() -> None:
+    for total, wakeups, delta in ((1.0, 10, math.exp(-5)), (0.1, 3, 1e-5), (2.0, 4, 0.0)):
+        step = published_step(total, wakeups, delta)
+        assert kov_heterogeneous([step] * wakeups, delta) == pytest.approx(total, rel=1e-9)
+    assert published_step(2.0, 4, 0.0) == pytest.approx(0.5)
+    assert published_step(1.0, 100, math.exp(-5)) > 1.0 / 100
+
+
+def test_settings_that_exclude_one_another_are_refused() -> None:
+    graph = random_graph(N)
+    for options, message in (
+        ({"warm_start": 0.2, "start": 0.0}, "both start and warm_start"),
+        ({"warm_start": 1.0}, "warm_start is 1.0; it is a share"),
+        ({"warm_start": 0.1, "arrivals": {"a0": [0]}}, "all agents and records from the start"),
+        ({"warm_start": 0.1, "absences": Dropouts(intervals={})}, "all agents and records from the start"),
+        ({"loss": "model"}, "needs smoothness"),
+        ({"loss": "model", "smoothness": 1.0, "start": "local"}, "start needs exact local fits"),
+        ({"loss": "model", "smoothness": 1.0, "warm_start": 0.1}, "warm_start needs exact local fits"),
+        ({"loss": "model", "smoothness": 1.0, "guarantee": "paper"}, "of linear models only"),
+        ({"start": "random"}, "accepted: 'local'"),
+        ({"allocation": "best"}, "accepted: 'uniform', 'optimal', 'paper'"),
+        ({"guarantee": "none"}, "accepted: 'sound', 'paper'"),
+        ({"departed": "ghost"}, "accepted: 'forget', 'keep'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            PeerToPeer(graph=graph, **options)
+
+
+def test_notes_name_what_is_outside() -> None:
+    problem = agents()
+    for graph, said in ((random_graph(N), "6 agents"), (KNNCosine(2), "built from the records")):
+        _, channel = run(PeerToPeer(graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+        outside = " ".join(channel.report.outside)
+        assert said in outside
+        assert "confidences c_i" in outside
+        assert "centring" in outside
