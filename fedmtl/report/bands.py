@@ -19,7 +19,12 @@ COVERED = "An epsilon covers one run, not the runs behind a band."
 
 
 def plot_bands(
-    history: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], *, name: str, metric: str = "accuracy"
+    history: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    metric: str = "accuracy",
+    step: str = "round",
 ) -> Path:
     """Draw the percentiles of ``metric``, and of the objective or the cost of privacy where they are there.
 
@@ -29,6 +34,7 @@ def plot_bands(
         path: where the PNG goes; written to a temporary name and renamed.
         name: the algorithm.
         metric: the number drawn in the first panel.
+        step: what a round is called.
 
     Returns:
         ``path``.
@@ -49,7 +55,7 @@ def plot_bands(
     ends = []
     for axes, number in zip(panels, shown, strict=True):
         words = {"psi": "cost of privacy psi", "objective": "objective"}.get(number, number)
-        dress(axes, xlabel="round", ylabel=words, title=f"{title_of(name)}: {words} by round")
+        dress(axes, xlabel=step, ylabel=words, title=f"{title_of(name)}: {words} by {step}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if number in ("psi", "objective") and all(row[number] > 0 for row in history):
             axes.set_yscale("log")

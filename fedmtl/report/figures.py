@@ -34,17 +34,19 @@ def plot_history(
     *,
     name: str = "pmtl",
     metric: str = "accuracy",
+    step: str = "round",
 ) -> Path:
     """Draw ``metric`` by round, with each baseline's, above the epsilon spent by round.
 
     Args:
         history: one mapping per evaluated round with ``round``, ``epsilon`` and ``metric``;
-            ``global_<metric>`` (the shared model's) is drawn as a dashed line where it is there.
+            ``global_<metric>`` (the shared model's) is drawn as a dashed line where it is there and another.
             None and NaN are left out.
         baselines: the same for each baseline. One with a single row is a horizontal line.
         path: where the PNG goes; written to a temporary name and renamed.
         name: the algorithm of ``history``.
         metric: the column that is drawn.
+        step: what a round is called.
 
     Returns:
         ``path``.
@@ -58,8 +60,8 @@ def plot_history(
     styles = styles_of([name, *baselines])
     figure = new_figure(8.2, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
-    dress(upper, ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by round")
-    dress(lower, xlabel="round", ylabel="epsilon spent")
+    dress(upper, ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by {step}")
+    dress(lower, xlabel=step, ylabel="epsilon spent")
 
     last_round = max([*rounds, *(r for rows in baselines.values() for r in _column(rows, metric)[0])])
     ends: list[tuple[float, float, str, str]] = []
@@ -67,7 +69,7 @@ def plot_history(
         ends += _history_line(upper, rows, metric, title_of(baseline), styles[baseline][0], last_round, 1.6)
     shared = _column(history, f"global_{metric}")
     colour = styles[name][0]
-    if shared[1]:
+    if shared[1] and shared != (rounds, values):
         upper.plot(*shared, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
         ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {shared[1][-1]:.3f}", colour))
     ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
@@ -140,13 +142,16 @@ def plot_clients(
     return save(figure, path)
 
 
-def plot_epsilon(rounds: Sequence[int], epsilons: Sequence[float], path: str | os.PathLike[str]) -> Path:
+def plot_epsilon(
+    rounds: Sequence[int], epsilons: Sequence[float], path: str | os.PathLike[str], *, step: str = "round"
+) -> Path:
     """Draw the epsilon spent by round; from public quantities only.
 
     Args:
         rounds: round numbers, (T,).
         epsilons: the epsilon spent after each of them, (T,); inf where nothing is protected.
         path: where the PNG goes; written to a temporary name and renamed.
+        step: what a round is called.
 
     Returns:
         ``path``.
@@ -158,7 +163,7 @@ def plot_epsilon(rounds: Sequence[int], epsilons: Sequence[float], path: str | o
         raise ConfigError(f"{len(rounds)} rounds and {len(epsilons)} epsilons; there must be one for each.")
     figure = new_figure(6.8, 3.6)
     axes = figure.subplots()
-    dress(axes, xlabel="round", ylabel="epsilon spent", title="Privacy spent by round")
+    dress(axes, xlabel=step, ylabel="epsilon spent", title=f"Privacy spent by {step}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     kept = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
     private = len(kept) == len(rounds) and bool(kept)

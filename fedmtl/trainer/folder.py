@@ -77,7 +77,13 @@ class RunFolder:
         if result.replicates is not None:
             from ..report.bands import plot_bands
 
-            plot_bands(result.history, self.private / "bands.png", name=result.algorithm, metric=result.metric)
+            plot_bands(
+                result.history,
+                self.private / "bands.png",
+                name=result.algorithm,
+                metric=result.metric,
+                step=result.step,
+            )
         else:
             self._plot(result)
         ids = list(result.personal_accuracy)
@@ -95,9 +101,11 @@ class RunFolder:
         columns = {result.algorithm: [result.personal_accuracy[i] for i in ids]}
         columns |= {name: [run.personal_accuracy[i] for i in ids] for name, run in result.baselines.items()}
         rounds = [row["round"] for row in result.history]
-        plot_epsilon(rounds, [row["epsilon"] for row in result.history], self.public / "epsilon.png")
+        spent = [row["epsilon"] for row in result.history]
+        plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)
         histories = {name: run.history for name, run in result.baselines.items()}
-        plot_history(result.history, histories, self.private / "accuracy.png", name=result.algorithm, metric=metric)
+        named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
+        plot_history(result.history, histories, self.private / "accuracy.png", **named)
         plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
 
 

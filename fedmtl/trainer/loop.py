@@ -154,6 +154,7 @@ class Loop:
             module=problem.module,
             folder=None if self.folder is None else self.folder.root,
             replicates=found.runs,
+            step="answer" if isinstance(self.channel, OwnerChannel) else "round",
         )
 
 

@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..privacy import Channel, OwnerChannel, Privacy
 from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
 from .metrics import normalized_row
+from .problem import describe
 from .stopping import EarlyStopping
 
 PERCENTILES = (5, 25, 50, 75, 95)
@@ -237,3 +238,15 @@ def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None,
             row: dict[str, Any] = {"budget": budget, "repetition": repetition}
             rows.append(row | {name: float(values[place]) for name, values in columns.items()})
     return rows
+
+
+def chosen(asked: AnyAlgorithm, settled: AnyAlgorithm, replicates: Replicates) -> dict[str, Any]:
+    """The settings of ``settled`` that were ``"auto"`` in ``asked`` and were filled in; one value for each budget
+    where the replicates have values of their own."""
+    found = {}
+    for name, value in vars(asked).items():
+        new = getattr(settled, name, value)
+        if value == "auto" and not isinstance(new, str):
+            several = isinstance(new, tuple) and len(new) == replicates.count
+            found[name] = describe(list(new[:: replicates.repetitions]) if several else new)
+    return found

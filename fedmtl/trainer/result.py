@@ -38,6 +38,8 @@ class Result:
             ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
             ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
             that of the last budget, and the models and the scores by client are those of the first run.
+        step: what a round is: ``"round"``, or ``"answer"`` of a client where they act one at a time.
+        chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
     """
 
     algorithm: str
@@ -56,6 +58,8 @@ class Result:
     folder: Path | None = None
     baselines: Mapping[str, Result] = field(default_factory=dict)
     replicates: list[dict[str, Any]] | None = None
+    step: str = "round"
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -89,7 +93,7 @@ class Result:
 
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
-        said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric}
+        said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
         if self.replicates is None:
             return said | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
@@ -98,12 +102,16 @@ class Result:
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
         last = self.final
-        head = f"{self.algorithm} on {self.data_name}: {len(self.personal_accuracy):,} clients, {last['round']} rounds"
+        clients = f"{len(self.personal_accuracy):,} clients"
+        head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self.step}s"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":
             head += " (stopped early)"
         lines = self._one_run() if self.replicates is None else self._several_runs()
+        if self.chosen:
+            told = "; ".join(f"{name} {_plain(value)}" for name, value in self.chosen.items())
+            lines = [f"chosen from public rows and bounds: {told}", "", *lines]
         return "\n".join([head, "", *lines, "", self.privacy.text()])
 
     def _one_run(self) -> list[str]:
@@ -131,7 +139,7 @@ class Result:
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        shown = [name for name in (self.metric, "worst_tenth", "loss", "objective", "psi") if name in rows[0]]
+        shown = [name for name in (self.metric, "worst_tenth", "objective", "psi") if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
@@ -147,3 +155,11 @@ class Result:
 def _band(row: Mapping[str, Any], name: str) -> str:
     spread = f" [{row[f'{name}_p5']:.4g}, {row[f'{name}_p95']:.4g}]" if f"{name}_p5" in row else ""
     return f"{row[name]:.4g}{spread}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items() if name != "class")
+    return f"{value:g}" if isinstance(value, float) else str(value)

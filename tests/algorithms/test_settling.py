@@ -1,0 +1,133 @@
+"""Settings chosen from public rows and bounds: what they are, and that private records do not enter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl.algorithms.collaboration import KAPPAS, simulate
+from fedmtl.algorithms.linear import DomainBound, LinearData
+from fedmtl.data import Domain, Examples, FederatedDataset
+from fedmtl.errors import ConfigError
+from fedmtl.schedules import ConstantLatency
+
+COUNTS, P = (30, 50, 40), 4
+
+
+def rows(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, (count, P))
+    return x.astype(np.float32), (x @ [0.5, -0.4, 0.3, 0.1]).astype(np.float32)
+
+
+def dataset(seed: int = 0, *, public: bool = True, domain: bool = True) -> FederatedDataset:
+    """Owners whose private records come from ``seed``; the public ones are always the same."""
+    x, y = (torch.from_numpy(part) for part in rows(seed, sum(COUNTS)))
+    offsets = torch.tensor([0, *np.cumsum(COUNTS)])
+    own = Examples(x, y, offsets)
+    known = Examples(*(torch.from_numpy(part) for part in rows(99, 60)), torch.tensor([0, 60]))
+    bounds = Domain(l1=float(P), l2=2.0, target=1.3) if domain else None
+    return FederatedDataset(own, own, ("a", "b", "c"), public=known if public else None, domain=bounds)
+
+
+def trainer(data: FederatedDataset, algorithm: object, **settings) -> Trainer:
+    defaults = {
+        "model": models.linear_regression(bias=False),
+        "schedule": PoissonClocks(per_client=8),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0),
+        "rounds": 1000,
+        "dtype": "float64",
+        "progress": False,
+    }
+    return Trainer(data=data, algorithm=algorithm, **defaults | settings)
+
+
+def settled(run: Trainer):
+    from fedmtl.trainer.problem import build_problem
+    from fedmtl.trainer.sources import bind_schedule
+
+    problem = build_problem(run.data, run.model, run.loss, run.execution, run.rounds, 0, "cpu", "float64")
+    return run.settled(replace(problem, rounds=bind_schedule(run.schedule, problem).steps)).algorithm
+
+
+def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():
+    run = trainer(dataset(), AsyncLearner(kappa="auto"), replicates=2, epsilons=(0.05, math.inf))
+    kappa = settled(run).kappa
+    assert len(kappa) == 4
+    assert kappa[0] == kappa[1] == min(KAPPAS)  # all noise
+    assert kappa[2] == kappa[3] > 5.0  # no noise, and only eight answers: long steps get further
+    given = trainer(dataset(), AsyncLearner(kappa=kappa), replicates=2, epsilons=(0.05, math.inf))
+    result = run.fit()
+    assert result.replicates == given.fit().replicates
+    assert result.chosen == {"kappa": [kappa[0], kappa[2]]}
+    assert f"chosen from public rows and bounds: kappa {kappa[0]:g}, {kappa[2]:g}" in result.summary()
+
+
+def test_private_records_do_not_enter():
+    learner = AsyncLearner(kappa="auto", domain="auto")
+    first, second = (settled(trainer(dataset(seed), learner)) for seed in (1, 2))
+    assert first == second
+    assert first.domain == DomainBound(x_l1=float(P), y=1.3)
+    bias = settled(trainer(dataset(), learner, model=models.linear_regression(bias=True)))
+    assert bias.domain == DomainBound(x_l1=P + 1.0, y=1.3)
+
+
+def test_a_bound_of_the_domain_in_place_of_the_clip():
+    algorithm = AsyncLearner(bound="domain", domain="auto", theta_max=1.0)
+    xi = 2 * (P + 1.3) * P  # 2 (theta_max X + Y) X
+    privacy = RecordPrivacy(clip_norm=xi, epsilon=5.0, mechanism="laplace", delta=0.0)
+    run = trainer(dataset(), algorithm, privacy=privacy)
+    assert settled(run).xi == pytest.approx(xi)
+    assert run.fit().epsilon == pytest.approx(5.0)
+
+
+def test_rows_of_pp_dmtl_are_within_the_stated_bound():
+    run = trainer(
+        dataset(), PPDMTL(loss="squared", row_norm="auto"),
+        schedule=Latencies(latency=ConstantLatency(1.0), activations=2),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
+    )  # fmt: skip
+    assert settled(run).row_norm == 2.0
+    run.fit()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "left_out", "said"),
+    [
+        (AsyncLearner(kappa="auto"), "public", r"kappa is 'auto', but data has no public rows"),
+        (AsyncLearner(domain="auto"), "domain", r"domain is 'auto', but data states no public bounds"),
+    ],
+)
+def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, said):
+    with pytest.raises(ConfigError, match=said):
+        trainer(dataset(**{left_out: False}), algorithm).fit()
+
+
+def test_unsettled_settings_are_not_computed_with():
+    data = LinearData((torch.ones(2, 1).double(),), (torch.ones(2).double(),), bias=False)
+    clients = torch.zeros(1, 2, dtype=torch.int64)
+    for learner in (AsyncLearner(kappa="auto"), AsyncLearner(domain="auto")):
+        with pytest.raises(ConfigError, match="is 'auto', which a Trainer fills in"):
+            simulate(learner, data, None, clients)
+    with pytest.raises(ConfigError, match="kappa has 2 values for 1 replicates"):
+        simulate(AsyncLearner(kappa=(1.0, 2.0)), data, None, clients)
+    with pytest.raises(ConfigError, match=r"kappa is 0"):
+        AsyncLearner(kappa=(1.0, 0))
+
+
+@pytest.mark.parametrize("groups", [(), (("0", "2"),)])
+def test_replicates_with_steps_of_their_own_are_runs_of_their_own(groups):
+    rng = np.random.default_rng(5)
+    x, y = (torch.from_numpy(part).double() for part in rows(3, sum(COUNTS)))
+    data = LinearData(x.split(COUNTS), y.split(COUNTS), bias=False)
+    clients = torch.from_numpy(rng.integers(-1, 3, (3, 40)))
+    kappas = (1.0, 5.0, 20.0)
+    together = simulate(AsyncLearner(kappa=kappas, groups=groups), data, None, clients)
+    for r, kappa in enumerate(kappas):
+        alone = simulate(AsyncLearner(kappa=kappa, groups=groups), data, None, clients[r : r + 1])
+        assert torch.allclose(together[r], alone[0], rtol=1e-12, atol=1e-15)
