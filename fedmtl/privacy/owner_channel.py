@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from .grid import grid_width, to_grid
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
 from .owner_first import FirstRelease, released_first
+from .owner_means import by_owner
 from .owner_records import Participation, RecordSums
 from .owner_report import Published, owner_report
 from .release import LAWS
@@ -73,7 +73,7 @@ class OwnerChannel:
         self._multipliers = None if account.terms is None else account.terms.multipliers
         self._replay = None if replay is None else {step: value for step, _, value in replay}
         self._dimension = sums.dimension
-        self._first, self._position, self._first_run = 0, 0, torch.zeros(1, dtype=torch.int64)
+        self._first, self._position, self._only = 0, 0, torch.zeros(1, dtype=torch.int64)
         self._begins, self._first_made = 0, False
         nobody = np.zeros((len(sources), 0))
         self._owners, self._divisors, self._scales = nobody.astype(np.int64), nobody, nobody
@@ -179,7 +179,7 @@ class OwnerChannel:
         Args:
             scales: (owner, repetitions (k,) int64) -> (k, n_i): the factor of every record of the owner, so that record
                 j has the gradient ``s_j x_j``; called once for each owner that acts, however many repetitions it acts
-                in. A record whose factor is not finite counts as zero.
+                in. A record whose factor is not finite counts as zero. The result may be overwritten.
 
         Returns:
             (R, D) float64; zero where nobody acts.
@@ -242,75 +242,72 @@ class OwnerChannel:
         if self.participation.sampled:
             raise PrivacyError("Answers take a subsample of the records; means over all of them are not accounted for.")
         value = self._means(means)
-        norms = torch.linalg.vector_norm(value, ord=1 if self.norm == "l1" else 2, dim=1)
+        norms = torch.linalg.vector_norm(value, ord=1 if self.norm == "l1" else 2, dim=2)
         if self.privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
             raise PrivacyError(
                 f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
                 f"the release that clips every record."
             )
         secure = self.source == "secure"
-        return self._finished(value * (1 - MARGIN) if secure else value)  # room for the grid's rounding
+        return self._finished(value * (1 - MARGIN) if secure else value)[0]  # room for the grid's rounding
 
     def _release(self, values: Callable[[int, Tensor], Tensor], sums: Sums) -> Tensor:
-        at = self._position
-
-        def mean_of(owner: int, where: Tensor) -> Tensor:
-            return self._mean(owner, values(owner, where), sums, at, where)
-
-        return self._finished(self._means(mean_of))
+        return self._release_run(1, lambda owner, which, where: values(owner, where), sums)[0]
 
     def _release_run(self, count: int, values: Callable[[int, Tensor, Tensor], Tensor], sums: Sums) -> Tensor:
-        at = self._position
-        if at + count > self._owners.shape[1]:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
-        columns = self._owners[:, at : at + count].T
-        value = torch.zeros(count, self.replicates, self._dimension, dtype=torch.float64)
-        if self._replay is None:
-            for owner in np.unique(columns[columns >= 0]).tolist():
-                which, where = (torch.from_numpy(index) for index in np.nonzero(columns == owner))
-                value[which, where] = self._mean(owner, values(owner, which, where), sums, at + which.numpy(), where)
-        return torch.stack([self._finished(value[i]) for i in range(count)])
+        at, partial = self._position, self.participation.partial
 
-    def _mean(self, owner: int, values: Tensor, sums: Sums, at: int | np.ndarray, where: Tensor) -> Tensor:
-        """(k, D): sums over the records that take part in the answers at places ``at`` of the block, divided."""
-        replicates, kept = where.numpy(), None
-        if self.participation.partial:
-            steps = np.broadcast_to(self._first + at, replicates.shape)
-            kept = self.participation.of(owner, steps, replicates)
-        total = sums(owner, values, kept)
-        total /= torch.from_numpy(self._divisors[replicates, at][:, None])
-        return total
+        def sum_of(owner: int, which: Tensor, where: Tensor) -> Tensor:
+            factors = values(owner, which, where)
+            kept = self.participation.of(owner, self._first + at + which.numpy(), where.numpy()) if partial else None
+            return sums(owner, factors, kept)
+
+        total = self._answers(count, sum_of)
+        if self._replay is None:
+            total /= torch.from_numpy(self._divisors[:, at : at + count].T[:, :, None])
+        return self._finished(total)
 
     def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """(R, D) means of the owners of the next activation; zero where nobody acts, and in a replay."""
-        if self._position >= self._owners.shape[1]:
+        """(1, R, D) means of the owners of the next activation."""
+        return self._answers(1, lambda owner, which, where: mean_of(owner, where))
+
+    def _answers(self, count: int, answer: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+        """(count, R, D), what the owners of the next ``count`` activations answer; zero where nobody acts, and in a
+        replay."""
+        at, repetitions = self._position, self.replicates
+        if at >= self._owners.shape[1]:
             raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
-        column = self._owners[:, self._position]
-        if len(column) == 1 and column[0] >= 0 and self._replay is None:
-            return mean_of(int(column[0]), self._first_run).reshape(1, -1)
-        value = torch.zeros(self.replicates, self._dimension, dtype=torch.float64)
-        if self._replay is None:
-            order = np.argsort(column, kind="stable")  # nobody's first, then by owner
-            sorted_owners = column[order]
-            cuts = np.flatnonzero(np.diff(sorted_owners, prepend=-1)).tolist()
-            runs = pairwise([*cuts, len(order)])
-            means = [mean_of(int(sorted_owners[i]), torch.from_numpy(order[i:j])) for i, j in runs]
-            if means:
-                value[torch.from_numpy(order[cuts[0] :])] = torch.cat(means)
-        return value
+        if at + count > self._owners.shape[1]:
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        if self._replay is not None:
+            return torch.zeros(count, repetitions, self._dimension, dtype=torch.float64)
+        if repetitions == count == 1 and self._owners[0, at] >= 0:
+            return answer(int(self._owners[0, at]), self._only, self._only).reshape(1, 1, -1)
+        if count == 1:
+            nought = self._only.expand(repetitions)
+            return by_owner(
+                self._owners[:, at], self._dimension, lambda owner, where: answer(owner, nought[: len(where)], where)
+            )[None]
+        columns = self._owners[:, at : at + count].T.reshape(-1)
+        found = by_owner(
+            columns, self._dimension, lambda owner, place: answer(owner, place // repetitions, place % repetitions)
+        )
+        return found.view(count, repetitions, -1)
 
     def _finished(self, value: Tensor) -> Tensor:
-        """The release of the next activation, whose means are ``value`` (R, D): noise, or the recording."""
-        at, step = self._position, self._first + self._position
-        self._position += 1
+        """The releases of the next activations, whose means are ``value`` (count, R, D): noise, or the recording."""
+        at, count = self._position, len(value)
+        steps = range(self._first + at, self._first + at + count)
+        self._position += count
         if self._replay is not None:
-            if step not in self._replay:
-                raise PrivacyError(f"The recording has no release of activation {step}.")
-            value = self._replay[step].clone()
+            for step in steps:
+                if step not in self._replay:
+                    raise PrivacyError(f"The recording has no release of activation {step}.")
+            value = torch.stack([self._replay[step] for step in steps])
         else:
-            value = self._noised(value, at, self._owners[:, at])
+            value = self._noised(value, at)
         if self.record is not None:
-            self.record.append((step, "gradient", value.clone()))
+            self.record.extend((step, "gradient", one.clone()) for step, one in zip(steps, value, strict=True))
         return value
 
     @property
@@ -318,16 +315,20 @@ class OwnerChannel:
         """In which a record's gradient is bounded."""
         return "l1" if self.privacy is not None and self.privacy.mechanism == "laplace" else "l2"
 
-    def _noised(self, value: Tensor, at: int, column: np.ndarray) -> Tensor:
+    def _noised(self, value: Tensor, at: int) -> Tensor:
+        """``value`` (count, R, D) with the noise of the activations from place ``at`` of the block."""
         if self._multipliers is None:
             return value
-        noise = torch.from_numpy(self._noise[at])
-        if self.source != "secure" or column[0] < 0:
+        noise = torch.from_numpy(self._noise[at : at + len(value)])
+        if self.source != "secure":
             return value + noise
-        n = float(self._divisors[0, at])  # of sums, whose sensitivity is 2 C
-        width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at]))
-        dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(noise.numel())).view_as(noise)
-        return to_grid(value * n, noise * n, width, dither) / n
+        for k, owner in enumerate(self._owners[0, at : at + len(value)].tolist()):
+            if owner >= 0:
+                n = float(self._divisors[0, at + k])  # of sums, whose sensitivity is 2 C
+                width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at + k]))
+                dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(self._dimension))
+                value[k, 0] = to_grid(value[k, 0] * n, noise[k, 0] * n, width, dither) / n
+        return value
 
     def _answer_scales(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
         """(R, S) scales of the noise of a block on sums, whose sensitivity is 2 C; 0 where nobody acts."""

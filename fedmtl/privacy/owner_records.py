@@ -65,23 +65,24 @@ class RecordSums:
         self._limit = bound * (1 - MARGIN)
         clip = L1Clip if norm == "l1" else L2Clip
         self._clip: Clip | None = clip(bound) if math.isfinite(bound) else None
-        self._prepared: dict[int, tuple[np.ndarray, Tensor]] = {}
+        self._prepared: dict[int, tuple[np.ndarray, Tensor, Tensor]] = {}
 
     def of_factors(self, owner: int, factors: Tensor, kept: Tensor | None) -> Tensor:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
 
         Args:
             owner: whose records.
-            factors: s; one that is not finite counts as zero.
+            factors: s, which may be overwritten; one that is not finite counts as zero.
             kept: (k, n_i) bool, the records that take part, or None for all.
         """
         if owner not in self._prepared:
-            self._prepared[owner] = self._rows_and_limits(owner)
-        x, limits = self._prepared[owner]
+            x, limits = self._rows_and_limits(owner)
+            self._prepared[owner] = x, -limits, limits
+        x, low, high = self._prepared[owner]
         if not math.isfinite(factors.sum().item()):
             factors = torch.where(torch.isfinite(factors), factors, torch.zeros_like(factors))
         if self._clip is not None:
-            factors = torch.clamp(factors, -limits, limits)  # |s_j| ||x_j|| <= C
+            torch.clamp(factors, low, high, out=factors)  # |s_j| ||x_j|| <= C
         if kept is not None:
             factors = factors * kept
         total: np.ndarray = factors.numpy() @ x  # a faster product of small matrices than torch's
