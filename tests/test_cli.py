@@ -69,6 +69,17 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["execution=fast"], "execution.strategy is 'fast'; accepted: 'auto', 'stacked', 'threads'"),
         (["device=toaster"], "device is 'toaster'"),
         (["baselines=[locale]"], "baselines has 'locale'; accepted: local, fedavg"),
+        (["replicates=0"], "replicates is 0; it must be a whole number of at least 1"),
+        (["replicates=many"], "replicates is 'many'"),
+        (["replicate=3"], "replicate is no setting; did you mean replicates?"),
+        (["replicates=3"], "replicates: pmtl cannot compute 3 runs as one program; accepted: "),
+        (["algorithm=pp_dmtl", "epsilons=1,3"], "add -m to run each of them, or write epsilons=[1,3] for a list"),
+        (["algorithm=pp_dmtl", "epsilons=3"], "epsilons is 3; it must be a list of budgets such as [1, 3, 10]"),
+        (["algorithm=pp_dmtl", "epsilons=[1,-3]"], "epsilons has -3; every budget must be a number above 0"),
+        (["algorithm=pp_dmtl", "epsilons=[1,3]", "privacy=none"], "without privacy there is no budget"),
+        (["algorithm=pp_dmtl", "replicates=2", "privacy.source=secure"], "they need privacy.source='seeded'"),
+        (["algorithm=mp_mtl", "replicates=2", "baselines=[local]"], "baselines is ['local']; 2 runs as one program"),
+        (["algorithm=mp_mtl", "replicates=2", "early_stopping={patience: 2}"], "replicates: early_stopping is "),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "privacy.epsilon is 0"),
         (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
@@ -172,6 +183,12 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     assert (config.l1 + 1, config.intercept, config.labels) == (13.0, True, "class")
 
 
+def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
+    made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
+    assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], ())
+    assert objects("algorithm=mp_mtl")["baselines"] == ("local", "fedavg")
+
+
 @pytest.mark.parametrize("algorithm", ["pmtl", "fedavg", "fedprox", "local"])
 @pytest.mark.parametrize("privacy", ["client", "none"])
 @pytest.mark.parametrize("schedule", ["poisson", "fixed", "full"])
@@ -187,8 +204,8 @@ def test_every_option_of_every_group_composes() -> None:
     answering = ["schedule=latency", "privacy=record", "baselines=null"]
     needed = {"clocks": clocked, "latency": clocked, "async_learner": answering, "pp_dmtl": answering,
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
-              "cost_of_privacy_svm": root, "femnist": root, "school": root, "lending": root, "hospital": root,
-              "adult": root, "movielens": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
+              "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,
+              "hospital": root, "adult": root, "movielens": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():
