@@ -46,6 +46,37 @@ class PureDpEvent(dp_event.DpEvent):
         positive(self, epsilon=self.epsilon)
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ReplacedPoissonDpEvent(dp_event.DpEvent):
+    """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record *replaced*.
+
+    Let A0, A1 and A1' be the laws of the release given the other records drawn, without the record in question, with it
+    and with what replaces it; the release is P = (1 - q) A0 + q A1 under one neighbour and Q = (1 - q) A0 + q A1' under
+    the other. Whatever is bounded for all subsamples of the others holds for their mixture.
+
+    *Pure noise.* Let no two of the three differ by more than exp(e). With A1 = s A0 and A1' = t A0 pointwise,
+    A1 - A1' is at most (exp(e) - 1) A1', and at most (exp(e) - 1) A0: for t >= 1 as s <= exp(e), for t < 1 as
+    s - t <= t (exp(e) - 1). Hence P = Q + q (A1 - A1') <= (1 + q (exp(e) - 1)) Q: pure epsilon log(1 + q (exp(e) - 1)).
+
+    *Any noise.* With a' = 1 + q (a - 1), a >= 1 and b = a' / a, advanced joint convexity (Balle, Barthe, Gaboardi,
+    "Privacy amplification by subsampling", NeurIPS 2018, Theorem 2) gives H_a'(P, Q) = q H_a(A1, (1 - b) A0 + b A1') <=
+    q max(H_a(A1, A0), H_a(A1, A1')), and both are at most that of the full shift. That is the divergence of the same
+    noise Poisson-sampled for a record removed, in both directions: see :func:`~fedmtl.privacy.pld.symmetric`.
+
+    *Gaussian noise* has a dominating pair: of the shifts |u|, |v| <= C of A1 and A1', u = -v with |u| = C is the worst.
+    For a >= 1, H_a(P, Q) / q = E (1 - c X0 - a X1)_+ with c = (1 - q) (a - 1) / q >= 0 and X0, X1 the densities of A0
+    and A1' over that of A1, under A1: lognormal with mean 1 and scales |u| / sigma, |u - v| / sigma. A convex function
+    of a sum is largest for comonotone terms, and grows with each one's scale; for u = -v they are comonotone.
+
+    Attributes:
+        sampling_probability: q in (0, 1).
+        event: of the noise without sampling, relative to the sensitivity 2 C of a record replaced by another.
+    """
+
+    sampling_probability: float
+    event: dp_event.DpEvent
+
+
 def grid_width(parts: Parts, coarsen: float) -> float:
     """Grid width for a composition: a part of the root mean square deviation of its losses, or as their range allows.
 
@@ -73,6 +104,12 @@ def step_pair(event: Any, width: float) -> LossPair | None:
         return _both(loss_law(event.epsilon, event.dimension, width))
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
         return _truncated_pair(event, width)
+    if isinstance(event, ReplacedPoissonDpEvent):
+        q = event.sampling_probability
+        if isinstance(event.event, dp_event.GaussianDpEvent):
+            return _both(_replaced_law(2 * event.event.noise_multiplier, q, width))  # in units of C
+        sampled = step_pair(dp_event.PoissonSampledDpEvent(q, event.event), width)
+        return None if sampled is None else _both(pld.symmetric(sampled.remove))
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         if isinstance(event.event, dp_event.GaussianDpEvent):
             return gaussian_pair(event.event.noise_multiplier, event.sampling_probability, width)
@@ -91,7 +128,7 @@ def pure_epsilon(event: Any) -> float:
         return event.epsilon
     if isinstance(event, dp_event.ComposedDpEvent):
         return sum(count * pure_epsilon(part) for part, count in _inner(event))
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
+    if isinstance(event, (dp_event.PoissonSampledDpEvent, ReplacedPoissonDpEvent)):
         inner = pure_epsilon(event.event)
         if inner < 500:
             return math.log1p(event.sampling_probability * math.expm1(inner))
@@ -231,6 +268,9 @@ def _scale(event: Any) -> tuple[float, float]:
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
         spread, _ = _gaussian_scale(event.noise_multiplier, event.sampling_probability)
         return spread, _gaussian_scale(event.noise_multiplier / 2, 1.0)[1]
+    if isinstance(event, ReplacedPoissonDpEvent):
+        spread, reach = _scale(dp_event.PoissonSampledDpEvent(event.sampling_probability, event.event))
+        return spread, 2 * reach
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         if isinstance(event.event, dp_event.GaussianDpEvent):
             return _gaussian_scale(event.event.noise_multiplier, event.sampling_probability)

@@ -306,7 +306,8 @@ def read_header(path: Path) -> dict[str, Any] | None:
     """The header of a ledger, or None if there is no complete one."""
     if not path.exists():
         return None
-    lines, _ = _parse(path.read_bytes(), path)
+    with open(path, "rb") as file:
+        lines, _ = _parse(file.readline(), path)
     return lines[0] if lines else None
 
 

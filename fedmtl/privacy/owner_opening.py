@@ -38,6 +38,7 @@ def open_owner_channel(
     allocation: Sequence[np.ndarray] | None = None,
     first: FirstRelease | None = None,
     arrivals: Sequence[np.ndarray] | None = None,
+    rate: float | np.ndarray = 1.0,
     counts: np.ndarray | None = None,
     dimension: int | None = None,
     schedule: str = "",
@@ -66,6 +67,8 @@ def open_owner_channel(
             :meth:`OwnerChannel.release_first`.
         arrivals: int64 (n_i,) of each owner, the activation from which each record is there; public. None: from the
             start.
+        rate: q in (0, 1], one for all or (n,): every record takes part in an answer with that probability, by secret
+            coins of its own; sums are divided by q n_i. Not for :meth:`OwnerChannel.release_bounded`.
         counts, dimension: n_i (n,) int64 and D, where there are no rows ``x``.
         schedule: one phrase for the report.
         fingerprint, ledger_path, resume, replay, notes: as for :func:`~fedmtl.privacy.open_channel`.
@@ -87,7 +90,10 @@ def open_owner_channel(
     counts, dimension = _shape(x, counts, dimension, len(ids))
     norm: Norm = "l1" if base is not None and base.mechanism == "laplace" else "l2"
     sums = RecordSums(x, counts, dimension, bound=math.inf if base is None else base.clip_norm, norm=norm)
-    participation = Participation(counts, arrivals, np.ones(counts.size), sources)
+    rates = np.broadcast_to(np.asarray(rate, dtype=np.float64), counts.shape)
+    if not bool(((rates > 0) & (rates <= 1)).all()):
+        raise ConfigError(f"rate is {rate!r}; the probability that a record takes part must be in (0, 1].")
+    participation = Participation(counts, arrivals, rates, sources)
     shares = None if first is None else first.shares(counts)
     common: dict[str, Any] = {"ids": ids, "schedule": schedule, "replay": replay, "notes": notes, "first": first}
     if base is None or all(one.noiseless for one in settings):
@@ -95,7 +101,9 @@ def open_owner_channel(
         return OwnerChannel(settings, sums, participation, sources, account, **common)
     delta = base.resolved_delta(int(counts.sum()))
     header = read_header(ledger_path) if resume and ledger_path is not None else None
-    terms = owner_terms(settings, ids, caps, dimension, delta, allocation=allocation, shares=shares, header=header)
+    terms = owner_terms(
+        settings, ids, caps, dimension, delta, allocation=allocation, shares=shares, rates=rates, header=header
+    )
     ledger = None
     if replicates == 1:
         about = {"account": "owner", "privacy": asdict(base), "delta": delta, "dimension": dimension}

@@ -80,7 +80,10 @@ def _extra(channel: OwnerChannel) -> str:
 
 def _records(channel: OwnerChannel) -> str:
     """Which records take part in an answer."""
-    there = (
-        "all records of an owner" if not channel.participation.arriving else "all records of an owner that are there"
-    )
-    return f"{there} in every answer"
+    taking = channel.participation
+    there = "records of an owner that are there" if taking.arriving else "records of an owner"
+    if not taking.sampled:
+        return f"all {there} in every answer"
+    low, high = float(taking.rates.min()), float(taking.rates.max())
+    q = f"q = {low:.4g}" if low == high else f"q = {low:.4g} to {high:.4g} by owner"
+    return f"Poisson over the {there}, {q}: drawn anew for every answer and secret"

@@ -38,33 +38,40 @@ class Kind:
         cap: most answers.
         weights: of the answers, one for each, of mean 1; None where all are 1.
         first: weight of the first release; 0 without one.
+        rate: probability that a record takes part in an answer.
         multiplier: z, scale of the noise over the sensitivity at a weight of 1; 0 is no noise.
     """
 
     cap: int
     weights: tuple[float, ...] | None = None
     first: float = 0.0
+    rate: float = 1.0
     multiplier: float = 0.0
 
     def events(self, privacy: RecordPrivacy, dimension: int) -> Uses:
         """The event of an answer, or those of the first release and of every answer, in order."""
-        if self.weights is None and self.first == 0:
-            return self._event(LAWS[privacy.mechanism], 1.0, privacy, dimension)
         made: dict[float, StepEvent] = {}
         for weight in self.weights or (1.0,):
             if weight not in made:
-                made[weight] = self._event(LAWS[privacy.mechanism], weight, privacy, dimension)
+                made[weight] = self._event(LAWS[privacy.mechanism], weight, self.rate, privacy, dimension)
+        if self.weights is None and self.first == 0:
+            return made[1.0]
         answers = tuple(made[weight] for weight in self.weights or (1.0,) * self.cap)
         if self.first == 0:
             return answers
-        return (self._event(first_law(privacy), self.first, privacy, dimension), *answers)
+        return (self._event(first_law(privacy), self.first, 1.0, privacy, dimension), *answers)
 
-    def _event(self, law: type[NoiseLaw], weight: float, privacy: RecordPrivacy, dimension: int) -> StepEvent:
+    def _event(
+        self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int
+    ) -> StepEvent:
         from dp_accounting import dp_event
+
+        from .laws import ReplacedPoissonDpEvent
 
         if self.multiplier == 0:
             return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)
-        return StepEvent(law(self.multiplier / weight).event(dimension), privacy.accountant)
+        event = law(self.multiplier / weight).event(dimension)
+        return StepEvent(event if rate == 1 else ReplacedPoissonDpEvent(rate, event), privacy.accountant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +166,7 @@ def owner_terms(
     *,
     allocation: Sequence[np.ndarray] | None = None,
     shares: np.ndarray | None = None,
+    rates: np.ndarray | None = None,
     header: Mapping[str, Any] | None = None,
 ) -> OwnerTerms:
     """Calibrate the noise of every kind of owner.
@@ -171,6 +179,7 @@ def owner_terms(
         delta: of every epsilon.
         allocation: (caps[i],) positive weights of the answers of every owner, of any mean.
         shares: (n,) in [0, 1), the part of the sum of an owner's weights that its first release has.
+        rates: (n,) in (0, 1], probability that a record takes part in an answer.
         header: of the ledger that the run goes on with: its noise and caps are taken, and the ledger refuses it if the
             rest differs.
 
@@ -190,10 +199,11 @@ def owner_terms(
             share = 0.0 if shares is None else float(shares[owner])
             first = 0.0 if share == 0 else share / (1 - share) * cap if cap else 1.0
             own = weights[owner] if weights else None  # equal ones are the same object
-            key = (budget, settings.noise_multiplier, cap, id(own), first)
+            rate = 1.0 if rates is None else float(rates[owner])
+            key = (budget, settings.noise_multiplier, cap, id(own), first, rate)
             if key not in places:
                 places[key] = len(asked)
-                asked.append((settings, Kind(cap, own, first), budget))
+                asked.append((settings, Kind(cap, own, first, rate), budget))
             kind[row, owner] = places[key]
     known = (header or {}).get("kinds", ())
     if len(known) == len(asked):

@@ -121,6 +121,23 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     return down, (losses, np.append(addition.masses, addition.infinity), 0.0)
 
 
+def symmetric(law: LossLaw) -> LossLaw:
+    """The law of a pair that looks the same from both sides, with the hockey-stick divergences of ``law`` at every
+    epsilon of at least 0: its positive losses, their mirror images, and what is left at 0.
+
+    It dominates every pair (P, Q) whose divergences at epsilon >= 0 are at most those of ``law`` in both directions,
+    since ``H_a(P, Q) = 1 - a + a H_{1/a}(Q, P)`` gives those below 0.
+    """
+    reach = max(law.first + law.masses.size - 1, 0)
+    positive = np.zeros(reach)
+    begin = max(1, law.first)
+    if reach:
+        positive[begin - 1 :] = law.masses[begin - law.first :]
+    mirrored = positive * np.exp(-law.width * np.arange(1, reach + 1))
+    rest = max(0.0, 1 - law.infinity - float(positive.sum() + mirrored.sum()))
+    return LossLaw(law.width, -reach, np.concatenate([mirrored[::-1], [rest], positive]), law.infinity)
+
+
 def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15) -> float:
     """Epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for :func:`compose`.
 

@@ -1,0 +1,262 @@
+"""Secret Poisson subsamples of an owner's records: their law, what they are charged, and by which noise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from scipy import integrate, stats
+
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import RecordPrivacy, open_owner_channel, pld
+from fedmtl.privacy.composition import epsilon
+from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.laws import ReplacedPoissonDpEvent, step_pair
+
+COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
+Q = 0.3
+
+
+def rows() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, D, generator=generator, dtype=torch.float64) for n in COUNTS]
+
+
+def door(privacy: RecordPrivacy, *, caps=(400, 400, 400), seed: int = 0, rate=Q, x=None, **options):
+    return open_owner_channel(privacy, x or rows(), ids=IDS, caps=np.array(caps), seed=seed, rate=rate, **options)
+
+
+def event(noise: dp_event.DpEvent, q: float = Q) -> ReplacedPoissonDpEvent:
+    return ReplacedPoissonDpEvent(q, noise)
+
+
+# The accounting, against exact enumeration of a mechanism on three records
+
+
+def subset_mixture(data: tuple[float, ...], q: float, density, x: np.ndarray) -> np.ndarray:
+    """Density at ``x`` of the sum over a Poisson subsample of ``data`` plus noise."""
+    total = np.zeros_like(x)
+    for included in itertools.product((0, 1), repeat=len(data)):
+        share = math.prod(q if one else 1 - q for one in included)
+        total += share * density(x - sum(value for value, one in zip(data, included, strict=True) if one))
+    return total
+
+
+def neighbours() -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Three records within [-1, 1], the last of which is replaced."""
+    others = ((0.0, 0.0), (0.4, -1.0), (1.0, 1.0))
+    return [
+        ((*other, a), (*other, b)) for other in others for a in (-1.0, 0.3, 1.0) for b in (-1.0, 0.0, 1.0) if a != b
+    ]
+
+
+GRID = np.linspace(-50, 50, 5001)
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, eps: float) -> float:
+    return float(integrate.trapezoid(np.maximum(p - math.exp(eps) * q, 0), GRID))
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize("q", [0.1, 0.6])
+def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(noise: str, q: float) -> None:
+    scale = 2 * 1.3  # multiplier 1.3 of the sensitivity 2 C, C = 1
+    density = (stats.laplace if noise == "laplace" else stats.norm)(scale=scale).pdf
+    base = dp_event.LaplaceDpEvent(1.3) if noise == "laplace" else dp_event.GaussianDpEvent(1.3)
+    law = step_pair(event(base, q), 1e-4)
+    assert law is not None
+    assert law.add is law.remove
+    levels = (0.0, 0.05, 0.2, 0.4)
+    claimed = [pld.delta_at(law.remove, eps) for eps in levels]
+    worst, largest = np.zeros(len(levels)), 0.0
+    for one, other in neighbours():
+        p, r = subset_mixture(one, q, density, GRID), subset_mixture(other, q, density, GRID)
+        largest = max(largest, float(np.abs(np.log(p / r)).max()))
+        worst = np.maximum(worst, [hockey_stick(p, r, eps) for eps in levels])
+    assert (worst <= np.array(claimed) * (1 + 1e-4) + 1e-7).all()
+    if noise == "gaussian":
+        assert worst == pytest.approx(claimed, rel=1e-3, abs=1e-6), "a dominating pair is attained"
+    else:
+        assert largest <= math.log1p(q * math.expm1(1 / 1.3)) * (1 + 1e-9)
+        assert largest > 0.5 * math.log1p(q * math.expm1(1 / 1.3))
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.7, 2.0, 2.9])
+def test_gaussian_shifts_in_opposite_directions_are_the_worst(angle: float) -> None:
+    """Two dimensions, by quadrature: u = (1, 0), v at an angle, or shorter."""
+    z, q = 0.9, 0.4
+    axis = np.linspace(-9, 9, 401)
+    x, y = np.meshgrid(axis, axis)
+
+    def normal(a: float, b: float) -> np.ndarray:
+        return np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * (2 * z) ** 2)) / (2 * math.pi * (2 * z) ** 2)
+
+    def divergence(u: tuple[float, float], v: tuple[float, float], eps: float) -> float:
+        p = (1 - q) * normal(0, 0) + q * normal(*u)
+        r = (1 - q) * normal(0, 0) + q * normal(*v)
+        return float(np.maximum(p - math.exp(eps) * r, 0).sum() * (axis[1] - axis[0]) ** 2)
+
+    law = step_pair(event(dp_event.GaussianDpEvent(z), q), 1e-4)
+    for eps in (0.0, 0.1, 0.3):
+        for length in (1.0, 0.5):
+            v = (length * math.cos(angle), length * math.sin(angle))
+            assert divergence((1.0, 0.0), v, eps) <= pld.delta_at(law.remove, eps) * (1 + 1e-4)
+            assert divergence(v, (1.0, 0.0), eps) <= pld.delta_at(law.remove, eps) * (1 + 1e-4)
+
+
+def test_subsampled_l2_laplace_noise_by_quadrature() -> None:
+    """Two dimensions, opposite shifts: within the bound, and far beyond half of it."""
+    e, q = 1.0, 0.5
+    axis = np.linspace(-30, 30, 801)
+    x, y = np.meshgrid(axis, axis)
+
+    def density(a: float) -> np.ndarray:
+        out = np.exp(-(e / 2) * np.hypot(x - a, y))  # scale 2 C / e with C = 1
+        return out / out.sum()
+
+    p, r = ((1 - q) * density(0.0) + q * density(s) for s in (1.0, -1.0))
+    law = step_pair(event(KNormDpEvent(e, 2), q), 1e-3).remove
+    for eps in (0.0, 0.2, 0.4):
+        exact = float(np.maximum(p - math.exp(eps) * r, 0).sum())
+        claimed = pld.delta_at(law, eps)
+        assert exact <= claimed * (1 + 1e-3)
+        assert exact > 0.25 * claimed
+
+
+def test_a_rate_of_one_is_no_sampling_and_small_rates_amplify() -> None:
+    full = epsilon(dp_event.GaussianDpEvent(1.0), 10, 1e-5)
+    assert epsilon(event(dp_event.GaussianDpEvent(1.0), 1 - 1e-9), 10, 1e-5) == pytest.approx(full, rel=5e-3)
+    full = epsilon(KNormDpEvent(1.0, 5), 10, 1e-5)
+    assert epsilon(event(KNormDpEvent(1.0, 5), 1 - 1e-9), 10, 1e-5) == pytest.approx(full, rel=5e-3)
+    last = full
+    for q in (0.5, 0.2, 0.05):
+        value = epsilon(event(KNormDpEvent(1.0, 5), q), 10, 1e-5)
+        assert value < last
+        last = value
+    assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 10, 0.0) == pytest.approx(10 * math.log1p(Q * math.expm1(0.5)))
+    assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 9, 1e-5, accountant="rdp") >= epsilon(
+        event(dp_event.LaplaceDpEvent(2.0)), 9, 1e-5
+    )
+    with pytest.raises(PrivacyError, match="rdp accountant does not support"):
+        epsilon(event(dp_event.GaussianDpEvent(2.0)), 10, 1e-5, accountant="rdp")
+
+
+@pytest.mark.parametrize("noise", [dp_event.GaussianDpEvent(0.8), dp_event.LaplaceDpEvent(1.0), KNormDpEvent(1.0, 3)])
+def test_composed_losses_by_monte_carlo(noise: dp_event.DpEvent) -> None:
+    """Twelve answers about opposite records: the divergence of the summed losses is below the account's delta."""
+    q, uses, e = 0.4, 12, np.random.default_rng(0)
+    shape, d = (60_000, uses), 3 if isinstance(noise, KNormDpEvent) else 1
+    centre = np.where(e.random(shape) < q, 1.0, 0.0)
+    if isinstance(noise, dp_event.GaussianDpEvent):
+        s = 2 * noise.noise_multiplier
+        x = centre + s * e.standard_normal(shape)
+        logs = [-((x - a) ** 2) / (2 * s * s) for a in (0, 1, -1)]
+    else:
+        direction = e.standard_normal((*shape, d)) if d > 1 else np.sign(e.random((*shape, 1)) - 0.5)
+        radius = e.gamma(d, 2.0, shape)
+        v = direction / np.linalg.norm(direction, axis=-1, keepdims=True) * radius[..., None]
+        v[..., 0] += centre
+        logs = []
+        for a in (0, 1, -1):
+            v[..., 0] -= a
+            logs.append(-np.linalg.norm(v, axis=-1) / 2.0)
+            v[..., 0] += a
+    p = np.logaddexp(math.log1p(-q) + logs[0], math.log(q) + logs[1])
+    r = np.logaddexp(math.log1p(-q) + logs[0], math.log(q) + logs[2])
+    total = (p - r).sum(1)
+    for delta in (1e-2, 1e-3):
+        eps = epsilon(event(noise, q), uses, delta)
+        found = np.maximum(1 - np.exp(eps - total), 0)
+        assert found.mean() - 5 * found.std() / math.sqrt(len(found)) <= delta
+        if isinstance(noise, dp_event.GaussianDpEvent):  # a dominating pair: also not far below
+            assert found.mean() + 5 * found.std() / math.sqrt(len(found)) >= 0.98 * delta
+
+
+# The release
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str) -> None:
+    """Factors 2^j along one axis: the released sum spells the subsample."""
+    axis = [torch.zeros(n, D, dtype=torch.float64) for n in COUNTS]
+    for x in axis:
+        x[:, 1] = 1.0
+    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source)
+    channel = door(privacy, x=axis, rate=np.array([Q, 0.7, 1.0]))
+    factors = [2.0 ** (torch.arange(n, dtype=torch.float64) % 6) for n in COUNTS]
+    answers = 400
+    owners = torch.tensor([[0, 1, 2] * answers])
+    channel.begin(0, owners)
+    one = torch.stack([channel.release(lambda k, where: factors[k][None].clone()) for _ in range(600)])
+    run = channel.release_run(600, lambda k, which, where: factors[k].repeat(len(which), 1))
+    value = torch.cat([one, run])[:, 0]
+    assert not value[:, [0, 2, 3]].abs().max() > 1e-6
+    first = (value[0::3, 1] * Q * 5).numpy()
+    assert np.allclose(first, np.round(first), atol=1e-5), "divided by the constant q n"
+    taken = (np.round(first).astype(int)[:, None] >> np.arange(5)) & 1
+    for j in range(5):
+        assert stats.binomtest(int(taken[:, j].sum()), answers, Q).pvalue > 1e-6
+        for i in range(j):
+            assert stats.binomtest(int((taken[:, j] & taken[:, i]).sum()), answers, Q * Q).pvalue > 1e-6
+        assert stats.binomtest(int((taken[1:, j] & taken[:-1, j]).sum()), answers - 1, Q * Q).pvalue > 1e-6
+    second = (value[1::3, 1] * 0.7 * 20).numpy()  # the mean of a sum of 20 with 0.7 each
+    mean = 0.7 * float(factors[1].sum())
+    deviation = math.sqrt(0.7 * 0.3 * float((factors[1] ** 2).sum()) / answers)
+    assert abs(second.mean() - mean) < 6 * deviation
+    assert torch.allclose(value[2::3, 1], factors[2].mean().expand(answers), atol=1e-6), "a rate of 1 takes all"
+
+
+def test_subsamples_of_repetitions_differ_and_are_those_of_the_single_runs() -> None:
+    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5)
+    owners = torch.tensor([[1, 2, 1, 1]] * 2)
+    together, alone = door(privacy, replicates=2), door(privacy)
+    together.begin(0, owners)
+    alone.begin(0, owners[:1])
+    for _ in range(4):
+        pair = together.release(lambda k, where: torch.ones(len(where), COUNTS[k]).double())
+        one = alone.release(lambda k, where: torch.ones(len(where), COUNTS[k]).double())
+        assert torch.allclose(pair[0], one[0], atol=1e-9)
+        assert not torch.isclose(pair[1], one[0]).any()
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
+def test_noise_is_twice_the_clip_over_the_expected_number_of_records(mechanism: str) -> None:
+    wide = 3000
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
+    x = [torch.ones(n, wide, dtype=torch.float64) for n in COUNTS]
+    channel = door(privacy, x=x)
+    channel.begin(0, torch.tensor([[1]]))
+    noise = channel.release(lambda k, where: torch.zeros(1, 20).double())[0].numpy() / (3.0 * 2 * 0.5 / (Q * 20))
+    if mechanism == "l2_laplace":
+        assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
+    else:
+        assert stats.kstest(noise, "norm" if mechanism == "gaussian" else "laplace").pvalue > 1e-7
+
+
+def test_answers_are_charged_as_subsampled_and_calibrated_to_the_budget() -> None:
+    for mechanism, delta in (("laplace", 0.0), ("gaussian", 1e-5), ("l2_laplace", 1e-5)):
+        privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=delta)
+        channel, full = door(privacy, caps=(6, 6, 6)), door(privacy, caps=(6, 6, 6), rate=1.0)
+        assert (channel.noise_multipliers < full.noise_multipliers).all(), "less noise for the same budget"
+        channel.begin(0, torch.tensor([[0] * 6 + [1]]))
+        found = channel.account.epsilons()
+        assert 1.999 < found[0] <= 2.0
+        if mechanism == "laplace":
+            pure = math.log1p(Q * math.expm1(1 / channel.noise_multipliers[0]))
+            assert found[:2] == pytest.approx([6 * pure, pure], rel=1e-9)
+        assert "Poisson over the records of an owner, q = 0.3" in channel.report.text()
+
+
+def test_misuse_is_refused() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
+    channel = door(privacy, caps=(6, 6, 6))
+    channel.begin(0, torch.tensor([[0]]))
+    with pytest.raises(PrivacyError, match="means over all of them are not accounted for"):
+        channel.release_bounded(lambda k, where: torch.zeros(1, D).double())
+    for rate in (0.0, 1.1, math.nan):
+        with pytest.raises(ConfigError, match="rate is"):
+            door(privacy, rate=rate)
