@@ -275,10 +275,9 @@ class OwnerChannel:
         """(count, R, D), what the owners of the next ``count`` activations answer; zero where nobody acts, and in a
         replay."""
         at, repetitions = self._position, self.replicates
-        if at >= self._owners.shape[1]:
-            raise PrivacyError("No activation has begun, so nothing is reserved for this release.")
         if at + count > self._owners.shape[1]:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+            short = "No activation has begun" if count == 1 else "Fewer activations have begun than are released"
+            raise PrivacyError(f"{short}, so nothing is reserved for this release.")
         if self._replay is not None:
             return torch.zeros(count, repetitions, self._dimension, dtype=torch.float64)
         if repetitions == count == 1 and self._owners[0, at] >= 0:
