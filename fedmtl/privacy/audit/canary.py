@@ -26,7 +26,7 @@ from torch import Tensor
 from ..composition import epsilon
 from ..release import LAWS
 from .findings import Finding, skipped, too_large
-from .setup import Claim, Setup, play
+from .setup import Claim, Setup, play, uses_differ
 from .statistics import clopper_pearson
 
 DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
@@ -88,6 +88,8 @@ def canaries_composed(
         return skipped(check, "the clip norm adapts, and scores have no common unit")
     if claim.form != "vector":
         return skipped(check, "only vectors are played over several steps")
+    if uses_differ(setup):
+        return skipped(check, "the noise differs from use to use, and scores have no common unit")
     if claim.kind == "knorm":
         return skipped(check, "one canary a run would take too many runs")
     steps = min(setup.steps, _COMPOSED)
@@ -222,7 +224,7 @@ def _one_release(
 
     for seed in seeds(f"canary/{name}", _TRIES):
         before = collected
-        stop = 1 if setup.adaptive is not None else setup.steps
+        stop = 1 if setup.adaptive is not None or uses_differ(setup) else setup.steps
         for step, _, values in play(setup.open(seed), rows, start=0, stop=stop):
             places, inside = chosen[step]
             present.append(inside)

@@ -14,7 +14,7 @@ from ...errors import BudgetExhausted, PrivacyError
 from ..channel import Channel
 from ..composition import epsilon
 from .findings import Finding, exact, skipped, too_large
-from .setup import Claim, Setup, silence
+from .setup import Claim, Setup, charged_events, multipliers_of, silence, uses_differ
 
 _SLACK = 1 + 1e-6
 _DOUBLINGS = (1, 2, 4)
@@ -92,9 +92,12 @@ def _event(setup: Setup, claims: dict[str, Claim], seed: int) -> Finding:
     channel, wrong = setup.open(seed), []
     for name, claim in claims.items():
         release = channel.releases[name]
-        noise = release.noise
-        if noise is None or not math.isclose(noise.multiplier, claim.multiplier, rel_tol=1e-9):
-            wrong.append(f"{name} has noise {noise}, the event a multiplier of {claim.multiplier:.6g}")
+        plan = next(plan for plan in setup.plans if plan.name == name)
+        for use in range(plan.uses if uses_differ(setup) else 1):
+            noise = release.weighted(plan.weight(use)).noise
+            claimed = multipliers_of(setup, channel, use)[name] if uses_differ(setup) else claim.multiplier
+            if noise is None or not math.isclose(noise.multiplier, claimed, rel_tol=1e-9):
+                wrong.append(f"{name} has noise {noise} in use {use}, the event a multiplier of {claimed:.6g}")
         if not math.isclose(release.sensitivity, claim.sensitivity, rel_tol=1e-12):
             wrong.append(
                 f"{name} has sensitivity {release.sensitivity:.6g}, {claim.relation} means {claim.sensitivity:.6g}"
@@ -139,7 +142,10 @@ def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
         reason = "no budget is set"
         findings.append(skipped("charges: budget", reason))
     else:
-        spent = epsilon(claim.event, uses, delta, accountant=claim.accountant)
+        if uses_differ(setup):
+            spent = epsilon(charged_events(channel, uses), 1, delta, accountant=claim.accountant)
+        else:
+            spent = epsilon(claim.event, uses, delta, accountant=claim.accountant)
         text = f"epsilon of the {uses} uses that were allowed; " + ("then refused" if refused else "never refused")
         findings.append(too_large("charges: budget", spent, budget * _SLACK, text))
     if cap is not None:

@@ -160,10 +160,30 @@ class Claim:
         return self.multiplier * self.sensitivity / self.denominator
 
 
-def step_event_of(channel: Channel) -> Any:
+def step_event_of(channel: Channel, use: int = 0) -> Any:
     """The event and the accountant that the channel's account charges for one step; None without noise."""
     cost = channel.account.cost
-    return None if cost is None else cost.step(0)
+    return None if cost is None else cost.step(0, use)
+
+
+def uses_differ(setup: Setup) -> bool:
+    """Whether the budget is allocated, so that the uses of a release have different events."""
+    return any(plan.allocation is not None for plan in setup.plans)
+
+
+def charged_events(channel: Channel, uses: int) -> Any:
+    """The event of the first ``uses`` steps together; uses beyond the allocation are taken for the last one."""
+    from dp_accounting import dp_event
+
+    last = channel.plans[0].uses - 1
+    return dp_event.ComposedDpEvent([step_event_of(channel, min(use, last)).event for use in range(uses)])
+
+
+def multipliers_of(setup: Setup, channel: Channel, use: int = 0) -> dict[str, float]:
+    """Noise multiplier of every release in one use, read off the event that is charged for it."""
+    inner, _, _ = unsampled(step_event_of(channel, use).event)
+    read = [law_of(event)[1] for event in _parts(inner, len(setup.plans))]
+    return dict(zip((plan.name for plan in setup.plans), read, strict=True))
 
 
 def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
@@ -330,6 +350,7 @@ def silence(setup: Setup) -> Rows:
 def released(channel: Channel, setup: Setup, *, start: int, stop: int) -> dict[str, np.ndarray]:
     """Releases of clients that contribute nothing: {name: (T, size) float64}.
 
+    Where the uses differ, each is in units of its own noise over that of the first use, as the events say.
     Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
     computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
     standard deviation, is under ``"<name>/count"``.
@@ -342,7 +363,11 @@ def released(channel: Channel, setup: Setup, *, start: int, stop: int) -> dict[s
         kept |= {f"{plan.name}/count": [] for plan in setup.plans}
     growth = {plan.name: 1.0 for plan in setup.plans}
     rows = silence(setup)
+    first = multipliers_of(setup, channel) if uses_differ(setup) else None
     for step, ranks, values in play(channel, rows, start=start, stop=stop):
+        if first is not None:
+            now = multipliers_of(setup, channel, channel.uses - 1)
+            growth = {name: now[name] / value for name, value in first.items()}
         for name, value in values.items():
             kept[name].append(value / growth[name])
             if adaptive is None:
