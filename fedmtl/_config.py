@@ -218,7 +218,7 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
     by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
-    near = [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
+    near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
     return list(dict.fromkeys([*same, *alike, *near]))[:3]
 
 

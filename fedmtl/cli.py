@@ -112,8 +112,9 @@ def help_text() -> str:
     for group, options in choices(config_folder()).items():
         if "/" in group:
             continue
+        width = max(18, *map(len, options))
         lines.append(f"  {group}")
-        lines += [f"    {name:<19} {words}" for name, words in options.items()]
+        lines += [f"    {name:<{width}} {words}" for name, words in options.items()]
     return "\n".join([*lines, "", _EXAMPLES])
 
 

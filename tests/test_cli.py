@@ -36,7 +36,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
     ("words", "said"),
     [
         (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
-        (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon?"),
+        (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
         (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted in privacy: clip_norm, epsilon,"),
         (["algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
@@ -203,6 +203,7 @@ def test_every_option_of_every_group_composes() -> None:
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
     answering = ["schedule=latency", "privacy=record", "baselines=null"]
     needed = {"clocks": clocked, "latency": clocked, "async_learner": answering, "pp_dmtl": answering,
+              "p2p": answering,
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
               "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,
               "hospital": root, "adult": root, "movielens": root, "pmtl_femnist": root, "leaf": ["data.path=x"],

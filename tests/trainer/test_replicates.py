@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from fedmtl import (
+    MPMTL,
     PMTL,
     PPDMTL,
     AsyncLearner,
     Callback,
+    ClientPrivacy,
     EarlyStopping,
     FullParticipation,
     Latencies,
@@ -47,6 +49,16 @@ CASES = {
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
     },
 }
+ROUNDS = {
+    "mp_mtl": {
+        "algorithm": MPMTL(loss="logistic", lam=0.1),
+        "schedule": FullParticipation(),
+        "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0),
+        "rounds": 20,
+        "loss": "binary_cross_entropy",
+    },
+}
+EVERY = CASES | ROUNDS
 
 
 def trainer(case: str, **settings) -> Trainer:
@@ -61,7 +73,7 @@ def trainer(case: str, **settings) -> Trainer:
         "epsilons": EPSILONS,
         "progress": False,
     }
-    return Trainer(**defaults | CASES[case] | settings)
+    return Trainer(**defaults | EVERY[case] | settings)
 
 
 def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
@@ -100,7 +112,7 @@ def test_every_replicate_is_a_run_of_its_own(case, monkeypatch):
     assert len({one["loss"] for one in found}) == len(found) == len(EPSILONS) * RUNS
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_the_first_run_is_the_trainers_own(case):
     several, alone = trainer(case).fit(), trainer(case).first_run().fit()
     assert torch.allclose(several.personal, alone.personal, rtol=1e-9, atol=1e-12)
@@ -132,7 +144,7 @@ class Stop(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_an_interrupted_run_resumes_to_the_same_bits(case, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmtl.report.bands.plot_bands", lambda *args, **options: None)
 
