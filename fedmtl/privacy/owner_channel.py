@@ -276,8 +276,7 @@ class OwnerChannel:
         replay."""
         at, repetitions = self._position, self.replicates
         if at + count > self._owners.shape[1]:
-            short = "No activation has begun" if count == 1 else "Fewer activations have begun than are released"
-            raise PrivacyError(f"{short}, so nothing is reserved for this release.")
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
         if self._replay is not None:
             return torch.zeros(count, repetitions, self._dimension, dtype=torch.float64)
         if repetitions == count == 1 and self._owners[0, at] >= 0:
