@@ -77,7 +77,7 @@ class OwnerChannel:
         self._begins, self._first_made = 0, False
         nobody = np.zeros((len(sources), 0))
         self._owners, self._divisors, self._scales = nobody.astype(np.int64), nobody, nobody
-        self._noise = np.zeros((0, len(sources), self._dimension))
+        self._noise, self._by_answer = np.zeros((0, len(sources), self._dimension)), torch.zeros(0)
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
@@ -138,6 +138,7 @@ class OwnerChannel:
         uses = self.account.charge(first, acting)
         self._first, self._position, self._owners = first, 0, acting
         self._divisors = np.where(acting >= 0, present * self.participation.rates[acting], 1.0)
+        self._by_answer = torch.from_numpy(self._divisors.T[:, :, None].copy())
         self._scales = self._answer_scales(acting, uses)
         self._noise = self._draw(first, acting)
 
@@ -214,6 +215,21 @@ class OwnerChannel:
         """As :meth:`release_run` for gradients of any model: ``rows`` gives (k, n_i, D), as in :meth:`release_rows`."""
         return self._release_run(count, rows, self._sums.of_rows)
 
+    def members(self, owner: int, which: Tensor, where: Tensor) -> Tensor | None:
+        """The records that will take part in answers of a later :meth:`release_run`, for what the owner computes from
+        them by itself; they are secret.
+
+        Args:
+            owner, which, where: as :meth:`release_run` gives them to ``scales``.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
+        if not self.participation.partial:
+            return None
+        steps = self._first + self._position + which.numpy()
+        return self.participation.of(owner, steps, where.numpy(), hold=True)
+
     def local_noise(self) -> Tensor:
         """Noise that the owners of this block add inside, to a point at which they take a gradient.
 
@@ -264,7 +280,7 @@ class OwnerChannel:
 
         total = self._answers(count, sum_of)
         if self._replay is None:
-            total /= torch.from_numpy(self._divisors[:, at : at + count].T[:, :, None])
+            total /= self._by_answer[at : at + count]
         return self._finished(total)
 
     def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -294,7 +310,7 @@ class OwnerChannel:
 
     def _finished(self, value: Tensor) -> Tensor:
         """The releases of the next activations, whose means are ``value`` (count, R, D): noise, or the recording."""
-        at, count = self._position, len(value)
+        at, count = self._position, value.shape[0]
         steps = range(self._first + at, self._first + at + count)
         self._position += count
         if self._replay is not None:
@@ -317,7 +333,7 @@ class OwnerChannel:
         """``value`` (count, R, D) with the noise of the activations from place ``at`` of the block."""
         if self._multipliers is None:
             return value
-        noise = torch.from_numpy(self._noise[at : at + len(value)])
+        noise = torch.from_numpy(self._noise[at : at + value.shape[0]])
         if self.source != "secure":
             return value + noise
         for k, owner in enumerate(self._owners[0, at : at + len(value)].tolist()):
