@@ -2,6 +2,7 @@
 
 from .async_learner import AsyncLearner
 from .base import Algorithm, AsyncAlgorithm, Problem, State
+from .collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .fedavg import FedAvg, FedProx
 from .local import Local
 from .mp_mtl import MPMTL
@@ -19,12 +20,16 @@ __all__ = [
     "AsyncAlgorithm",
     "AsyncLearner",
     "ClientStore",
+    "Collaboration",
     "FedAvg",
     "FedProx",
+    "Forecast",
     "Local",
     "MappedClientStore",
     "PeerToPeer",
     "Problem",
     "ServerOptimizer",
     "State",
+    "choose_kappa",
+    "fit_forecast",
 ]

@@ -10,6 +10,14 @@ whose two constants are fitted to simulations, on public records or on records o
 the psi of a run before they take part in it, and compare it with the psi of what each could train alone.
 
 Everything here reads records without noise: on private records its results are not private.
+
+    learner, clocks = AsyncLearner(kappa="auto", psi=True), PoissonClocks(per_client=10)
+    runs = Trainer(learner, data, models.linear_regression(bias=False), clocks, privacy, replicates=20,
+                   epsilons=(1, 3, 10), ...).fit()
+    rows, n = runs.bands, int(data.train.counts.sum())
+    forecast = fit_forecast([n] * 3, [[row["budget"]] * len(data) for row in rows], [row["psi"] for row in rows])
+    forecast(2 * n, [1.0] * len(data))                                            # of twice the records
+    Collaboration.of(learner, data).is_collaboration_worth(0, forecast, [1.0] * len(data)).worth
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from .._check import positive_int
+from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..privacy import RecordPrivacy, open_owner_channel
 from ..random import derive_key
@@ -65,6 +74,15 @@ class Collaboration:
 
     learner: AsyncLearner
     data: LinearData
+
+    @classmethod
+    def of(cls, learner: AsyncLearner, data: FederatedDataset, *, bias: bool = False) -> Collaboration:
+        """The owners of a dataset, with a linear model that has a bias or none.
+
+        Raises:
+            DataError: more than two classes, or several targets a record.
+        """
+        return cls(learner, LinearData.of_data(data, bias=bias))
 
     @cached_property
     def _bounded(self) -> LinearData:

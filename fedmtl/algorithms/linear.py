@@ -163,22 +163,27 @@ class LinearData:
 
     @classmethod
     def _read(cls, problem: Problem) -> LinearData:
-        rows, targets = problem.data.gather(
-            "train", torch.arange(len(problem.data.train)), dtype=torch.float64, device="cpu"
-        )
-        return cls._of_rows(problem, rows, targets, problem.data.train.counts.tolist())
+        return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
+
+    @classmethod
+    def of_data(cls, data: FederatedDataset, *, bias: bool = False) -> LinearData:
+        """The training side of ``data`` for a linear model with or without a bias, without a trainer; as :meth:`of`."""
+        index = torch.arange(len(data.train))
+        rows, targets = data.gather("train", index, dtype=torch.float64, device="cpu")
+        return cls._of_rows(data, bias, rows, targets, data.train.counts.tolist())
 
     @classmethod
     def of_examples(cls, problem: Problem, examples: Examples) -> LinearData:
         """Other examples in the same coding as the data of ``problem``, such as public ones; as :meth:`of`."""
         index = torch.arange(len(examples))
         rows = problem.data.transform(take(examples.x, index), torch.float64).cpu()
-        return cls._of_rows(problem, rows, take(examples.y, index).cpu(), examples.counts.tolist())
+        bias = probe_linear(problem.module, problem.data.spec.shape)
+        return cls._of_rows(problem.data, bias, rows, take(examples.y, index).cpu(), examples.counts.tolist())
 
     @classmethod
-    def _of_rows(cls, problem: Problem, rows: Tensor, targets: Tensor, counts: list[int]) -> LinearData:
-        data = problem.data
-        bias = probe_linear(problem.module, data.spec.shape)
+    def _of_rows(
+        cls, data: FederatedDataset, bias: bool, rows: Tensor, targets: Tensor, counts: list[int]
+    ) -> LinearData:
         if data.classes not in (None, 2):
             raise DataError(f"{data.name}: {data.classes} classes; linear losses take 2, or real targets.")
         if targets.numel() != len(targets):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl.algorithms import Collaboration, fit_forecast
 from fedmtl.algorithms.collaboration import KAPPAS, simulate
 from fedmtl.algorithms.linear import DomainBound, LinearData
 from fedmtl.data import Domain, Examples, FederatedDataset
@@ -22,7 +23,8 @@ COUNTS, P = (30, 50, 40), 4
 def rows(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (count, P))
-    return x.astype(np.float32), (x @ [0.5, -0.4, 0.3, 0.1]).astype(np.float32)
+    y = x @ [0.5, -0.4, 0.3, 0.1] + 0.3 * rng.standard_normal(count)
+    return x.astype(np.float32), np.clip(y, -1.25, 1.25).astype(np.float32)
 
 
 def dataset(seed: int = 0, *, public: bool = True, domain: bool = True) -> FederatedDataset:
@@ -131,3 +133,22 @@ def test_replicates_with_steps_of_their_own_are_runs_of_their_own(groups):
     for r, kappa in enumerate(kappas):
         alone = simulate(AsyncLearner(kappa=kappa, groups=groups), data, None, clients[r : r + 1])
         assert torch.allclose(together[r], alone[0], rtol=1e-12, atol=1e-15)
+
+
+def test_runs_a_forecast_and_whether_it_is_worth_it():
+    """The way of the module docstring, from runs of a trainer to a decision."""
+    data, learner = dataset(domain=False), AsyncLearner(psi=True, kappa=5.0)
+    epsilons = (0.3, 1.0, 3.0)
+    runs = trainer(data, learner, replicates=30, epsilons=epsilons).fit()
+    psi, n = [row["psi"] for row in runs.bands], sum(COUNTS)
+    assert psi == sorted(psi, reverse=True)
+    fitted = fit_forecast([n] * 3, [[e] * 3 for e in epsilons], psi)
+    together = Collaboration.of(learner, data)
+    every = (data.train.x.double().numpy(), data.train.y.double().numpy())
+    own = tuple(part[: COUNTS[0]] for part in every)
+    for epsilon in (0.01, 1e6):
+        worth = together.is_collaboration_worth(0, fitted, [epsilon] * 3)
+        best = [np.linalg.solve(x.T @ x / len(x) + 1e-5 * np.eye(P), x.T @ y / len(x)) for x, y in (own, every)]
+        f = [np.mean((every[0] @ theta - every[1]) ** 2) + 1e-5 * theta @ theta for theta in best]
+        assert worth.alone == pytest.approx(f[0] / f[1] - 1, rel=1e-5)
+        assert worth.worth == (epsilon == 1e6)
