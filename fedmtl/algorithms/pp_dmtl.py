@@ -10,9 +10,10 @@ and returns p_t, which task t uses at its next activation (Algorithm 1). The pro
 observers are the server and the other tasks, neighbours differ by one record replaced.
 
 ``guarantee="sound"``: the published accounting bounds one step of q_t from the *same* q_t, but q_t is a private state
-that nothing noises, so its sensitivity grows along the run (:func:`published_sensitivity`). Here one clipped, noised
-gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then
-functions of releases alone. After training, q_t is fitted once to the raw records and never sent.
+that nothing noises, so its sensitivity grows along the run
+(:func:`~fedmtl.algorithms.pp_dmtl_published.published_sensitivity`). Here one clipped, noised gradient G_t serves both
+blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases
+alone. After training, q_t is fitted once to the raw records and never sent.
 
 ``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite.
 
@@ -40,32 +41,10 @@ from ..privacy import OwnerChannel, Published
 from ..schedules import EventTable, block_bounds
 from .base import Problem, State
 from .linear import LinearData, LinearLoss
+from .pp_dmtl_published import REFUTED, published_epsilon
 from .pp_dmtl_server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
 from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, own_step
 from .settling import stated_domain
-
-REFUTED = (
-    "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private state without noise, "
-    "whose sensitivity after k iterations grows up to S1 (1 - (1 - a1 tau)^k) / (a1 tau)"
-)
-
-
-def published_sensitivity(a1: float, tau: float, slope: float, row_norm: float, records: int, steps: int) -> float:
-    """Bound on how far q_t moves after ``steps`` iterations when one record is replaced, where Lemma 1 has one step.
-
-    With ``S1 = 2 a1 C1 C2 / n_t`` (Lemma 1) every step adds S1 and shrinks what was there by ``1 - a1 tau`` at least
-    (a gradient step on a convex function expands nothing, a1 <= 1 / (L + tau)): ``S1 (1 - (1 - a1 tau)^k) / (a1 tau)``.
-
-    Args:
-        a1, tau: step size and ridge of q_t.
-        slope: C2, bound on abs(l').
-        row_norm: C1, bound on ||x||_2.
-        records: n_t.
-        steps: k.
-    """
-    shrink = a1 * tau
-    growth = float(steps) if shrink == 0 else (1 - (1 - shrink) ** steps) / shrink
-    return 2 * a1 * row_norm * slope / records * growth
 
 
 def largest_delay(clients: Tensor) -> int:
@@ -116,6 +95,9 @@ class PPDMTL:
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent. ``None``: True in
             ``"sound"``, False in ``"paper"``.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
+        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's records, each of them with
+            this public probability, and divides by the constant q n_t. Pure epsilon of one answer falls from e to
+            log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
 
     Raises:
         ConfigError: a value outside these ranges, or one that the guarantee does not allow.
@@ -139,6 +121,7 @@ class PPDMTL:
     query_epsilon: float | None = None
     refine: bool | None = None
     refine_tau: float | None = None
+    batch_rate: float = 1.0
 
     name = "pp_dmtl"
     replicates = True
@@ -159,6 +142,11 @@ class PPDMTL:
             positive_int(self, delay=self.delay)
         if self.threshold is not None:
             non_negative(self, threshold=self.threshold)
+        positive(self, batch_rate=self.batch_rate)
+        if self.batch_rate > 1:
+            raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
+        if self.batch_rate < 1 and self.exact_q:
+            raise ConfigError("PPDMTL.exact_q fits q_t to all records, and batch_rate < 1 takes some; leave one out.")
         if self.guarantee == "sound":
             self._check_sound()
         if self.tau == 0 and (self.exact_q or self.start == "single_task" or (self.refines and not self.refine_tau)):
@@ -216,7 +204,11 @@ class PPDMTL:
         """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
         if self.guarantee == "sound":
             return None
-        return Published(lambda z: 1.0 / z + (1.0 / z if self.query_epsilon is None else self.query_epsilon), REFUTED)
+        return Published(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
+
+    def channel_options(self, problem: Problem, privacy: object, caps: np.ndarray) -> dict[str, object]:
+        """What else the channel must know: the share of records in an answer."""
+        return {} if self.batch_rate == 1 else {"rate": self.batch_rate}
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """P = S = 0, no data are read; except with ``start="single_task"``.
@@ -369,10 +361,14 @@ class PPDMTL:
             x, y, p = data.x[task], data.y[task], returned[where, task]
             row = store.gather("own", torch.tensor([task]))
             q = row[0, where]
+            kept = channel.members(task, which, where)
             if self.exact_q:
                 new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
             else:
-                new = own_step(q, loss.scale(p + q, x, y) @ x / len(x), self.a1, self.tau, self.own_penalty)
+                factors = loss.scale(p + q, x, y)
+                factors = factors if kept is None else factors * kept
+                gradient = factors @ x / (self.batch_rate * len(x))
+                new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
             points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
             row[0, where] = new
             store.scatter("own", torch.tensor([task]), row)
@@ -381,7 +377,7 @@ class PPDMTL:
         )
 
     def _query_noise(self, channel: OwnerChannel, data: LinearData, clients: Tensor) -> Tensor:
-        """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / n_t."""
+        """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
         if channel.noise_multipliers is None:
             return channel.local_noise()
         if channel.mechanism != "l2_laplace":
@@ -390,6 +386,8 @@ class PPDMTL:
                 f"releases have {channel.mechanism!r}."
             )
         inverse = channel.noise_multipliers if self.query_epsilon is None else 1.0 / self.query_epsilon
-        scale = np.atleast_2d(2 * self.a1 * channel.bound / data.counts.numpy() * inverse)  # (1 or R, n)
+        scale = np.atleast_2d(
+            2 * self.a1 * channel.bound / (self.batch_rate * data.counts.numpy()) * inverse
+        )  # (1 or R, n)
         where = torch.arange(clients.shape[1]) if len(scale) > 1 else 0
         return channel.local_noise() * torch.as_tensor(scale)[where, clients.clamp(min=0)][:, :, None]

@@ -139,7 +139,8 @@ class OwnerChannel:
         self._first, self._position, self._owners = first, 0, acting
         self._divisors = np.where(acting >= 0, present * self.participation.rates[acting], 1.0)
         self._by_answer = torch.from_numpy(self._divisors.T[:, :, None].copy())
-        self._scales = self._answer_scales(acting, uses)
+        terms = self.account.terms
+        self._scales = np.zeros(acting.shape) if terms is None else 2 * self.bound * terms.noise(acting, uses)
         self._noise = self._draw(first, acting)
 
     def release_first(self, vectors: Callable[[int], Tensor]) -> Tensor:
@@ -343,15 +344,6 @@ class OwnerChannel:
                 dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(self._dimension))
                 value[k, 0] = to_grid(value[k, 0] * n, noise[k, 0] * n, width, dither) / n
         return value
-
-    def _answer_scales(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """(R, S) scales of the noise of a block on sums, whose sensitivity is 2 C; 0 where nobody acts."""
-        terms, multipliers = self.account.terms, self._multipliers
-        if terms is None or multipliers is None:
-            return np.zeros(owners.shape)
-        rows = np.arange(len(owners))[:, None] if len(multipliers) > 1 else 0
-        scales = np.where(owners >= 0, 2 * self.bound * multipliers[rows, owners], 0.0)
-        return scales / terms.weights(owners, uses) if terms.weighted else scales
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:
         """(S, R, D) noise of a block in units of the means; nothing where nobody acts."""

@@ -139,6 +139,7 @@ class Participation:
             if times.shape != (counts[owner],):
                 raise ConfigError(f"arrivals[{owner}] has shape {times.shape} for {counts[owner]} records.")
         self._sorted: dict[int, np.ndarray] = {}
+        self._held: dict[tuple[int, int], np.ndarray] = {}
 
     def present(self, first: int, owners: np.ndarray) -> np.ndarray:
         """(R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``owners`` (R, S); 0 of -1."""
@@ -152,14 +153,28 @@ class Participation:
             found[replicates, places] = np.searchsorted(self._sorted[owner], first + places, side="right")
         return found
 
-    def of(self, owner: int, steps: np.ndarray, replicates: np.ndarray) -> Tensor | None:
-        """(k, n_i) bool: the records in the owner's answers at activations ``steps`` (k,) of ``replicates`` (k,); None
-        for all."""
+    def of(self, owner: int, steps: np.ndarray, replicates: np.ndarray, *, hold: bool = False) -> Tensor | None:
+        """The records that take part in an owner's answers.
+
+        Args:
+            owner: who answers.
+            steps: (k,) int64, the activations.
+            replicates: (k,) int64.
+            hold: keep the subsamples: the next time these answers are asked for, they are the same.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
         kept: np.ndarray | None = None
         if self._arrivals is not None:
             kept = self._arrivals[owner] <= steps[:, None]
         if self.rates[owner] < 1:
             drawn = self._subsample(owner, steps, replicates)
+            for key, row in zip(zip(steps.tolist(), replicates.tolist(), strict=True), drawn, strict=True):
+                if key in self._held:
+                    row[:] = self._held.pop(key)
+                elif hold:
+                    self._held[key] = row.copy()
             kept = drawn if kept is None else kept & drawn
         return None if kept is None else torch.from_numpy(kept)
 

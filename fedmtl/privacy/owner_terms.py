@@ -92,7 +92,7 @@ class OwnerTerms:
     kinds: tuple[Kind, ...]
     kind: np.ndarray
 
-    @property
+    @cached_property
     def multipliers(self) -> np.ndarray:
         """(P, n) float64: z."""
         return np.array([kind.multiplier for kind in self.kinds])[self.kind]
@@ -102,7 +102,7 @@ class OwnerTerms:
         """(n,) int64."""
         return np.array([kind.cap for kind in self.kinds], dtype=np.int64)[self.kind[0]]
 
-    @property
+    @cached_property
     def weighted(self) -> bool:
         """Whether answers differ in weight."""
         return any(kind.weights is not None for kind in self.kinds)
@@ -112,11 +112,17 @@ class OwnerTerms:
         """(n,) float64: weights of first releases; 0 without one."""
         return np.array([kind.first for kind in self.kinds])[self.kind[0]]
 
-    def weights(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Weights of the answers ``uses`` (from 0) of ``owners``, both (R, S): (R, S) float64; 1 of nobody's, -1."""
+    def noise(self, owners: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """Noise multipliers of the answers ``uses`` (from 0) of ``owners``, both (R, S): (R, S) float64; 0 of nobody's,
+        -1."""
+        rows = np.arange(len(owners))[:, None] if len(self.kind) > 1 else 0
+        multipliers = np.where(owners >= 0, self.multipliers[rows, owners], 0.0)
+        if not self.weighted:
+            return multipliers
         start, flat = self._flat
-        kind = self.kind[0][owners]
-        return np.where((owners >= 0) & (start[kind] >= 0), flat[start[kind] + np.where(owners >= 0, uses, 0)], 1.0)
+        first = start[self.kind[0][owners]]
+        some = (owners >= 0) & (first >= 0)
+        return np.where(some, multipliers / flat[np.where(some, first + uses, 0)], multipliers)
 
     @cached_property
     def _flat(self) -> tuple[np.ndarray, np.ndarray]:

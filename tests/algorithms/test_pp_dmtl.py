@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -15,12 +16,13 @@ from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms import pp_dmtl_server
-from fedmtl.algorithms.pp_dmtl import PPDMTL, largest_delay, published_sensitivity
+from fedmtl.algorithms.pp_dmtl import PPDMTL, largest_delay
+from fedmtl.algorithms.pp_dmtl_published import published_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.optim.nuclear import NuclearProx
 from fedmtl.optim.proximal import prox_nuclear
-from fedmtl.privacy import RecordPrivacy, open_owner_channel
+from fedmtl.privacy import RecordPrivacy, SeededSource, open_owner_channel
 
 from .harness import problem_of
 
@@ -59,6 +61,7 @@ def open_channel(algorithm, problem, clients, privacy, **options):
     clients = torch.as_tensor(clients)
     uses = max(np.bincount(row[row >= 0], minlength=problem.clients).max() for row in clients.numpy())
     caps = algorithm.caps(problem, np.full(problem.clients, max(1, uses)))
+    options |= algorithm.channel_options(problem, privacy, caps)
     return open_owner_channel(
         privacy,
         algorithm.rows(problem),
@@ -112,13 +115,13 @@ def slope(loss, margin, y):
     return 2 * (margin - y) if loss == "squared" else -y / (1 + math.exp(y * margin))
 
 
-def mean_gradient(loss, x, y, w, clip=math.inf):
+def mean_gradient(loss, x, y, w, clip=math.inf, size=None):
     clip *= 1 - 2.0**-20  # the channel's margin
     total = np.zeros(len(w))
     for row, target in zip(x, y, strict=True):
         gradient = slope(loss, row @ w, target) * row
         total += gradient * min(1.0, clip / max(np.linalg.norm(gradient), 1e-300))
-    return total / len(x)
+    return total / (len(x) if size is None else size)
 
 
 def prox_shared(p, threshold, penalty):
@@ -156,8 +159,9 @@ def exact_own(loss, x, y, p, tau):
     return optimize.minimize(value, np.zeros(len(p)), jac=gradient, method="BFGS", options={"gtol": 1e-9}).x
 
 
-def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, start=None):
-    """One replicate, one event at a time: P, S, Q, returned columns as (d, T)."""
+def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, start=None, kept=None):
+    """One replicate, one event at a time: P, S, Q, returned columns as (d, T). ``kept``: the subsample of each event,
+    a mask over the records of the task, the mean of whose gradients is over ``batch_rate`` times all."""
     d, loss = data[0][0].shape[1], algorithm.loss
     threshold = a2 * algorithm.lam if algorithm.threshold is None else algorithm.threshold
     p, s, own, returned = (np.zeros((d, len(data))) for _ in range(4))
@@ -167,19 +171,22 @@ def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, s
         if t < 0:
             continue
         x, y = data[t]
+        size = algorithm.batch_rate * len(x)
+        if kept is not None:
+            x, y = x[kept[k]], y[kept[k]]
         if algorithm.guarantee == "sound":
-            g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip) + outer[k]
+            g = mean_gradient(loss, x, y, returned[:, t] + own[:, t], clip, size) + outer[k]
             own[:, t] = move_own(own[:, t], g, algorithm.a1, algorithm.tau, algorithm.own_penalty)
         else:
             old = own[:, t].copy()
             if algorithm.exact_q:
                 own[:, t] = exact_own(loss, x, y, returned[:, t], algorithm.tau)
             else:
-                raw = mean_gradient(loss, x, y, returned[:, t] + old)
+                raw = mean_gradient(loss, x, y, returned[:, t] + old, size=size)
                 own[:, t] = move_own(old, raw, algorithm.a1, algorithm.tau, algorithm.own_penalty)
             at = old if algorithm.gauss_seidel is False else own[:, t]
-            z1 = inner[k] * (2 * algorithm.a1 * clip / len(x)) / query
-            g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip) + outer[k]
+            z1 = inner[k] * (2 * algorithm.a1 * clip / size) / query
+            g = mean_gradient(loss, x, y, returned[:, t] + at + z1, clip, size) + outer[k]
         s[:, t] = g
         p = prox_shared(p - a2 * s, threshold, algorithm.penalty)
         returned[:, t] = p[:, t]
@@ -237,6 +244,32 @@ def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
         own = state.private.gather("own", torch.arange(TASKS))[:, r].T
         assert torch.allclose(own, torch.from_numpy(expected[2]), atol=1e-6)
     assert set(state.public) == {"shared", "stale", "returned"}, "q_t is private here"
+
+
+@pytest.mark.parametrize("guarantee", ["sound", "paper"])
+def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) -> None:
+    problem, clients = tasks(), schedule(2, 30, 5)
+    algorithm = PPDMTL(threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee=guarantee, batch_rate=0.4)
+    state, channel = run(algorithm, problem, clients, KNORM)
+    outer, inner = drawn(algorithm, problem, clients, KNORM)
+    data, sizes = arrays(problem), []
+    for r in range(2):
+        kept = []
+        for k, t in enumerate(clients[r].tolist()):
+            _, tail = SeededSource(3, r).tails("records", 0, COUNTS[max(t, 0)], torch.tensor([k]))
+            kept.append(2 * tail[0] < 0.4)
+            sizes.append(kept[-1].mean())
+        args = {"clip": 0.3, "inner": inner[:, r], "query": 1 / 0.5, "kept": kept}
+        check_public(state, r, slow(algorithm, data, clients[r], outer[:, r], 0.5, **args), atol=1e-6)
+    assert 0.3 < np.mean(sizes) < 0.5
+    assert np.std(sizes) > 0.05
+    report = channel.report
+    assert "Poisson over the records of an owner, q = 0.4" in report.text()
+    if guarantee == "paper":  # two of epsilon 2 in one iteration
+        assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(math.log(1 + 0.4 * (math.exp(4) - 1))))
+    else:
+        full = run(replace(algorithm, batch_rate=1.0), problem, clients, KNORM)[1]
+        assert 0 < channel.epsilon < full.epsilon
 
 
 @pytest.mark.parametrize("guarantee", ["sound", "paper"])
@@ -553,11 +586,13 @@ def test_every_task_composes_its_own_answers() -> None:
     assert 1.9 < channel.epsilon <= 2.0
 
 
+@pytest.mark.parametrize("batch_rate", [1.0, 0.5])
 @pytest.mark.parametrize("guarantee", ["sound", "paper"])
-def test_secure_noise_runs(guarantee: str) -> None:
+def test_secure_noise_runs(guarantee: str, batch_rate: float) -> None:
     problem, clients = tasks(), schedule(1, 12, 3)
     privacy = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure")
-    one, two = (run(PPDMTL(a1=0.2, lam=0.01, guarantee=guarantee), problem, clients, privacy)[0] for _ in range(2))
+    algorithm = PPDMTL(a1=0.2, lam=0.01, guarantee=guarantee, batch_rate=batch_rate)
+    one, two = (run(algorithm, problem, clients, privacy)[0] for _ in range(2))
     assert bool(one.public["stale"].isfinite().all())
     assert not torch.isclose(one.public["stale"], two.public["stale"])[0, :2].any()
 
@@ -637,6 +672,9 @@ def test_the_delay_of_a_schedule() -> None:
         ({"tau": 0.0, "guarantee": "paper", "exact_q": True}, "tau is 0"),
         ({"refine_tau": 0.0}, "refine_tau"),
         ({"guarantee": "none"}, "guarantee"),
+        ({"batch_rate": 0.0}, "batch_rate"),
+        ({"batch_rate": 1.5}, r"batch_rate is 1\.5"),
+        ({"batch_rate": 0.5, "guarantee": "paper", "exact_q": True}, "batch_rate < 1 takes some"),
     ],
 )
 def test_impossible_settings_are_refused(options: dict, match: str) -> None:
