@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +52,7 @@ from .p2p_presence import Presence, arrival_steps
 from .p2p_start import LocalFits, make_warm_start
 from .p2p_steps import Wakeups, Work
 from .pp_dmtl_task import bounded_rows
+from .settling import stated_domain
 
 REFUTED = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
@@ -71,7 +72,8 @@ class PeerToPeer:
         loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2, of linear models; or ``"model"``: the
             problem's own model and loss, whatever they are (beyond the paper), which needs ``smoothness``.
         lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's experiments.
-        row_norm: features are shortened to this L2 norm B, a public constant; the 1 of a bias stays.
+        row_norm: features are shortened to this L2 norm B, a public constant; the 1 of a bias stays. ``"auto"``: the
+            bound that the data state.
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
             the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
             be public knowledge; only stability rests on it.
@@ -101,7 +103,7 @@ class PeerToPeer:
     mu: float = 1.0
     loss: Literal["logistic", "squared", "model"] = "logistic"
     lam: float | Literal["inverse"] = "inverse"
-    row_norm: float = 1.0
+    row_norm: float | Literal["auto"] = 1.0
     smoothness: float | None = None
     idle_confidence: float = 1e-3
     start: float | tuple[float, ...] | Literal["local"] | None = None
@@ -123,7 +125,9 @@ class PeerToPeer:
         one_of(self, ("logistic", "squared", "model"), loss=self.loss)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("forget", "keep"), departed=self.departed)
-        positive(self, mu=self.mu, row_norm=self.row_norm, idle_confidence=self.idle_confidence)
+        positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
+        if self.row_norm != "auto":
+            positive(self, row_norm=self.row_norm)
         if self.lam != "inverse":
             positive(self, lam=self.lam)
         for field in ("smoothness", "warm_lam"):
@@ -158,6 +162,15 @@ class PeerToPeer:
     def __hash__(self) -> int:
         return hash((self.mu, self.loss, self.lam, self.row_norm, self.guarantee))  # mappings are compared, not hashed
 
+    def settle(self, problem: Problem, *public: object) -> PeerToPeer:
+        """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
+
+        Raises:
+            ConfigError: the data state no bounds.
+        """
+        needed = self.row_norm == "auto" and self.loss != "model"
+        return replace(self, row_norm=self._limit(problem)) if needed else self
+
     # What it needs of the problem
 
     def network(self, problem: Problem) -> Network:
@@ -170,7 +183,7 @@ class PeerToPeer:
 
     def data(self, problem: Problem) -> LinearData:
         """Rows and targets of every agent of a linear model, within the bound of the domain."""
-        return bounded_rows(problem, self._linear, self.row_norm)
+        return bounded_rows(problem, self._linear, self._limit(problem))
 
     def rows(self, problem: Problem) -> list[Tensor] | None:
         """The rows x_j of every agent, (m_i, D) float64, within the bound of the domain; None with ``loss="model"``."""
@@ -338,7 +351,13 @@ class PeerToPeer:
     def _row_bound(self, problem: Problem) -> float:
         """B of a whole row, with the 1 of a bias."""
         bias = problem.dimension - math.prod(problem.data.spec.shape)
-        return math.sqrt(self.row_norm**2 + bias)
+        return math.sqrt(self._limit(problem) ** 2 + bias)
+
+    def _limit(self, problem: Problem) -> float:
+        """B of the features."""
+        if self.row_norm == "auto":
+            return stated_domain(problem.data, "PeerToPeer.row_norm").l2
+        return float(self.row_norm)
 
     def _check_start(self, *, noised: bool) -> None:
         if noised and self.start == "local" and self.guarantee == "sound":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl import AsyncLearner, Callback, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
@@ -20,6 +20,7 @@ from fedmtl.graphs import Ring
 from fedmtl.schedules import Dropouts, ExponentialLatency
 from fedmtl.trainer.problem import build_problem
 
+from ..trainer.settings import quick_figures
 from .p2p_harness import COUNTS, NOISED, D, agents, arrays, mean_gradient, random_graph, run, schedule
 
 N = len(COUNTS)
@@ -136,6 +137,52 @@ def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
     assert high == pytest.approx(2.0, rel=1e-3), "all five answers, before and after an absence"
     assert low < 1.9, "c4 never came back"
     assert result.stopped == "rounds"
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("at", [0, 3, 11])
+@pytest.mark.parametrize("options", [{"warm_start": 0.3, "allocation": 3.0}, {"absences": True, "arrivals": True}])
+def test_an_interrupted_run_resumes_to_the_same_bits(at: int, options: dict, tmp_path, monkeypatch) -> None:
+    class Dies(Callback):
+        def on_event(self, event, state) -> None:
+            if event.step >= at:
+                raise Stop
+
+    quick_figures(monkeypatch)
+    rng = np.random.default_rng(0)
+    clients = {f"c{k}": (rng.normal(size=(8, 3)), rng.integers(0, 2, 8)) for k in range(6)}
+    away = Dropouts(intervals={"c1": [(0, 3.0)], "c2": [(1.0, 2.0)]}) if "absences" in options else None
+    if away is not None:
+        options = {"absences": away, "arrivals": {"c3": [0, 0, 5, 5, 9, 9, 9, 30]}}
+
+    def run_of(folder: str, *callbacks: Callback) -> Trainer:
+        return Trainer(
+            algorithm=PeerToPeer(graph=Ring(), **options),
+            data=FederatedDataset.from_tensors(clients, test=clients, classes=2),
+            model=models.linear_regression(bias=False),
+            schedule=Latencies(latency=ExponentialLatency(1.0), activations=3, dropouts=away),
+            privacy=RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
+            rounds=1000,
+            device="cpu",
+            progress=False,
+            dtype="float64",
+            eval_every=100,
+            checkpoint_every=2,
+            folder=tmp_path / folder,
+            callbacks=callbacks,
+        )
+
+    whole = run_of("whole").fit()
+    with pytest.raises(Stop):
+        run_of("run", Dies()).fit()
+    again = run_of("run").fit(resume=True)
+    assert torch.equal(again.personal, whole.personal)
+    assert again.epsilon == whole.epsilon
+    assert whole.epsilon == pytest.approx(2.0, rel=1e-3)
+    assert again.privacy.releases == whole.privacy.releases == 18 + 6 * ("warm_start" in options)
 
 
 @pytest.mark.parametrize("replicates", [1, 2])

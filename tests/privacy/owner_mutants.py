@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, Trainer, models
+from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.data import FederatedDataset
+from fedmtl.graphs import Ring
 from fedmtl.privacy import OwnerChannel, RecordPrivacy, SeededSource, owner_account, owner_opening, owner_terms
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.owner_records import OwnerRecords, RecordSums
@@ -23,6 +24,7 @@ OWNERS, ANSWERS, FEATURES = 5, 8, 6
 EFFORT = Effort(noise=4800, processes=False)
 ALGORITHMS = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
+    "p2p": (PeerToPeer(graph=Ring(), mu=0.5), PoissonClocks(per_client=ANSWERS)),
     "pp_dmtl": (PPDMTL(a1=0.05), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
 }
 _PRIVACY = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)

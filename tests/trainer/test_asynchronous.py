@@ -16,6 +16,7 @@ from fedmtl import (
     ClientPrivacy,
     FullParticipation,
     Latencies,
+    PeerToPeer,
     PoissonClocks,
     RecordPrivacy,
     Trainer,
@@ -23,6 +24,7 @@ from fedmtl import (
 )
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
+from fedmtl.graphs import Ring
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit import transcript
 from fedmtl.trainer.problem import build_problem
@@ -43,6 +45,11 @@ CASES = {
         "algorithm": PPDMTL(),
         "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
+    },
+    "p2p": {
+        "algorithm": PeerToPeer(graph=Ring(), mu=0.5, allocation=2.0),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
     },
 }
 

@@ -20,6 +20,7 @@ from fedmtl import (
     EarlyStopping,
     FullParticipation,
     Latencies,
+    PeerToPeer,
     PoissonClocks,
     RecordPrivacy,
     Trainer,
@@ -27,6 +28,7 @@ from fedmtl import (
 )
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
+from fedmtl.graphs import Ring
 from fedmtl.privacy import SeededSource, open_owner_channel, owner_opening
 from fedmtl.report.tables import collect, group
 from fedmtl.schedules import UniformLatency
@@ -47,6 +49,11 @@ CASES = {
         "algorithm": PPDMTL(a1=0.1),
         "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
+    },
+    "p2p": {
+        "algorithm": PeerToPeer(graph=Ring(), mu=0.5, warm_start=0.4, allocation=2.0),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, delta=1e-5),
     },
 }
 ROUNDS = {
@@ -99,7 +106,9 @@ def test_every_replicate_is_a_run_of_its_own(case, monkeypatch):
     for m, numbers in enumerate(found):
         monkeypatch.setattr(owner_opening, "SeededSource", lambda seed, _, m=m: SeededSource(seed, m))
         privacy = replace(run.privacy, epsilon=EPSILONS[m // RUNS])
-        channel = open_owner_channel(privacy, algorithm.rows(problem), ids=DATA.ids, caps=bound.caps, seed=SEED)
+        own = getattr(algorithm, "channel_options", lambda *_: {})(problem, privacy, bound.caps)
+        x = algorithm.rows(problem)
+        channel = open_owner_channel(privacy, x, ids=DATA.ids, caps=bound.caps, seed=SEED, **own)
         state = algorithm.init(problem)
         for step in range(bound.steps):
             event = bound.events(SEED, step, step + 1, replicates=[m])
