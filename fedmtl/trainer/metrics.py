@@ -153,14 +153,14 @@ def evaluate_nmse(problem: Problem, algorithm: AnyAlgorithm, state: State, side:
     return normalized(evaluate_personal(problem, algorithm, state, side).score, part.y.cpu(), part.offsets)
 
 
-def normalized_row(problem: Problem, mse: Tensor, prefix: str = "") -> dict[str, float]:
-    """``nmse`` and ``pooled_nmse`` of clients' test errors (n,), for a row of numbers; empty for other problems than
-    a regression with one target an example."""
+def normalized_numbers(problem: Problem, mse: Tensor) -> dict[str, Tensor]:
+    """``nmse`` and ``pooled_nmse`` (...) of clients' test errors (..., n), for rows of numbers; empty for other
+    problems than a regression with one target an example."""
     part = problem.data.test
     if problem.data.classes is not None or part.y.ndim != 1:
         return {}
     found = normalized(mse, part.y.cpu(), part.offsets)
-    return {f"{prefix}nmse": float(found.mean), f"{prefix}pooled_nmse": float(found.pooled)}
+    return {"nmse": found.mean, "pooled_nmse": found.pooled}
 
 
 def evaluate_auc(problem: Problem, algorithm: AnyAlgorithm, state: State, side: Side = "test") -> Tensor:

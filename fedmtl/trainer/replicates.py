@@ -23,7 +23,7 @@ from ..algorithms.base import AnyAlgorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, OwnerChannel, Privacy
 from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
-from .metrics import normalized_row
+from .metrics import normalized_numbers
 from .problem import describe
 from .stopping import EarlyStopping
 
@@ -143,10 +143,16 @@ def spent_by_run(channel: Channel | OwnerChannel, count: int) -> np.ndarray:
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
-    """What a row of the history says of the scores of all clients."""
+    """What a row of the history says of the scores of all clients, (n,) each."""
+    return {name: float(column[0]) for name, column in columns_of(problem, [metrics]).items()}
+
+
+def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
+    """As :func:`numbers_of` for M runs: float64 (M,) by name."""
     name, counts = metric_name(problem), problem.data.test.counts
-    summary = summarize(metrics.score, counts, metric=name)
-    return {"loss": float(metrics.loss.mean())} | summary | normalized_row(problem, metrics.score)
+    rows = [{"loss": float(one.loss.mean())} | summarize(one.score, counts, metric=name) for one in each]
+    columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
+    return columns | normalized_numbers(problem, torch.stack([one.score for one in each]))
 
 
 def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[str, Tensor]:
@@ -166,9 +172,7 @@ def measure_all(problem: Problem, algorithm: AnyAlgorithm, state: State) -> tupl
     """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
     scores = evaluate_models(problem, algorithm.models(problem, state))  # type: ignore[union-attr]
     each = [Metrics(loss, score) for loss, score in zip(scores.loss, scores.score, strict=True)]
-    rows = [numbers_of(problem, metrics) for metrics in each]
-    columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
-    return columns | objectives(problem, algorithm, state), each[0]
+    return columns_of(problem, each) | objectives(problem, algorithm, state), each[0]
 
 
 def evaluate_models(problem: Problem, models: Tensor) -> Metrics:

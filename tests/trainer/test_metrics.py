@@ -19,7 +19,7 @@ from fedmtl.trainer.metrics import (
     evaluate_nmse,
     linear_outputs,
     nmse,
-    normalized_row,
+    normalized_numbers,
     task_auc,
 )
 from fedmtl.trainer.problem import build_problem
@@ -137,7 +137,7 @@ def test_any_model_of_any_algorithm(outputs):
             assert float(found[t]) == pytest.approx(roc_auc_score(y, scores), rel=1e-12)
         else:
             assert found[t].isnan()
-    assert normalized_row(problem, torch.ones(4)) == {}
+    assert normalized_numbers(problem, torch.ones(4)) == {}
     with pytest.raises(DataError, match="regression"):
         evaluate_nmse(problem, Given(rows), None)
 
@@ -154,9 +154,10 @@ def test_nmse_of_any_model():
         guess = module(data.train.x[a:b].double()).detach()[:, 0]
         if b - a > 1:
             assert float(found.task[t]) == pytest.approx(1 - r2_score(data.train.y[a:b], guess), rel=1e-9)
-    row = normalized_row(problem, evaluate_nmse(problem, Given(rows), None).mse, prefix="own_")
     tested = evaluate_nmse(problem, Given(rows), None)
-    assert row == {"own_nmse": float(tested.mean), "own_pooled_nmse": float(tested.pooled)}
+    both = normalized_numbers(problem, torch.stack([tested.mse, 3 * tested.mse]))
+    assert both["nmse"].tolist() == pytest.approx([float(tested.mean), 3 * float(tested.mean)])
+    assert both["pooled_nmse"].tolist() == pytest.approx([float(tested.pooled), 3 * float(tested.pooled)])
     with pytest.raises(DataError, match="two classes"):
         evaluate_auc(problem, Given(rows), None)
 
