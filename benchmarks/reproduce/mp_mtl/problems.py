@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -45,7 +46,7 @@ class Setup:
 
 
 @cache
-def synthetic(structure: str, seed: int, tasks: int = 320) -> FederatedDataset:
+def synthetic(structure: str, seed: int, tasks: int = 320, problem: str = "regression") -> FederatedDataset:
     """320 tasks of 30 records in 30 dimensions, noise 1/2 on scores of variance 1; 60 records a task for test."""
     return make_synthetic_tasks(
         tasks,
@@ -54,7 +55,7 @@ def synthetic(structure: str, seed: int, tasks: int = 320) -> FederatedDataset:
         features=30,
         structure=structure,  # type: ignore[arg-type]
         rank=4 if structure == "group_sparse" else 3,
-        problem="regression",
+        problem=problem,  # type: ignore[arg-type]
         noise=0.5,
         seed=seed,
     ).data
@@ -80,9 +81,10 @@ def setups(root: Path | None) -> dict[str, Setup]:
 
 
 def rows_of(examples: Examples) -> LinearData:
-    """Examples as the tasks' rows."""
+    """Examples as the tasks' rows; labels 0 and 1 become -1 and +1."""
     counts = examples.counts.tolist()
-    return LinearData(tuple(examples.x.double().split(counts)), tuple(examples.y.double().split(counts)), False)
+    y = examples.y.double() if examples.y.is_floating_point() else 2.0 * examples.y - 1
+    return LinearData(tuple(examples.x.double().split(counts)), tuple(y.double().split(counts)), False)
 
 
 def errors_of(models_: Tensor, data: FederatedDataset, tasks: int | None = None) -> NormalizedError:
@@ -101,12 +103,14 @@ class Run:
         noise: (rounds, R), standard deviation of the noise on a diagonal entry of the released sum.
         signal: (rounds, R), Frobenius norm of the sum before noise: read off without privacy.
         epsilon: (R,), spent.
+        seconds: of the iterations, with their noise, without preparation and calibration.
     """
 
     models: Tensor
     noise: Tensor
     signal: Tensor
     epsilon: Tensor
+    seconds: float
 
 
 def run(
@@ -143,15 +147,17 @@ def run(
     state = algorithm.init(problem, count)
     order = torch.argsort(problem.data.keys, stable=True)
     rank = torch.argsort(order)
-    noise, signal = [], []
+    noise, signal, seconds = [], [], 0.0
     for event in round_events(channel.draw, order, start=0, stop=rounds):
-        channel.begin(event.step, rank[event.cohort])
         rows = state.private.whole("model").transpose(0, 1)
         rows = rows * (clip / rows.norm(dim=2, keepdim=True).clamp(min=clip))
         signal.append((rows.mT @ rows).norm(dim=(1, 2)))
+        began = time.perf_counter()
+        channel.begin(event.step, rank[event.cohort])
         state = algorithm.step(problem, state, event, channel)
+        seconds += time.perf_counter() - began
         noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)
     spent = torch.as_tensor(getattr(channel, "epsilons", channel.epsilon)).double().expand(count)
     channel.close()
     found = algorithm.models(problem, state)
-    return Run(found, torch.stack(noise), torch.stack(signal), spent)
+    return Run(found, torch.stack(noise), torch.stack(signal), spent, seconds)

@@ -13,7 +13,7 @@ from sweep import markdown, replace_section, write_csv
 from fedmtl.report._canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]
-COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse",
+COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",
            "standard_error", "pooled", "difference", "difference_error", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
@@ -48,6 +48,10 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
     if grids:
         replace_section(readme, "grid", grid_table(grids))
         replace_section(readme, "variants", variants_table(grids))
+    if "labels" in parts:
+        means = averaged(parts["labels"], ("method", "epsilon"), "auc")
+        rows += [{**r, "part": "labels"} for r in means]
+        replace_section(readme, "labels", labels_table(means))
     if "allocation" in parts:
         means = averaged(parts["allocation"], ("rho", "momentum", "epsilon", "alpha", "q"))
         rows += [{**r, "part": "allocation", "method": "MP-MTL-LR"} for r in means]
@@ -88,6 +92,7 @@ def summary(rows: list[Row]) -> list[Row]:
     for r in rows:
         own = r["deals"]
         paired = [a - b for a, b in zip(own, alone["deals"], strict=False)]
+        pooled = [a - b for a, b in zip(r["pooled_deals"], alone["pooled_deals"], strict=False)]
         found.append(
             {
                 **r,
@@ -96,19 +101,22 @@ def summary(rows: list[Row]) -> list[Row]:
                 "difference": mean(paired),
                 "difference_error": error_of(paired),
                 "alone_error": error_of(alone["deals"]),
+                "pooled": mean(r["pooled_deals"]),
+                "pooled_difference": mean(pooled),
+                "pooled_alone_error": error_of(alone["pooled_deals"]),
                 "deals": len(own),
             }
         )
     return found
 
 
-def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
+def averaged(rows: list[Row], keys: tuple[str, ...], value: str = "nmse") -> list[Row]:
     """Means over deals of rows that agree in ``keys``."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for r in rows:
-        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r["nmse"])
+        groups.setdefault(tuple(r.get(k) for k in keys), []).append(r[value])
     return [
-        {**dict(zip(keys, key, strict=True)), "nmse": mean(values), "standard_error": error_of(values),
+        {**dict(zip(keys, key, strict=True)), value: mean(values), "standard_error": error_of(values),
          "deals": len(values)}
         for key, values in groups.items()
     ]  # fmt: skip
@@ -147,13 +155,15 @@ def claims_table(problems: dict[str, list[Row]]) -> str:
             own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
             within = [r for r in own if r["difference"] <= r["alone_error"]]
             worst, best = max(own, key=lambda r: r["difference"]), min(own, key=lambda r: r["difference"])
+            pooled = [r for r in own if r["pooled_difference"] <= r["pooled_alone_error"]]
             bad = ", ".join(f"{r['epsilon']:g}" for r in own if r not in within) or "none"
             lines.append(
                 [PROBLEMS[name], NAMES[method], f"{len(within)} of {len(own)}", bad, _difference(worst),
-                 _difference(best), f"{best['difference'] / (best['nmse'] - best['difference']):+.0%}"]
+                 _difference(best), f"{best['difference'] / (best['nmse'] - best['difference']):+.0%}",
+                 f"{len(pooled)} of {len(own)}"]
             )  # fmt: skip
     titles = ["problem", "method", "within 1 se of STL or better:", "worse at ε", "largest difference:",
-              "best difference:", "of STL:"]  # fmt: skip
+              "best difference:", "of STL:", "pooled nMSE within 1 se:"]  # fmt: skip
     return markdown(titles, lines)
 
 
@@ -208,6 +218,16 @@ def allocation_table(rows: list[Row]) -> str:
                               text(flat["nmse"]), text(flat["standard_error"])])  # fmt: skip
     titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "± se:"]
     return markdown(titles, lines)
+
+
+def labels_table(rows: list[Row]) -> str:
+    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if "MP-MTL" in r["method"]))
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = {r["epsilon"]: r for r in rows if r["method"] == method}
+        cells = [f"{text(own[e]['auc'])} ± {text(own[e]['standard_error'])}" if e in own else "" for e in epsilons]
+        lines.append([NAMES.get(method, method), *cells])
+    return markdown(["aAUC", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)], lines)
 
 
 def noise_table(rows: list[Row]) -> str:

@@ -34,6 +34,7 @@ from fedmtl.algorithms.mp_mtl_baselines import choose_multi_task, multi_task, si
 from fedmtl.algorithms.mp_mtl_baselines_private import DPMTRL, DPAggr, TaskBudget  # noqa: E402
 from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks  # noqa: E402
 from fedmtl.privacy import SeededSource  # noqa: E402
+from fedmtl.trainer.metrics import average_auc, linear_outputs  # noqa: E402
 
 Row = dict[str, Any]
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -120,7 +121,7 @@ def tradeoff(setup: Setup, scale: str) -> list[Row]:
             "epsilon": epsilon,
             "note": note,
             "deals": [task for task, _ in values],
-            "pooled": sum(pooled for _, pooled in values) / len(values),
+            "pooled_deals": [pooled for _, pooled in values],
             "runs": len(values) * (1 if epsilon == math.inf and "MP" not in name else repetitions),
         }
         for (name, epsilon, note), values in found.items()
@@ -131,6 +132,33 @@ def _chosen(settings: Any) -> str:
     if isinstance(settings, DPAggr):
         return f"reg {settings.reg:g}"
     return f"lam1 {settings.lam1:g}, lam2 {settings.lam2:g}"
+
+
+def labels(setup: Setup, scale: str) -> list[Row]:
+    """aAUC by epsilon with the logistic loss: the synthetic tasks of low rank with two classes. The step size is 4, so
+    that lambda = 0.1 K / 4 is the same threshold."""
+    rows: list[Row] = []
+    repetitions = 5
+    for deal in range(10):
+        data = synthetic("low_rank", deal, problem="classification")
+        own = rows_of(data.train)
+
+        def keep(name: str, epsilon: float, models: Tensor, deal: int = deal, data: Any = data) -> None:
+            auc = average_auc(linear_outputs(models, data.test), data.test.y, data.test.offsets)
+            rows.append({"deal": deal, "method": name, "epsilon": epsilon, "auc": float(auc.mean())})
+
+        keep("STL", math.inf, single_task(own, loss="logistic", reg=setup.ridge).models)
+        keep("STL, five folds", math.inf, single_task(own, loss="logistic").models)
+        for g, short in (("nuclear", "LR"), ("rows", "GS")):
+            together = multi_task(own, 0.3, penalty=g, loss="logistic", tolerance=1e-3, iterations=500)  # type: ignore[arg-type]
+            keep(f"MTL-{short}", math.inf, together.models)
+        for (penalty, short), rho in itertools.product(PENALTIES.items(), (RHO, SMALL_RHO)):
+            algorithm = method(setup, penalty, rho=rho, loss="logistic", lam=LAM * setup.clip / 4)
+            epsilons = (*EPSILONS, math.inf)
+            models = run(algorithm, data, epsilons, repetitions, clip=setup.clip, seed=deal).models
+            for e, epsilon in enumerate(epsilons):
+                keep(f"MP-MTL-{short} {rho:g}", epsilon, models[e * repetitions : (e + 1) * repetitions])
+    return rows
 
 
 def grid(setup: Setup, scale: str) -> list[Row]:
@@ -263,8 +291,8 @@ def main() -> None:
     for name, setup in known.items():
         parts[name] = partial(tradeoff, setup, arguments.scale)
         parts[f"grid_{name}"] = partial(grid, setup, arguments.scale)
-    for name, part in (("allocation", allocation), ("noise", noise), ("tasks", tasks), ("heat", heat)):
-        parts[name] = partial(part, known["low_rank"], arguments.scale)
+    others = {"labels": labels, "allocation": allocation, "noise": noise, "tasks": tasks, "heat": heat}
+    parts |= {name: partial(part, known["low_rank"], arguments.scale) for name, part in others.items()}
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         file = arguments.out / f"{name}.json"
@@ -274,7 +302,7 @@ def main() -> None:
             file.write_text(json.dumps(rows))
             print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     names = ("low_rank", "group_sparse", "school")
-    every = [*names, *(f"grid_{name}" for name in names), "allocation", "noise", "tasks", "heat"]
+    every = [*names, *(f"grid_{name}" for name in names), *others]
     found = {name: json.loads((arguments.out / f"{name}.json").read_text())
              for name in every if (arguments.out / f"{name}.json").exists()}  # fmt: skip
     report.write(found, HERE)
