@@ -3,7 +3,8 @@
     python scripts/mutants.py [ALGORITHM ...] > mutants.md
 
 Every mutant is audited with all checks in its configuration of each algorithm: of pmtl, pmtl-local, fedavg and fedprox,
-which go in rounds, and of async_learner and pp_dmtl, whose owners act one at a time.
+which go in rounds, of mp_mtl, which releases covariances, and of async_learner and pp_dmtl, whose owners act one at a
+time.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.privacy import matrix_mutants as matrices
 from tests.privacy import mutants as rounds
 from tests.privacy import owner_mutants as owners
 
 
 def main(algorithms: list[str]) -> int:
     """Print the table; 1 if a mutant escapes or a no-op is refuted."""
-    accepted = [*rounds.ALGORITHMS, *owners.ALGORITHMS]
+    gates = (rounds, matrices, owners)
+    accepted = [name for gate in gates for name in gate.ALGORITHMS]
     unknown = set(algorithms) - set(accepted)
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}; accepted: {', '.join(accepted)}", file=sys.stderr)
         return 2
     failed = 0
     print("| mutant | configuration | algorithms | caught by |\n|---|---|---|---|")
-    for gate in (rounds, owners):
+    for gate in gates:
         chosen = [name for name in gate.ALGORITHMS if not algorithms or name in algorithms]
         if not chosen:
             continue

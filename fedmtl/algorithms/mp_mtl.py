@@ -42,6 +42,7 @@ from .mp_mtl_tasks import TaskLoss, TaskStack
 from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty
 
 RELEASE = "covariance"
+_BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,40 +174,59 @@ class MPMTL:
         if self.start == "local":
             first = tasks.fit(self.start_ridge or self.ridge or 0.01)[:, None, :].expand(-1, replicates, -1)
             for name in ("model", "projected"):
-                store.assign(name, first.clone())
+                store.assign(name, first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1))
         return State(public, store)
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        tasks, store, sharing = self._tasks(problem), state.private, self._sharing
-        d, eta = self._features(problem), self._step_size(problem)
-        clients, model = torch.arange(problem.clients), store.whole("model")
+        sharing, d, clients = self._sharing, self._features(problem), torch.arange(problem.clients)
+        kept = {name: state.private.whole(name).transpose(0, 1) for name in state.private.fields}  # (R, n, D)
         # 2-4. the covariance of the clipped models, noised; its sum over the tasks, not their mean
-        rows = model.transpose(0, 1)[..., :d]  # (R, n, d)
+        rows = kept["model"][..., :d]
         one = channel.replicates == 1
         released = channel.release(RELEASE, rows[0] if one else rows, clients) * channel.denominator
-        covariance = released[None] if one else released
         # a public shift, and what is below 0 counts as 0
         sigma = channel.noise_std(RELEASE) * channel.denominator
-        covariance = sharing.shifted(covariance, self._rho * (2 * d) ** 0.5 * sigma)
+        covariance = sharing.shifted(released[None] if one else released, self._rho * (2 * d) ** 0.5 * sigma)
         # 5. the map M
-        map = sharing.map(covariance, eta * self.lam)
+        map = sharing.map(covariance, self._step_size(problem) * self.lam)
         state.public |= {"covariance": covariance, "map": map}
         # 6. every task projects its own model, and takes an accelerated gradient step on its own data
-        weight = momentum_weight(self.momentum, event.step, self.ridge * eta)
-        projected = model.clone()
-        projected[..., :d] = sharing.apply(map, self._projected(channel, rows)).transpose(0, 1)
-        z = self._ahead(state, event.step, "projected", projected, weight)
-        if self.own_penalty is None:
-            gradient = tasks.gradient(z)
-            store.assign("model", z.sub(gradient, alpha=eta).sub_(z, alpha=eta * self.ridge))
-            return state
-        own = OWN_PENALTIES[self.own_penalty].prox(store.whole("own").transpose(0, 1), eta * self.own_lam)
-        y = self._ahead(state, event.step, "own_projected", own.transpose(0, 1), weight)
-        point = _sum(z, y)
-        gradient = tasks.gradient(point).add_(point, alpha=self.ridge)
-        store.assign("model", z - eta * gradient)
-        store.assign("own", y - eta * gradient[..., :d])
+        clip = channel.privacy.initial_norm if self.guarantee == "paper" and channel.privacy is not None else None
+        size = max(1, _BLOCK_ELEMENTS // (problem.clients * kept["model"].shape[2]))
+        for first in range(0, len(map), size):  # a few repetitions at a time stay in the cache
+            part = slice(first, first + size)
+            self._advance(problem, {name: value[part] for name, value in kept.items()}, map[part], event.step, clip)
+        for name, value in kept.items():
+            state.private.assign(name, value.transpose(0, 1))
         return state
+
+    def _advance(self, problem: Problem, kept: dict[str, Tensor], map: Tensor, step: int, clip: float | None) -> None:
+        """The tasks' part of an iteration, in place on what they keep, (r, n, D) each.
+
+        Args:
+            problem: the data.
+            kept: ``model``, ``projected``, and with W = P + Q ``own`` and ``own_projected``.
+            map: (r, d, d) or (r, d), M.
+            step: number of the iteration.
+            clip: bound on the models that are projected, or None: their own.
+        """
+        tasks, d, eta = self._tasks(problem), self._features(problem), self._step_size(problem)
+        weight = momentum_weight(self.momentum, step, self.ridge * eta)
+        rows = kept["model"][..., :d]
+        if clip is not None:
+            rows = clip_rows(rows.reshape(-1, d), L2Clip(clip)).reshape(rows.shape)
+        kept["model"][..., :d] = self._sharing.apply(map, rows)
+        z = _ahead(kept, "projected", kept["model"], weight)
+        if self.own_penalty is None:
+            gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
+            torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=kept["model"])
+            return
+        own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self.own_lam)
+        y = _ahead(kept, "own_projected", own, weight)
+        point = _sum(z, y)
+        gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
+        torch.sub(z, gradient, alpha=eta, out=kept["model"])
+        torch.sub(y, gradient[..., :d], alpha=eta, out=kept["own"])
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """what_i of ``clients`` in repetition 0, (k, D)."""
@@ -264,18 +284,12 @@ class MPMTL:
         data = self._tasks(problem).smoothness(self.row_norm) if self.smoothness is None else self.smoothness
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
 
-    def _projected(self, channel: Channel, rows: Tensor) -> Tensor:
-        """The models that tasks project: their own, or the clipped ones that are printed."""
-        if self.guarantee == "sound" or channel.privacy is None:
-            return rows
-        flat = rows.reshape(-1, rows.shape[-1])
-        return clip_rows(flat, L2Clip(channel.privacy.initial_norm)).reshape(rows.shape)
 
-    def _ahead(self, state: State, step: int, name: str, new: Tensor, weight: float) -> Tensor:
-        """z = new + b_t (new - previous), and ``new`` becomes the previous one."""
-        z = new if weight == 0 else new + weight * (new - state.private.whole(name))
-        state.private.assign(name, new)
-        return z
+def _ahead(kept: dict[str, Tensor], name: str, new: Tensor, weight: float) -> Tensor:
+    """z = new + b_t (new - previous), and ``new`` becomes the previous one."""
+    z = new + weight * (new - kept[name]) if weight else new.clone()
+    kept[name].copy_(new)
+    return z
 
 
 def _sum(shared: Tensor, own: Tensor) -> Tensor:

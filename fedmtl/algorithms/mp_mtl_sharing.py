@@ -60,11 +60,13 @@ class Sharing:
         if threshold == 0:
             return torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(covariance)
         values, vectors = torch.linalg.eigh(covariance)
-        return (vectors * _factors(values, threshold)[..., None, :]) @ vectors.mT
+        return _product(vectors * _factors(values, threshold)[..., None, :], vectors.mT)
 
     def apply(self, map: Tensor, rows: Tensor) -> Tensor:
         """M w_i for models as rows (..., K, d)."""
-        return rows * map[..., None, :] if self.form == "diagonal" else rows @ map
+        if self.form == "diagonal":
+            return rows * map[..., None, :]
+        return _product(rows, map)
 
     def shifted(self, covariance: Tensor, shift: Tensor) -> Tensor:
         """``covariance + shift I`` for shifts (R,) of (R, d, d), or of the diagonals (R, d)."""
@@ -76,6 +78,10 @@ class Sharing:
 
 
 SHARING: dict[SharedPenalty, Sharing] = {"nuclear": Sharing("symmetric", "nuclear"), "l21": Sharing("diagonal", "rows")}
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.from_numpy(a.numpy() @ b.numpy())  # of small matrices numpy's products are faster than torch's
 
 
 def _factors(values: Tensor, threshold: float) -> Tensor:

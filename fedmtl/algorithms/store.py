@@ -55,7 +55,7 @@ class ClientStore:
 
     def snapshot(self, step: int) -> dict[str, Tensor]:
         """What the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
-        return dict(self._tensors)
+        return {name: tensor.contiguous() for name, tensor in self._tensors.items()}
 
     def commit(self) -> None:
         """The checkpoint of the last snapshot is in place."""

@@ -13,6 +13,8 @@ from .symmetric import smat, svec
 if TYPE_CHECKING:
     from .release import Form
 
+_BLOCK_ELEMENTS = 1 << 17
+
 
 def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
     """The clipped sum in the coordinates that are noised.
@@ -31,8 +33,14 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
             return clipped_sum(rows, clip)
         return torch.stack([contributions(one, clip, form) for one in rows])
     wide = rows.detach().cpu().double()
+    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _BLOCK_ELEMENTS:  # a few matrices at a time, in the cache
+        parts = wide.split(max(1, _BLOCK_ELEMENTS // wide[0].numel()))
+        return torch.cat([contributions(part, clip, form) for part in parts])
     clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
-    return (clipped * clipped).sum(-2) if form == "diagonal" else svec(clipped.mT @ clipped)
+    if form == "diagonal":
+        return (clipped * clipped).sum(-2)
+    values = clipped.numpy()  # of small matrices numpy's products are faster than torch's
+    return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
 
 
 def shaped(value: Tensor, form: Form) -> Tensor:

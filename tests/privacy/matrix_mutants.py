@@ -26,7 +26,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.release import ReleasePlan
 
-from .mutants import CANARY, CHARGES, NOISE, SENSITIVITY, TRANSCRIPT, Mutant, audit
+from .mutants import CANARY, CHARGES, CHECKS, NOISE, SENSITIVITY, TRANSCRIPT, Mutant, audit
 
 _PRIVACY = ClientPrivacy(clip_norm=0.5, epsilon=8.0, delta=1e-4)
 MATRIX_CONFIGURATIONS = {
@@ -36,6 +36,7 @@ MATRIX_CONFIGURATIONS = {
     "diagonal": (MPMTL(lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
     "curator": (MPMTL(lam=0.1, curator_epsilon=10.0), _PRIVACY),
 }
+ALGORITHMS = ("mp_mtl",)
 Apply = Callable[[pytest.MonkeyPatch, Trainer], None]
 
 
@@ -55,8 +56,8 @@ def matrix_trainer(configuration: str) -> Trainer:
     )
 
 
-def matrix_caught(mutant: Mutant, checks: tuple[str, ...]) -> list[str]:
-    """The checks that refute the mutant in its configuration."""
+def caught(algorithm: str, mutant: Mutant, checks: tuple[str, ...] = CHECKS) -> list[str]:
+    """The checks that refute the mutant in its configuration of MP-MTL."""
     trainer = matrix_trainer(mutant.configuration)
     with pytest.MonkeyPatch.context() as patch:
         mutant.apply(patch, trainer)
@@ -151,8 +152,8 @@ def _step_size_from_data(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(MPMTL, "_step_size", of)
 
 
-MATRIX_NO_OP = [Mutant(f"no-op: {name}", lambda patch, trainer: None, (), name) for name in MATRIX_CONFIGURATIONS]
-MATRIX_MUTANTS = [
+NO_OP = [Mutant(f"no-op: {name}", lambda patch, trainer: None, (), name) for name in MATRIX_CONFIGURATIONS]
+MUTANTS = [
     Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), "symmetric"),
     Mutant("noise x 0.9", _scaled(0.9), NOISE, "allocated"),
     Mutant("off-diagonals without sqrt 2", _without_root, (*NOISE, *SENSITIVITY), "symmetric"),
