@@ -1,0 +1,232 @@
+"""Tables and plots of PP-DMTL, from the rows that run.py keeps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from sweep import markdown, replace_section, write_csv
+
+from fedmtl.report._canvas import dress, footnote, new_figure, save
+
+Row = dict[str, Any]
+COLUMNS = ("part", "rule", "epsilon", "answers", "what", "records", "lam", "a2", "ridge", "server", "steps",
+           "stragglers", "delay", "runs", "rank", "q25", "median", "q75", "error", "bare", "waits", "to 0.2", "to 0.1",
+           "to 0.05", "to 0.02")  # fmt: skip
+COLOURS = ("#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9")
+MUTED = "#6b6f76"
+UNITS = {"classification": "test error", "regression": "test mean squared error"}
+SHOWN = (math.inf, 10.0, 3.0, 1.0)
+
+
+def write(parts: dict[str, list[Row]], here: Path) -> None:
+    """Every table and plot of the parts that are there."""
+    rows: list[Row] = []
+    readme = here / "README.md"
+    kinds = [kind for kind in ("classification", "regression") if kind in parts]
+    for kind in kinds:
+        rows += [{**r, "part": kind} for r in parts[kind]]
+        replace_section(readme, kind, published_table(parts[kind]))
+    if len(kinds) == 2:
+        plot_objective(parts, kinds, here / "objective.png")
+        plot_tasks(parts, kinds, here / "tasks.png")
+    if "sound" in parts:
+        rows += [{**r, "part": "sound"} for r in parts["sound"]]
+        replace_section(readme, "sound", sound_table(parts["sound"]))
+        replace_section(readme, "chosen", chosen_table(parts["sound"]))
+        plot_sound(parts["sound"], here / "sound.png")
+    if "waiting" in parts:
+        for r in parts["waiting"]:
+            rows.append({**r, "part": "waiting", **{key: median(r[key]) for key in r if key.startswith("to ")}})
+        replace_section(readme, "waiting", waiting_table(parts["waiting"]))
+        plot_waiting(parts["waiting"], here / "waiting.png")
+    write_csv(here / "table.csv", rows, COLUMNS)
+
+
+def number(value: float) -> str:
+    """Three or four digits; no zero before the point."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.4f}".replace("0.", ".", 1)
+
+
+def name_of(epsilon: float) -> str:
+    return "no noise" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def band(row: Row) -> str:
+    if row["q25"] == row["q75"]:
+        return number(row["median"])
+    return f"{number(row['median'])} ({number(row['q25'])}, {number(row['q75'])})"
+
+
+def pick(rows: list[Row], **wanted: Any) -> list[Row]:
+    return [r for r in rows if all(r[key] == value for key, value in wanted.items())]
+
+
+def published_table(rows: list[Row]) -> str:
+    """At the last answer, by epsilon of an iteration; the exact optimum and single-task learning beside it."""
+    last = max(r["answers"] for r in rows)
+    lines = []
+    for rule, title in (("optimum", "exact optimum of (2)"), ("alone", "single-task learning")):
+        (objective,), (error,) = (pick(rows, rule=rule, what=what) for what in ("objective", "error"))
+        lines.append([title, "", "", band(objective), band(error), f"{objective['rank']}"])
+    run = pick(rows, rule="published", answers=last)
+    for epsilon in dict.fromkeys(r["epsilon"] for r in run):
+        (objective,), (error,) = (pick(run, epsilon=epsilon, what=what) for what in ("objective", "error"))
+        claim = ["", ""] if math.isinf(epsilon) else [f"{2 * epsilon:g}", f"{2 * epsilon * last:,.0f}"]
+        lines.append([name_of(epsilon), *claim, band(objective), band(error), f"{objective['rank']:.3g}"])
+    titles = ["epsilon", "claimed of one iteration:", f"of {last:,} iterations:", "objective:", "error:", "rank of P:"]
+    return markdown(titles, lines)
+
+
+def sound_table(rows: list[Row]) -> str:
+    """Mean errors by records and total epsilon, beside single-task learning and the joint optimum."""
+    epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if r["rule"] == "sound"))
+    lines = []
+    for records in dict.fromkeys(r["records"] for r in rows):
+        own = pick(rows, records=records)
+        (alone,), (best,) = pick(own, rule="alone"), pick(own, rule="optimum")
+        cells = []
+        for epsilon in epsilons:
+            (row,) = [r for r in own if r.get("epsilon") == epsilon]
+            better = sum(a < b for a, b in zip(row["problems"], alone["problems"], strict=True))
+            text = number(row["error"])
+            cells.append(f"**{text}**" if better == len(row["problems"]) else text)
+        lines.append([f"{records:,}", number(alone["error"]), *cells, number(best["error"])])
+    titles = ["records a task:", "alone:", *(f"ε {e:g}:" if math.isfinite(e) else "clip only:" for e in epsilons)]
+    return markdown([*titles, "joint optimum:"], lines)
+
+
+def chosen_table(rows: list[Row]) -> str:
+    """What was chosen on other problems, and what parts of it give."""
+    lines = []
+    for r in rows:
+        if r["rule"] == "sound":
+            ridge = "P alone" if r["ridge"] is None else f"{r['ridge']:g}"
+            lines.append(
+                [f"{r['records']:,}", name_of(r["epsilon"]), str(r["answers"]), f"{r['a2']:g}", f"{r['lam']:g}", ridge,
+                 number(r["error"]), number(r["bare"]), number(r["waits"])]
+            )  # fmt: skip
+    titles = ["records a task:", "epsilon of a task:", "answers:", "a2:", "lambda:", "refinement:", "error:",
+              "P alone:", "server waits:"]  # fmt: skip
+    return markdown(titles, lines)
+
+
+def seconds(values: list[float]) -> str:
+    middle = median(values)
+    return "not reached" if math.isinf(middle) else f"{middle:.2f}"
+
+
+def waiting_table(rows: list[Row]) -> str:
+    """Virtual seconds until the objective is near its optimum."""
+    targets = [key for key in rows[0] if key.startswith("to ")]
+    lines = []
+    for slow in dict.fromkeys(r["stragglers"] for r in rows):
+        for steps in ("equal", "own"):
+            for r in pick(rows, stragglers=slow, steps=steps):
+                lines.append(
+                    [str(slow), r["server"], str(r["delay"]), f"{r['a2']:.3g}", *(seconds(r[key]) for key in targets)]
+                )
+    titles = [f"{float(key[3:]):.0%} above:" for key in targets]
+    return markdown(["stragglers:", "server", "delay:", "a2:", *titles], lines)
+
+
+def _lines(axes: Axes, rows: list[Row], what: str) -> None:
+    for colour, epsilon in zip(
+        COLOURS, dict.fromkeys(r["epsilon"] for r in pick(rows, rule="published")), strict=False
+    ):
+        own = pick(rows, rule="published", epsilon=epsilon, what=what)
+        at = [r["answers"] for r in own]
+        axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.3, lw=0)
+        axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.7, label=name_of(epsilon))
+
+
+def plot_objective(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
+    """Figures 2a and 2c: objective by iteration and epsilon."""
+    figure = new_figure(9.0, 3.8)
+    for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
+        rows = parts[kind]
+        dress(axes, xlabel="answers of each task", title=kind)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _lines(axes, rows, "objective")
+        for rule, style in (("optimum", "--"), ("alone", ":")):
+            (row,) = pick(rows, rule=rule, what="objective")
+            axes.axhline(row["median"], color=MUTED, linewidth=1.2, linestyle=style, label=rule)
+    figure.axes[0].legend(fontsize=8, frameon=False, title="epsilon of an iteration", title_fontsize=8)
+    figure.axes[0].set_ylabel("objective (2)", color="#5c6370")
+    footnote(figure, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.")
+    save(figure, path)
+
+
+def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
+    """Figures 3 and 5: errors of the first five tasks, a panel an epsilon."""
+    figure = new_figure(11.5, 5.6)
+    panels = figure.subplots(len(kinds), len(SHOWN), sharex=True, sharey="row")
+    for line, kind in zip(panels, kinds, strict=True):
+        for axes, epsilon in zip(line, SHOWN, strict=True):
+            title = "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g} an iteration"
+            dress(axes, title=title if kind == kinds[0] else "")
+            axes.set_xscale("log")
+            if kind == "regression":
+                axes.set_yscale("log")
+            for task, colour in enumerate(COLOURS[:5]):
+                own = pick(parts[kind], rule="published", epsilon=epsilon, what=f"task {task}")
+                at = [r["answers"] for r in own]
+                axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.2, lw=0)
+                axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.5, label=f"task {task + 1}")
+        line[0].set_ylabel(UNITS[kind], color="#5c6370")
+    for axes in panels[-1]:
+        axes.set_xlabel("answers of each task", color="#5c6370", fontsize=9.5)
+    panels[0][0].legend(fontsize=7.5, frameon=False, ncols=2)
+    footnote(figure, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.")
+    save(figure, path)
+
+
+def plot_sound(rows: list[Row], path: Path) -> None:
+    """Error by total epsilon, a panel a number of records."""
+    sizes = list(dict.fromkeys(r["records"] for r in rows))
+    figure = new_figure(10.0, 3.5)
+    for axes, records in zip(figure.subplots(1, len(sizes), sharey=True), sizes, strict=True):
+        own = [r for r in pick(rows, records=records, rule="sound") if math.isfinite(r["epsilon"])]
+        dress(axes, xlabel="epsilon of a task over the run", title=f"{records:,} records a task")
+        axes.set_xscale("log")
+        at = [r["epsilon"] for r in own]
+        axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=COLOURS[0], alpha=0.25, lw=0)
+        axes.plot(at, [r["error"] for r in own], "o-", color=COLOURS[0], markersize=4, label="PP-DMTL, sound")
+        for rule, name, colour, style in (("alone", "single-task learning", COLOURS[3], "-."),
+                                          ("optimum", "joint optimum, no noise", COLOURS[1], "--")):  # fmt: skip
+            (row,) = pick(rows, records=records, rule=rule)
+            axes.axhline(row["error"], color=colour, linewidth=1.5, linestyle=style, label=name)
+    figure.axes[0].set_ylabel("test error", color="#5c6370")
+    figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
+    figure.axes[0].set_ylim(bottom=0)
+    footnote(figure, "Mean and quartiles of 10 runs on each of 5 problems; settings chosen on other problems.")
+    save(figure, path)
+
+
+def plot_waiting(rows: list[Row], path: Path) -> None:
+    """The objective's distance from its optimum in virtual time."""
+    slows = list(dict.fromkeys(r["stragglers"] for r in rows))
+    figure = new_figure(10.5, 3.6)
+    for axes, slow in zip(figure.subplots(1, len(slows), sharey=True), slows, strict=True):
+        title = "no straggler" if not slow else f"{slow} of 20 tasks ten times slower"
+        dress(axes, xlabel="virtual seconds", title=title)
+        axes.set_yscale("log")
+        for steps, style in (("equal", "-"), ("own", "--")):
+            for server, colour in (("never waits", COLOURS[0]), ("waits", COLOURS[3])):
+                (row,) = pick(rows, stragglers=slow, steps=steps, server=server)
+                label = f"{server}, {'a2 = 0.1' if steps == 'equal' else 'its own a2'}"
+                curve = [point for point in row["curve"] if point[1] > 1e-4]
+                axes.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1.6, label=label)
+        axes.set_xscale("log")
+    figure.axes[0].set_ylabel("objective over its optimum, minus 1", color="#5c6370")
+    figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
+    footnote(figure, "No noise; latencies uniform between 0 and 15 ms, means of 5 schedules.")
+    save(figure, path)
