@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from .._check import positive_int
 from ..errors import ConfigError
 from .ledger import Ledger, read_header
 from .mechanisms import Norm
@@ -82,7 +83,7 @@ def open_owner_channel(
     """
     settings = _settings(privacy, replicates)
     base = settings[0] if settings else None
-    caps = np.asarray(caps, dtype=np.int64)
+    caps = _whole("caps", caps, len(ids))
     secure = base is not None and base.source == "secure"
     if replicates > 1 and (secure or ledger_path is not None):
         raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
@@ -90,9 +91,7 @@ def open_owner_channel(
     counts, dimension = _shape(x, counts, dimension, len(ids))
     norm: Norm = "l1" if base is not None and base.mechanism == "laplace" else "l2"
     sums = RecordSums(x, counts, dimension, bound=math.inf if base is None else base.clip_norm, norm=norm)
-    rates = np.broadcast_to(np.asarray(rate, dtype=np.float64), counts.shape)
-    if not bool(((rates > 0) & (rates <= 1)).all()):
-        raise ConfigError(f"rate is {rate!r}; the probability that a record takes part must be in (0, 1].")
+    rates = _rates(rate, counts.size)
     participation = Participation(counts, arrivals, rates, sources)
     shares = None if first is None else first.shares(counts)
     common: dict[str, Any] = {"ids": ids, "schedule": schedule, "replay": replay, "notes": notes, "first": first}
@@ -135,15 +134,36 @@ def _shape(
 ) -> tuple[np.ndarray, int]:
     """Numbers of records, and the length of a gradient."""
     if x is not None:
+        if not len(x) or len(x) != owners or any(rows.ndim != 2 or rows.shape[1] != x[0].shape[1] for rows in x):
+            raise ConfigError(f"x must have rows (n_i, D) of each of {owners} owners, with the same D of at least 1.")
         counts, dimension = np.array([len(rows) for rows in x], dtype=np.int64), x[0].shape[1]
     if counts is None or dimension is None:
         raise ConfigError("A channel of owners needs their rows x, or counts and dimension.")
-    counts = np.asarray(counts, dtype=np.int64)
-    if counts.shape != (owners,) or bool((counts < 0).any()):
+    positive_int("open_owner_channel", dimension=dimension)
+    return _whole("counts", counts, owners), int(dimension)
+
+
+def _whole(name: str, values: np.ndarray, owners: int) -> np.ndarray:
+    """(n,) int64 whole numbers of at least 0."""
+    given = np.asarray(values)
+    if given.shape != (owners,) or given.dtype.kind not in "iu" or bool((given < 0).any()):
         raise ConfigError(
-            f"counts has shape {counts.shape}; it must be a number of records for each of {owners} owners."
+            f"{name} has shape {given.shape} and dtype {given.dtype}; it must be a whole number of at least 0 for each "
+            f"of {owners} owners."
         )
-    return counts, dimension
+    return given.astype(np.int64)
+
+
+def _rates(rate: float | np.ndarray, owners: int) -> np.ndarray:
+    """(n,) float64 probabilities."""
+    given = np.asarray(rate)
+    if (
+        given.shape not in ((), (owners,))
+        or given.dtype.kind not in "fiu"
+        or not bool(((given > 0) & (given <= 1)).all())
+    ):
+        raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or one for each of {owners} owners.")
+    return np.broadcast_to(given.astype(np.float64), (owners,))
 
 
 def _digest(*arrays: np.ndarray) -> str:

@@ -134,10 +134,15 @@ class Participation:
         self.arriving = arrivals is not None
         self.partial = self.sampled or self.arriving
         self._sources = sources
-        self._arrivals = None if arrivals is None else [np.asarray(times, dtype=np.int64) for times in arrivals]
+        self._arrivals = None if arrivals is None else [np.asarray(times) for times in arrivals]
+        if self._arrivals is not None and len(self._arrivals) != counts.size:
+            raise ConfigError(f"arrivals has {len(self._arrivals)} arrays; it must have one for each of {counts.size}.")
         for owner, times in enumerate(self._arrivals or ()):
-            if times.shape != (counts[owner],):
-                raise ConfigError(f"arrivals[{owner}] has shape {times.shape} for {counts[owner]} records.")
+            if times.shape != (counts[owner],) or times.dtype.kind not in "iu" or bool((times < 0).any()):
+                raise ConfigError(
+                    f"arrivals[{owner}] has shape {times.shape} and dtype {times.dtype}; it must be a whole number of "
+                    f"at least 0 for each of {counts[owner]} records."
+                )
         self._sorted: dict[int, np.ndarray] = {}
         self._held: dict[tuple[int, int], np.ndarray] = {}
 

@@ -203,8 +203,36 @@ def test_owners_without_data_are_nobody() -> None:
     assert not values[2].any()
     assert values[1].any()
     assert channel.account.uses.tolist() == [[1, 0, 0]]
-    with pytest.raises(ConfigError, match=r"arrivals\[0\] has shape \(4,\) for 5 records"):
-        door(arrivals=[np.zeros(4), np.zeros(20), np.zeros(60)])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"arrivals": [np.zeros(n, dtype=int) for n in (4, 20, 60)]}, r"arrivals\[0\] has shape \(4,\)"),
+        ({"arrivals": [-np.ones(n, dtype=int) for n in COUNTS]}, r"arrivals\[0\].*whole number of at least 0"),
+        ({"arrivals": [np.zeros(5, dtype=int)]}, "arrivals has 1 arrays"),
+        ({"caps": (4, 4)}, r"caps has shape \(2,\).*each of 3 owners"),
+        ({"caps": ((4, 4, 4),)}, r"caps has shape \(1, 3\)"),
+        ({"caps": (4, -1, 4)}, "caps .*whole number of at least 0"),
+        ({"caps": (4, 2.5, 4)}, "caps .*dtype float64"),
+        ({"rate": np.array([0.5, 0.5])}, "rate is .*each of 3 owners"),
+        ({"rate": "all"}, "rate is 'all'"),
+    ],
+)
+def test_wrong_arrays_are_refused(options: dict, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        door(**options)
+
+
+def test_wrong_rows_are_refused() -> None:
+    options = {"ids": IDS, "caps": np.array([4] * 3), "seed": 0}
+    for x in ([], rows()[:2], [*rows()[:2], torch.zeros(5, 3)], [torch.zeros(4)] * 3):
+        with pytest.raises(ConfigError, match=r"x must have rows \(n_i, D\) of each of 3 owners"):
+            open_owner_channel(PURE, x, **options)
+    with pytest.raises(ConfigError, match="dimension is 0"):
+        open_owner_channel(PURE, None, counts=np.ones(3, dtype=int), dimension=0, **options)
+    with pytest.raises(ConfigError, match="counts has shape"):
+        open_owner_channel(PURE, None, counts=np.ones(2, dtype=int), dimension=3, **options)
 
 
 # The first release
