@@ -1,0 +1,138 @@
+"""Runs of peer-to-peer learning for the study: several budgets as one batched program, and what they reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedmtl import PeerToPeer, RecordPrivacy, models
+from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.linear import LinearLoss
+from fedmtl.algorithms.p2p_baselines import PeerProblem
+from fedmtl.data import FederatedDataset
+from fedmtl.execution import Execution
+from fedmtl.schedules import PoissonClocks
+from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.sources import open_activations
+
+Array = NDArray[np.float64]
+Row = dict[str, Any]
+EVERY = 10**9
+
+
+def problem_of(data: FederatedDataset, seed: int = 0) -> Problem:
+    """Linear models without bias on the data."""
+    linear = models.linear_regression(bias=False)
+    return build_problem(data, linear, "auto", Execution(), EVERY, seed, "cpu", "float64")
+
+
+def objective_of(algorithm: PeerToPeer, data: FederatedDataset) -> PeerProblem:
+    """Objective (2) of the algorithm on the data, for exact solutions."""
+    problem = problem_of(data)
+    linear = LinearLoss("squared" if algorithm.loss == "squared" else "logistic")
+    return PeerProblem(algorithm.network(problem), algorithm.data(problem), linear)
+
+
+def budgets(epsilons: Sequence[float], clip: float, delta: float, mechanism: str = "gaussian") -> list[RecordPrivacy]:
+    """One a repetition; infinite: clipping alone."""
+    return [RecordPrivacy(clip_norm=clip, epsilon=e, delta=delta, mechanism=mechanism) for e in epsilons]  # type: ignore[arg-type]
+
+
+def simulate(
+    algorithm: PeerToPeer,
+    data: FederatedDataset,
+    privacies: Sequence[RecordPrivacy] | None,
+    wakeups: int,
+    seed: int,
+    *,
+    at: Sequence[int] = (),
+    events: int | None = None,
+    seen: Callable[[int, Array, Array], None] | None = None,
+    first: Array | None = None,
+) -> tuple[Array, float]:
+    """One run for each of ``privacies``, each with its own clocks and noise.
+
+    Args:
+        algorithm: its settings.
+        data: of the agents.
+        privacies: one a repetition; None: one run without clipping or noise.
+        wakeups: of every agent.
+        seed: of clocks and noise.
+        at: numbers of events after which ``seen`` is called with the number, the models (R, n, p) and the vectors sent.
+        events: end after so many events of all agents.
+        seen: see ``at``.
+        first: (n, p), models to start from instead of the algorithm's.
+
+    Returns:
+        The final models (R, n, p) and the largest epsilon that the report states (of repetition 0 where budgets
+        differ, infinite under a refuted accounting).
+    """
+    given = [None] if privacies is None else list(privacies)
+    problem = problem_of(data, seed)
+    schedule = PoissonClocks(per_client=wakeups, events=events)
+    privacy: Any = given[0] if len(given) == 1 else tuple(given)
+    channel, activations = open_activations(algorithm, problem, schedule, privacy, seed=seed, replicates=len(given))
+    state = algorithm.init(problem, len(given))
+    if first is not None:
+        state.public["theta"].copy_(torch.from_numpy(first))
+    ends = sorted({*(a for a in at if 0 < a < activations.stop), activations.stop})
+    if seen is not None and 0 in at:
+        seen(0, state.public["theta"].numpy(), state.public["sent"].numpy())
+    start = 0
+    for end in ends:
+        block = activations.table(start, end)
+        channel.begin(start, block.client)
+        state = algorithm.step(problem, state, block, channel)
+        if seen is not None and end in at:
+            seen(end, state.public["theta"].numpy(), state.public["sent"].numpy())
+        start = end
+    stated = math.inf if given[0] is None else float(channel.epsilon)
+    return state.public["theta"].numpy().copy(), stated
+
+
+def owners(data: FederatedDataset, side: str = "test") -> tuple[Array, Array, NDArray[np.int64], NDArray[np.int64]]:
+    """Rows (N, p), targets (N,), agents (N,) and examples of every agent (n,) of a side."""
+    part = data.side(side)  # type: ignore[arg-type]
+    counts = part.counts.numpy()
+    return part.x.double().numpy(), part.y.double().numpy(), np.repeat(np.arange(len(data)), counts), counts
+
+
+def accuracy(theta: Array, data: FederatedDataset) -> float:
+    """Mean over agents of the share of right test labels: theta (n, p)."""
+    x, y, agent, counts = owners(data)
+    right = ((x * theta[agent]).sum(1) > 0) == (y > 0.5)
+    return float((np.bincount(agent, right) / counts).mean())
+
+
+def rmse(theta: Array, data: FederatedDataset) -> float:
+    """Mean over users of the root mean squared error on their test ratings: theta (n, p)."""
+    x, y, agent, counts = owners(data)
+    squares = ((x * theta[agent]).sum(1) - y) ** 2
+    return float(np.sqrt(np.bincount(agent, squares) / counts).mean())
+
+
+def refined(theta: Array, data: FederatedDataset, pull: float) -> Array:
+    """Every agent's own last step, which never leaves it: argmin sum_j (v . x_j - y_j)^2 + pull ||v - theta_i||^2."""
+    x, y, _, _ = owners(data, "train")
+    p = theta.shape[1]
+    first = data.train.offsets.numpy()[:-1]
+    second = np.add.reduceat(x[:, :, None] * x[:, None, :], first, axis=0) + pull * np.eye(p)
+    right = np.add.reduceat(x * y[:, None], first, axis=0) + pull * theta
+    found: Array = np.linalg.solve(second, right[:, :, None])[:, :, 0]
+    return found
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, 0 for one value."""
+    given = np.asarray(values, dtype=np.float64)
+    return float(given.mean()), float(given.std(ddof=1) / math.sqrt(len(given))) if len(given) > 1 else 0.0
+
+
+def seeded(seed: int) -> np.random.Generator:
+    """Draws of the study that are no privacy."""
+    return np.random.default_rng(seed)
