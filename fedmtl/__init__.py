@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "MPMTL": "algorithms",
+    "MPMTLayers": "algorithms",
     "PMTL": "algorithms",
     "PPDMTL": "algorithms",
     "AsyncLearner": "algorithms",
@@ -57,6 +58,7 @@ __all__ = [
     "Local",
     "LocalOptimizer",
     "LocalSGD",
+    "MPMTLayers",
     "PeerToPeer",
     "PoissonClocks",
     "PoissonSampling",
@@ -73,7 +75,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import models
-    from .algorithms import MPMTL, PMTL, PPDMTL, AsyncLearner, FedAvg, FedProx, Local, PeerToPeer, ServerOptimizer
+    from .algorithms import (
+        MPMTL,
+        PMTL,
+        PPDMTL,
+        AsyncLearner,
+        FedAvg,
+        FedProx,
+        Local,
+        MPMTLayers,
+        PeerToPeer,
+        ServerOptimizer,
+    )
     from .data import FederatedDataset, load_data
     from .execution import Execution
     from .optim import LocalOptimizer, LocalSGD

@@ -6,6 +6,7 @@ from .collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .fedavg import FedAvg, FedProx
 from .local import Local
 from .mp_mtl import MPMTL
+from .mp_mtl_layers import MPMTLayers
 from .p2p import PeerToPeer
 from .pmtl import PMTL
 from .pp_dmtl import PPDMTL
@@ -25,6 +26,7 @@ __all__ = [
     "FedProx",
     "Forecast",
     "Local",
+    "MPMTLayers",
     "MappedClientStore",
     "PeerToPeer",
     "Problem",

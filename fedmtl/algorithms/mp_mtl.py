@@ -172,7 +172,7 @@ class MPMTL:
             sizes |= {"own": d, "own_projected": d}
         store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
         if self.start == "local":
-            first = tasks.fit(self.start_ridge or self.ridge or 0.01)[:, None, :].expand(-1, replicates, -1)
+            first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
             for name in ("model", "projected"):
                 store.assign(name, first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1))
         return State(public, store)
@@ -258,6 +258,10 @@ class MPMTL:
         return total
 
     # Inside
+
+    @property
+    def _start_ridge(self) -> float:
+        return self.start_ridge or self.ridge or 0.01
 
     def _rows(self) -> RowNoise | None:
         return None if self.curator_epsilon is None else RowNoise(self.curator_epsilon, self.curator_delta)

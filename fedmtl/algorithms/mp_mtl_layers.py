@@ -1,0 +1,151 @@
+"""MP-MTL beyond linear models: chosen layers of any network are shared through the private covariance of their weights.
+
+Algorithm 1 of Liang et al., "Model-Protected Multi-Task Learning", IEEE TPAMI 2020, with any local solver as its
+single-task step. A row of W is what training has changed of the chosen layers of one client, their parameters less the
+public starting ones. In every round each member of the cohort trains its own model, the server receives the rows,
+releases their noised, clipped covariance, and every member replaces its own row w by M w, with M as for linear models
+(:mod:`.mp_mtl_sharing`). The other layers never leave their clients. Many clients that change a layer along few common
+directions keep these, and what only one of them does is shrunk.
+
+    Trainer(algorithm=MPMTLayers(layers=("3",), threshold=0.1, local=LocalSGD(lr=0.1, epochs=5)), data=data,
+            model=models.mlp(hidden=16), schedule=FullParticipation(),
+            privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), rounds=10).fit()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._check import non_negative, one_of
+from ..errors import ConfigError
+from ..optim import LocalSGD, LocalSolver
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from .base import PERSONALIZE_ROUND, Problem, State
+from .mp_mtl_sharing import SHARING, SharedPenalty, budget_weights
+from .personal import keep_models, personal_fields, personal_models, starting_models
+
+RELEASE = "covariance"
+LARGEST = 2048
+"""Most parameters of the chosen layers together, where their whole covariance is released."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPMTLayers:
+    """Multi-task learning of networks from a private covariance of the changes of chosen layers.
+
+    Args:
+        layers: names of modules or parameters of the network, such as ``("fc",)`` for ``fc.weight`` and ``fc.bias``.
+        threshold: how much M takes off every singular value (``penalty="nuclear"``) or norm of a parameter's row
+            (``"l21"``) of W, per round: eta lambda of the linear models. At least 0.
+        penalty: ``"nuclear"``, few common directions, for at most 2,048 parameters; or ``"l21"``, few common
+            parameters, for any number.
+        rho: the public shift, as for :class:`MPMTL`. None: 1.5.
+        alpha: the budget of round t is prop. to t^alpha; another value than 0 needs everybody to take part.
+        local: the clients' local solver.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    layers: tuple[str, ...]
+    threshold: float = 0.1
+    penalty: SharedPenalty = "nuclear"
+    rho: float | None = None
+    alpha: float = 0.0
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+
+    name = "mp_mtl_layers"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, str) or not self.layers:
+            raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
+        object.__setattr__(self, "layers", tuple(self.layers))
+        non_negative(self, threshold=self.threshold)
+        if self.rho is not None:
+            non_negative(self, rho=self.rho)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        self.local.check(0.0)
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        size = int(self.places(problem).sum())
+        if self.penalty == "nuclear" and size > LARGEST:
+            raise ConfigError(
+                f"MPMTLayers.layers has {size:,} parameters; penalty='nuclear' releases a matrix of that many rows, "
+                f"and takes at most {LARGEST:,}. Choose smaller layers, or penalty='l21'."
+            )
+        return (
+            ReleasePlan(
+                name=RELEASE,
+                dimension=size,
+                uses=problem.rounds,
+                stateful=True,
+                form=SHARING[self.penalty].form,
+                allocation=None if self.alpha == 0 else budget_weights(problem.rounds, alpha=self.alpha),
+            ),
+        )
+
+    def places(self, problem: Problem) -> Tensor:
+        """(D,) bool: which of the flat parameters belong to the chosen layers.
+
+        Raises:
+            ConfigError: a layer that the network does not have.
+        """
+        layout, chosen = problem.layout, torch.zeros(problem.dimension, dtype=torch.bool)
+        for layer in self.layers:
+            found = [k for k, name in enumerate(layout.names) if name == layer or name.startswith(f"{layer}.")]
+            if not found:
+                raise ConfigError(
+                    f"MPMTLayers.layers has {layer!r}; the network's parameters are {', '.join(layout.names)}."
+                )
+            for k in found:
+                chosen[layout.offsets[k] : layout.offsets[k + 1]] = True
+        return chosen
+
+    def init(self, problem: Problem) -> State:
+        d, form = int(self.places(problem).sum()), SHARING[self.penalty].form
+        shape = (d, d) if form == "symmetric" else (d,)
+        return State(
+            {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")},
+            problem.client_store(personal_fields(problem)),
+        )
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        sharing, clients, store = SHARING[self.penalty], event.cohort, state.private
+        places = self.places(problem).to(problem.initial.device)
+        first = problem.initial[places].double()
+        # every member trains alone, from its own last model
+        models = starting_models(store, clients, problem.initial)
+        problem.train_locally(self.local, models, clients, round=event.step, out=models)
+        rows = models[:, places].double() - first
+        # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift
+        released = channel.release(RELEASE, rows, clients) * channel.denominator
+        rho = 1.5 if self.rho is None else self.rho
+        shift = rho * (2 * rows.shape[1]) ** 0.5 * channel.noise_std(RELEASE) * channel.denominator
+        covariance = sharing.shifted(released[None], shift)
+        map = sharing.map(covariance, self.threshold)
+        state.public |= {"covariance": covariance[0], "map": map[0]}
+        # every member projects its own row
+        projected = sharing.apply(map, rows.cpu()[None])[0].to(rows.device) + first
+        models[:, places] = projected.to(models)
+        keep_models(store, clients, models, problem.initial)
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The clients' own models; a client that never took part trains once from the public start."""
+
+        def train_new(ids: Tensor) -> Tensor:
+            return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
+
+        return personal_models(state.private, clients, train_new)
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: every client has its own model."""
+        return None
+
+    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
+        return "all"
