@@ -202,7 +202,8 @@ def test_every_option_of_every_group_composes() -> None:
     root = ["data.root=x"]
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
     answering = ["schedule=latency", "privacy=record", "baselines=null"]
-    needed = {"clocks": clocked, "latency": clocked, "async_learner": answering, "pp_dmtl": answering,
+    needed = {"clocks": clocked, "latency": clocked, "synchronous": clocked,
+              "trace": [*clocked, "schedule.latency.source=x"], "async_learner": answering, "pp_dmtl": answering,
               "p2p": answering,
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
               "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,

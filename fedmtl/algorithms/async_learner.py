@@ -112,12 +112,16 @@ class AsyncLearner:
             positive(self, step_size=self.step_size)
         if self.horizon is not None:
             positive_int(self, horizon=self.horizon)
-        if self.cap is not None and self.cap != "horizon":
+        if isinstance(self.cap, str):
+            one_of(self, ("horizon", "a whole number of at least 1"), cap=self.cap)
+        elif self.cap is not None:
             positive_int(self, cap=self.cap)
         one_of(self, ("clip", "domain"), bound=self.bound)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
-        if self.frequencies is not None and self.frequencies != "observed":
+        if isinstance(self.frequencies, str):
+            one_of(self, ("observed", "a number above 0 for each owner"), frequencies=self.frequencies)
+        elif self.frequencies is not None:
             object.__setattr__(self, "frequencies", tuple(self.frequencies))
             for value in self.frequencies:
                 positive(self, frequencies=value)

@@ -241,8 +241,8 @@ def _names_and_keys(
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """The entries of a setting that has one a client; None for a single number."""
-    return None if isinstance(value, numbers.Real) else list(value)
+    """The entries of a setting that has one a client; None for a single value, of whatever type."""
+    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 
 def _per_client(owner: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:

@@ -329,6 +329,8 @@ def test_bad_settings_are_refused_by_name() -> None:
         ({"kappa": float("nan")}, "kappa"),
         ({"horizon": 0}, "horizon"),
         ({"cap": 0}, "cap"),
+        ({"cap": "never"}, "accepted: 'horizon', 'a whole number of at least 1'"),
+        ({"frequencies": "often"}, "frequencies is 'often'; accepted: 'observed'"),
         ({"loss": "huber"}, "'squared', 'hinge', 'logistic'"),
         ({"bound": "none"}, "'clip', 'domain'"),
         ({"bound": "domain"}, "needs domain"),

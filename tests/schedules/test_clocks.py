@@ -363,7 +363,11 @@ def test_an_owner_that_never_wakes():
         (lambda: PoissonClocks(per_client=True), "per_client is True"),
         (lambda: PoissonClocks(per_client=2**31), "whole number in"),
         (lambda: PoissonClocks(per_client=[1, -1]), r"per_client\[1\] is -1"),
+        (lambda: PoissonClocks(per_client="many"), "per_client is 'many'"),
+        (lambda: PoissonClocks(per_client={"a": 3}), r"per_client\[0\] is 'a'"),
         (lambda: PoissonClocks(events=1, rate=-1.0), "rate is -1.0"),
+        (lambda: PoissonClocks(events=1, rate="fast"), "rate is 'fast'"),
+        (lambda: PoissonClocks(events=1, rate=None), "rate is None"),
         (lambda: PoissonClocks(events=1, rate=[1.0, float("nan")]), r"rate\[1\] is nan"),
         (lambda: PoissonClocks(events=1, rate=[1.0, 2.0]).bind(3), "rate has 2 entries for 3 clients"),
         (lambda: PoissonClocks(per_client=[1, 2]).bind(3), "per_client has 2 entries for 3 clients"),
@@ -380,6 +384,9 @@ def test_an_owner_that_never_wakes():
         (lambda: Latencies(latency=1.0, events=5), "must be a Latency"),
         (lambda: Latencies(latency=ConstantLatency(1.0)), "needs events, activations or both"),
         (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale=0.0), "scale is 0.0"),
+        (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale="slow"), "scale is 'slow'"),
+        (lambda: Latencies(latency=ConstantLatency(1.0), activations=[2, 1.5]), r"activations\[1\] is 1.5"),
+        (lambda: Latencies(latency=ConstantLatency(1.0), activations=[2]).bind(3), "activations has 1 entries for 3"),
         (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale=[1.0]).bind(2), "scale has 1 entries"),
         (
             lambda: Latencies(
