@@ -89,7 +89,7 @@ class LinearLoss:
 
     def check_targets(self, y: tuple[Tensor, ...], name: str) -> None:
         """Raise DataError unless the targets suit the loss: -1 and +1 for hinge and logistic."""
-        if self.name != "squared":
+        if self.name != "squared" and not bool((torch.cat(y).abs() == 1).all()):
             for client, own in enumerate(y):
                 if not bool((own.abs() == 1).all()):
                     wrong = float(own[own.abs() != 1][0])

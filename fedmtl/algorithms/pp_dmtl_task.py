@@ -43,14 +43,13 @@ def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float) -> LinearD
         data = LinearData.of(problem)
         loss.check_targets(data.y, data.name)
         limit, width = row_norm * (1 - _MARGIN), data.dimension - int(data.bias)
-        xs, ys = [], []
-        for x, y in zip(data.x, data.y, strict=True):
-            norms = torch.linalg.vector_norm(x[:, :width], dim=1, keepdim=True)
-            valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
-            features = torch.where(valid, x[:, :width] * (limit / norms.clamp(min=limit)), 0.0)
-            xs.append(torch.cat([features, x[:, width:]], dim=1))
-            ys.append(torch.where(valid[:, 0], y, 0.0))
-        return LinearData(tuple(xs), tuple(ys), data.bias, data.name)
+        x, y = data.pooled()
+        norms = torch.linalg.vector_norm(x[:, :width], dim=1, keepdim=True)
+        valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
+        features = torch.where(valid, x[:, :width] * (limit / norms.clamp(min=limit)), 0.0)
+        counts = data.counts.tolist()
+        rows = torch.cat([features, x[:, width:]], dim=1).split(counts)
+        return LinearData(rows, torch.where(valid[:, 0], y, 0.0).split(counts), data.bias, data.name)
 
     return prepared(problem, ("pp_dmtl", loss.name, row_norm), build)
 

@@ -1,0 +1,115 @@
+"""Peer-to-peer learning: wake-ups a second beside a plain NumPy loop, and over populations of many sizes.
+
+    OMP_NUM_THREADS=1 python benchmarks/speed/p2p.py            # both parts, a minute
+
+The first part is 100 agents with models of 100 numbers and about 40 neighbours each, 20,000 wake-ups: the same
+updates by a loop that has no ledger and no clip beside the library, which charges, clips and noises every wake-up.
+The second has rows of 10 numbers and six neighbours an agent, with 10^3 to 10^5 agents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
+from fedmtl.data import FederatedDataset
+from fedmtl.data.examples import Examples
+from fedmtl.data.synthetic_agents import make_synthetic_agents
+from fedmtl.execution import Execution
+from fedmtl.graphs import Graph, ring
+from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.sources import open_activations
+
+
+def numpy_loop(x, y, graph: Graph, who, mu: float, smooth: float, scale: float) -> np.ndarray:
+    """Equation (6) with Gaussian noise, one wake-up after another: Theta (n, p)."""
+    n, p, rng = len(x), x[0].shape[1], np.random.default_rng(0)
+    weights = (graph.weights / graph.normalization[:, None]).toarray() if n <= 2000 else None
+    shares = graph.weights.data / np.repeat(graph.normalization, graph.degrees)
+    ptr, columns = graph.weights.indptr, graph.weights.indices
+    m = np.array([len(rows) for rows in x])
+    pull, lam = mu * m / m.max(), 1 / m
+    alpha = 1 / (1 + pull * (smooth + 2 * lam))
+    theta = np.zeros((n, p))
+    for i in who:
+        own, target = theta[i], y[i]
+        factor = -target / (1 + np.exp(target * (x[i] @ own)))
+        gradient = factor @ x[i] / m[i] + 2 * lam[i] * own + scale / m[i] * rng.standard_normal(p)
+        if weights is not None:
+            around = weights[i] @ theta
+        else:
+            part = slice(ptr[i], ptr[i + 1])
+            around = shares[part] @ theta[columns[part]]
+        theta[i] = (1 - alpha[i]) * own + alpha[i] * (around - pull[i] * gradient)
+    return theta
+
+
+def population(n: int, p: int, records: int, seed: int = 0) -> FederatedDataset:
+    """n agents with unit rows and labels of their own separators."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n * records, p))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    y = (np.einsum("nmp,np->nm", x.reshape(n, records, p), rng.standard_normal((n, p))) > 0).astype(np.int64)
+    offsets = torch.arange(n + 1) * records
+    side = Examples(torch.from_numpy(x).float(), torch.from_numpy(y.ravel()), offsets)
+    return FederatedDataset(side, side, tuple(f"a{i}" for i in range(n)), classes=2, name=f"{n} agents")
+
+
+def run(data: FederatedDataset, graph: Graph, events: int, per_client: int, replicates: int = 1) -> tuple[float, float]:
+    """Seconds to open everything, and wake-ups a second after that."""
+    began = time.perf_counter()
+    execution, model = Execution("stacked"), models.linear_regression(bias=False)
+    problem = build_problem(data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64")
+    algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
+    schedule = PoissonClocks(events=events, per_client=per_client)
+    channel, source = open_activations(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
+    state = algorithm.init(problem, replicates)
+    channel.start(0)
+    opened, spent = time.perf_counter(), 0.0
+    for event in source.events(0):
+        source.begin(event)
+        state = algorithm.step(problem, state, event, channel)
+    spent = time.perf_counter() - opened
+    channel.close()
+    return opened - began, events * replicates / spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("loop", "scale", "both"), default="both")
+    part = parser.parse_args().part
+    torch.set_num_threads(1)
+    if part in ("loop", "both"):
+        made = make_synthetic_agents(100, features=100)
+        graph, train = made.graph(), made.data.train
+        x = [train.x[a:b].double().numpy() for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
+        y = [2.0 * train.y[a:b].numpy() - 1 for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
+        events = PoissonClocks(events=20_000, per_client=250).bind(100).events(0, 0, 20_000).client[0].tolist()
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            numpy_loop(x, y, graph, events, 0.1, 25.0, 1.0)
+            took.append(time.perf_counter() - began)
+        plain = 20_000 / sorted(took)[1]
+        single = sorted(run(made.data, graph, 20_000, 250)[1] for _ in range(3))[1]
+        many = run(made.data, graph, 1_000, 20, replicates=100)[1]
+        print(f"100 agents, p = 100: NumPy loop {plain:,.0f} a second, one run {single:,.0f}, 100 runs {many:,.0f}")
+    if part in ("scale", "both"):
+        for n in (1_000, 10_000, 100_000):
+            opened, speed = run(population(n, 10, 5), ring([f"a{i}" for i in range(n)], 3), 20_000, 100)
+            top = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{n:>7,} agents: {speed:,.0f} wake-ups a second, opened in {opened:.1f} s, {top:,.0f} MiB at most")
+
+
+if __name__ == "__main__":
+    main()
