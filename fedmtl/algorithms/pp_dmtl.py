@@ -335,19 +335,19 @@ class PPDMTL:
 
     def _sound_answers(self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel) -> Tensor:
         """One release for both blocks: G_t at p_t + q_t, then q_t <- q_t - a1 (G_t + tau q_t). (S, R, p)."""
-        returned, own, loss = state.public["returned"], state.public["own"], self._loss
+        own, loss = state.public["own"], self._loss
+        p, q = state.public["returned"].numpy(), own.numpy()  # of a few rows numpy's sums are faster than torch's
 
         def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
-            if len(returned) == 1:  # its only activation in this part: views, not copies
-                return loss.scale(returned[:, task] + own[:, task], data.x[task], data.y[task])
-            return loss.scale(returned[where, task] + own[where, task], data.x[task], data.y[task])
+            some = slice(None) if len(p) == 1 else where.numpy()  # one replicate has one activation in this part
+            point = p[some, task] + q[some, task] if self.a1 > 0 else p[some, task]  # q_t stays 0
+            return loss.scale(torch.from_numpy(point), data.x[task], data.y[task])
 
         released = channel.release_run(len(part), scales)
         if self.a1 > 0:
             which, where = (part >= 0).nonzero(as_tuple=True)
             task = part[which, where]
-            q = own[where, task]
-            own[where, task] = own_step(q, released[which, where], self.a1, self.tau, self.own_penalty)
+            own[where, task] = own_step(own[where, task], released[which, where], self.a1, self.tau, self.own_penalty)
         return released
 
     def _paper_answers(

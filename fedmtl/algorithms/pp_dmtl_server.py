@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,37 +41,48 @@ def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = 1e-9) -> Tenso
     large beside the threshold. Where the error is not shown to be within ``tolerance`` ||x||_F, x is decomposed.
     """
     if len(x) == 1:  # two axes are faster than three
-        return _by_gram(x[0], t, tolerance)[None]
-    return _by_gram(x, t, tolerance)
+        return torch.from_numpy(_by_gram(x[0].numpy(), t, tolerance))[None]
+    return torch.from_numpy(_by_gram(x.numpy(), t, tolerance))
 
 
-def _by_gram(x: Tensor, t: float, tolerance: float) -> Tensor:
+def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
+    """Of (m, n) or (R, m, n); numpy's products of many small matrices are faster than torch's."""
     short, long = sorted(x.shape[-2:])
     wide = x.shape[-2] == short
-    w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    factor = (v * (1 - t / w.clamp(min=t * t).sqrt())[..., None, :]) @ v.mT
-    out = factor @ x if wide else x @ factor
-    ulps = (long + 10 * short) * torch.finfo(x.dtype).eps
-    rows = w.tolist() if x.dim() == 3 else [w.tolist()]
-    coarse = [place for place, row in enumerate(rows) if not _fine(row, ulps, t, tolerance)]
-    if coarse and x.dim() == 3:
-        out[coarse] = prox_nuclear(x[coarse], t, method="svd")
-    return prox_nuclear(x, t, method="svd") if coarse and x.dim() == 2 else out
+    other = x.swapaxes(-2, -1)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(x @ other if wide else other @ x))
+    w, v = values.numpy(), vectors.numpy()
+    kept = v * (1 - t / np.sqrt(np.maximum(w, t * t)))[..., None, :] if t > 0 else v
+    factor = kept @ v.swapaxes(-2, -1)
+    out: np.ndarray = factor @ x if wide else x @ factor
+    fine = _fine(w, (long + 10 * short) * np.finfo(x.dtype).eps, t, tolerance)
+    if not fine.all():
+        coarse = torch.from_numpy(x[~fine] if x.ndim == 3 else x)
+        exact = prox_nuclear(coarse, t, method="svd").numpy()
+        if x.ndim == 2:
+            return exact
+        out[~fine] = exact
+    return out
 
 
-def _fine(values: list[float], ulps: float, t: float, tolerance: float) -> bool:
-    """Whether the error is shown to be small, by the eigenvalues of G, which rise."""
-    square = sum(values)
-    if t <= 0 or not math.isfinite(square):
-        return False
-    rounding, first = ulps * square, bisect_right(values, t * t)
-    high = values[first] - rounding if first < len(values) else math.inf
-    low = values[first - 1] + rounding if first else 0.0
-    gain = 1 / (2 * t)
-    if low < t * t < high:
-        mixed = 1 / (math.sqrt(high) - low / math.sqrt(high)) if first else 0.0
-        gain = min(gain, max(t / (2 * high), mixed))
-    return rounding * gain <= tolerance * math.sqrt(max(square, 0.0))
+def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
+    """(...) bool: whether the error is shown to be small, by the eigenvalues (..., m) of G, which rise."""
+    square = w.sum(-1)
+    if t <= 0:
+        return np.zeros(square.shape, dtype=bool)
+    rounding, above = ulps * square, w > t * t
+    high = np.where(above, w, np.inf).min(-1) - rounding  # nearest above the threshold, and below
+    low = np.where(above, -np.inf, w).max(-1) + rounding
+    low = np.where(above.all(-1), 0.0, low)
+    gain = np.full(square.shape, 1 / (2 * t))
+    apart = (low < t * t) & (high > t * t)
+    root = np.sqrt(np.where(apart, high, 1.0))
+    mixed = np.where(above.all(-1) | np.isinf(root), 0.0, 1 / (root - np.where(apart, low, 0.0) / root))
+    gain = np.where(apart, np.minimum(gain, np.maximum(t / (2 * root * root), mixed)), gain)
+    return np.isfinite(square) & (rounding * gain <= tolerance * np.sqrt(np.maximum(square, 0.0)))
+
+
+_LEAST_PART = 16  # matrices of a thread, below which it costs more than it gives
 
 
 class SharedProx:
@@ -87,7 +98,11 @@ class SharedProx:
         self._prox: Callable[[Tensor, float], Tensor]
         self._prox = prox_nuclear_small if penalty == "nuclear" else SHARED_PENALTIES[penalty].prox
         self._nuclear: NuclearProx | None = None
+        self._pool: ThreadPoolExecutor | None = None
         if "basis" not in public:
+            threads = torch.get_num_threads()
+            if penalty == "nuclear" and threads > 1 and len(public["shared"]) >= _LEAST_PART * threads:
+                self._pool = ThreadPoolExecutor(threads)
             return
         self._prox = self._nuclear = NuclearProx()
         bases, waits = {}, {}
@@ -99,10 +114,15 @@ class SharedProx:
         self._nuclear.load_state_dict({"bases": bases, "waits": waits})
 
     def __call__(self, p: Tensor) -> Tensor:
-        return self._prox(p, self._threshold)
+        if self._pool is None:
+            return self._prox(p, self._threshold)
+        parts = p.tensor_split(torch.get_num_threads())  # decompositions of a batch take one core otherwise
+        return torch.cat(list(self._pool.map(lambda part: self._prox(part, self._threshold), parts)))
 
     def keep(self) -> None:
-        """Put the bases back into the state."""
+        """Put the bases back into the state, and let the threads go; nothing follows."""
+        if self._pool is not None:
+            self._pool.shutdown()
         if self._nuclear is None:
             return
         padded, use = self._public["basis"].zero_(), self._public["basis_use"].zero_()
@@ -125,12 +145,13 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
                 returned[0, task] = shared[0, task]
         public["shared"].copy_(shared)
         return
-    where, everyone = torch.arange(len(shared)), bool((part >= 0).all())
-    for tasks, gradient in zip(part, released, strict=True):
-        acts = where if everyone else (tasks >= 0).nonzero()[:, 0]
+    everyone = bool((part >= 0).all())
+    every, s, back = np.arange(len(shared)), stale.numpy(), returned.numpy()
+    for tasks, gradient in zip(part.numpy(), released.numpy(), strict=True):
+        acts = every if everyone else np.flatnonzero(tasks >= 0)
         own = tasks[acts]
-        stale[acts, own] = gradient[acts]
+        s[acts, own] = gradient[acts]
         new = prox(torch.sub(shared, stale, alpha=a2))  # of all: a basis belongs to a place in the batch
-        shared = new if everyone else torch.where((tasks >= 0)[:, None, None], new, shared)
-        returned[acts, own] = shared[acts, own]
+        shared = new if everyone else torch.where(torch.from_numpy(tasks >= 0)[:, None, None], new, shared)
+        back[acts, own] = shared.numpy()[acts, own]
     public["shared"].copy_(shared)
