@@ -176,17 +176,20 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
 
 
 def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
-    """What the owners' rows keep, what the learner derives Xi from and what noise is made for are one number."""
+    """What the owners' rows keep, which the learner takes Xi from, is what noise is made for: with a 1 for the bias."""
     made = objects("experiment=cost_of_privacy_svm", "data.root=x")
-    assert made["algorithm"].xi == made["privacy"].clip_norm == 13.0  # type: ignore[attr-defined]
-    config = compose(("experiment=cost_of_privacy_svm", "data.root=x")).data
-    assert (config.l1 + 1, config.intercept, config.labels) == (13.0, True, "class")
+    algorithm = made["algorithm"]
+    assert (algorithm.bound, algorithm.domain, algorithm.loss) == ("domain", "auto", "hinge")  # type: ignore[attr-defined]
+    data = compose(("experiment=cost_of_privacy_svm", "data.root=x")).data
+    assert made["privacy"].clip_norm == data.l1 + 1 == 13.0  # type: ignore[attr-defined]
+    assert (data.intercept, data.labels) == (True, "class")
 
 
 def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
     assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], ())
-    assert objects("algorithm=mp_mtl")["baselines"] == ("local", "fedavg")
+    assert objects("algorithm=mp_mtl")["rounds"] == 10  # its own default
+    assert objects("algorithm=mp_mtl")["baselines"] == objects("algorithm=pp_dmtl")["baselines"] == ("local",)
 
 
 @pytest.mark.parametrize("algorithm", ["pmtl", "fedavg", "fedprox", "local"])
