@@ -52,14 +52,15 @@ class MPMTL:
     Args:
         loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
         lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
-            ``lam / L``.
+            ``lam / L``; a tenth of the clip norm is a good one to begin with.
         penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
         own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
             the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
         own_lam: its strength.
         momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
             (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
-        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i.
+        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, a local start is where a task alone stays, so
+            ever more noise leaves every task at its own fit.
         rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
             deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
             to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
@@ -87,7 +88,7 @@ class MPMTL:
     own_penalty: OwnPenalty | None = None
     own_lam: float = 0.1
     momentum: Momentum = "none"
-    ridge: float = 0.0
+    ridge: float = 0.01
     rho: float | None = None
     alpha: float | None = None
     q: float | None = None

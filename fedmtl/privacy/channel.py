@@ -43,6 +43,7 @@ class Channel:
         record: set it to a list, and (step, name, value) of every release is appended.
         notes: what the data's own preparation leaves outside of every epsilon.
         rows: noise that clients add to their own rows, by release.
+        multipliers: z of every repetition, 0 for one without noise; empty where none has any.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Channel:
         self._record: list[tuple[int, str, Tensor]] | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._sources: tuple[NoiseSource, ...] = (source,)
-        self._multipliers: tuple[float, ...] | None = None if noise_multiplier is None else (noise_multiplier,)
+        self.multipliers: tuple[float, ...] = () if noise_multiplier is None else (noise_multiplier,)
         self._adaptive = privacy.clip_norm if privacy is not None else None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._drawn: dict[int, Tensor] = {}
@@ -82,7 +83,7 @@ class Channel:
     def replicate(self, sources: Sequence[NoiseSource], multipliers: Sequence[float] | None) -> None:
         """Make this the channel of R repetitions: the noise of each, and its multiplier (None without noise)."""
         self._sources = tuple(sources)
-        self._multipliers = None if multipliers is None else tuple(multipliers)
+        self.multipliers = tuple(multipliers or ())
 
     @property
     def replicates(self) -> int:
@@ -236,8 +237,8 @@ class Channel:
         return release.clip if release is not None else None
 
     def noise_std(self, name: str) -> Tensor:
-        """(R,) float64: root mean square of a noised coordinate of ``name`` as released in the step that has begun, of a
-        diagonal entry of a symmetric matrix. 0 without noise."""
+        """(R,) float64: root mean square of a noised coordinate of ``name`` as released in the step that has begun (of a
+        matrix: a diagonal one); 0 without noise."""
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
@@ -248,13 +249,13 @@ class Channel:
         release = self.releases.get(name)
         if release is None:
             return []
-        if release.noise is None or self._multipliers is None:
+        if release.noise is None or not self.multipliers:
             return [release] * self.replicates
         weight = self._plans[name].weight(self.account.steps_charged - 1)
         if self.replicates == 1:
             return [release.weighted(weight)]
         silent = replace(release, noise=None)
-        return [release.with_multiplier(z).weighted(weight) if z else silent for z in self._multipliers]
+        return [release.with_multiplier(z).weighted(weight) if z else silent for z in self.multipliers]
 
     def _noised(self, name: str, total: Tensor, step: int) -> Tensor:
         """Noised coordinates over the public denominator, in the form that is released: those of R repetitions."""

@@ -167,7 +167,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         noise_multiplier=channel.noise_multiplier,
         noise_std=max(stds) if stds and channel.noise_multiplier is not None else None,
         clipping=_clipping(privacy),
-        mechanism=privacy.mechanism if privacy is not None else "none",
+        mechanism=_mechanism(channel),
         sampler=channel.sampler.describe() + _amplification(law, noised=channel.noise_multiplier is not None),
         records=records.owners.describe() if records is not None else None,
         server="; ".join(noise.text(account.spent) for noise in channel.rows.values()) or None,
@@ -202,6 +202,13 @@ def _budget(channel: Channel) -> float | None:
         return privacy.epsilon if isinstance(privacy, ClientPrivacy) else None
     budgets = [value for value in privacy.budgets(channel.records.owners.ids) if value is not None]
     return max(budgets, default=None)
+
+
+def _mechanism(channel: Channel) -> str:
+    if channel.privacy is None:
+        return "none"
+    low, high = min(channel.multipliers, default=0.0), max(channel.multipliers, default=0.0)
+    return channel.privacy.mechanism + ("" if low == high else f" of multipliers {low:.5g} to {high:.5g} by budget")
 
 
 def _clip_norm(channel: Channel) -> float | None:

@@ -19,7 +19,7 @@ from fedmtl.algorithms.mp_mtl_sharing import SHARING, budget_weights
 from fedmtl.algorithms.mp_mtl_tasks import TaskStack
 from fedmtl.data.synthetic import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import SeededSource, open_channel
+from fedmtl.privacy import SecureSource, SeededSource, open_channel
 from fedmtl.schedules import Event
 
 from .harness import everyone, problem_of, run
@@ -150,7 +150,7 @@ def ridge_fits(rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.nd
 @pytest.mark.parametrize("momentum", ["none", "nesterov"])
 def test_a_step_without_noise_is_the_proximal_gradient_step(momentum: Any) -> None:
     problem = linear(2)
-    algorithm = MPMTL(lam=0.3, momentum=momentum, start_ridge=0.05)
+    algorithm = MPMTL(lam=0.3, momentum=momentum, ridge=0.0, start_ridge=0.05)
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def watch(step: int, state: State) -> None:
@@ -268,10 +268,10 @@ def test_large_noise_leaves_single_task_learning() -> None:
     for _ in range(7):
         alone -= gradients(rows, alone, "squared")
     for penalty in ("nuclear", "l21"):
-        kept = MPMTL(lam=0.5, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
+        kept = MPMTL(lam=0.5, ridge=0.0, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
         found = everyone(problem, kept, run(kept, problem, privacy=loud)).numpy()
         np.testing.assert_allclose(found, alone, atol=1e-3)
-    lost = MPMTL(lam=0.5, start_ridge=0.05, rho=0.0)
+    lost = MPMTL(lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
     assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
 
 
@@ -348,6 +348,10 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     assert channel.epsilon == pytest.approx(plain.epsilon)
     with pytest.raises(PrivacyError, match="without noise"):
         run(algorithm, problem)
+    # in secure mode the rows are on a public grid, and fresh
+    first, second = (noise.added(rows, torch.arange(TASKS), 0, SecureSource()) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.round(first * 2.0**24), first * 2.0**24)
 
 
 # Budgets
@@ -471,7 +475,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="all tasks take part"):
         run(MPMTL(), problem, sampler=PoissonSampling(3))
     for settings, match in (
-        ({"momentum": "strongly_convex"}, "ridge"),
+        ({"momentum": "strongly_convex", "ridge": 0.0}, "ridge"),
         ({"rho": -1.0}, "rho"),
         ({"loss": "hinge"}, "loss"),
         ({"penalty": "l1"}, "penalty"),
