@@ -237,8 +237,8 @@ class Channel:
         return release.clip if release is not None else None
 
     def noise_std(self, name: str) -> Tensor:
-        """(R,) float64: root mean square of a noised coordinate of ``name`` as released in the step that has begun (of a
-        matrix: a diagonal one); 0 without noise."""
+        """(R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as released
+        in the step that has begun; 0 without noise."""
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
