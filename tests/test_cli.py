@@ -210,7 +210,8 @@ def test_every_option_of_every_group_composes() -> None:
               "p2p": answering,
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
               "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,
-              "hospital": root, "adult": root, "movielens": root, "pmtl_femnist": root, "leaf": ["data.path=x"],
+              "hospital": root, "adult": root, "movielens": root, "p2p_movielens": root, "pmtl_femnist": root,
+              "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():
