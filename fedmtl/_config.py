@@ -143,10 +143,9 @@ def settings(config: Config) -> Config:
     import torch
 
     from ._check import one_of, positive_int
-    from .algorithms import AsyncAlgorithm
     from .execution import Execution
     from .trainer import EarlyStopping
-    from .trainer.baselines import named_baselines
+    from .trainer.baselines import named_baselines, usual_baselines
     from .trainer.replicates import Replicates
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
@@ -166,8 +165,7 @@ def settings(config: Config) -> Config:
         made["baselines"] = config["baselines"] or ()
         repeated = Replicates(config["replicates"], config["epsilons"])
         if made["baselines"] == "auto":
-            alone = isinstance(made["algorithm"], AsyncAlgorithm) or repeated.count > 1
-            made["baselines"] = () if alone else ("local", "fedavg")
+            made["baselines"] = usual_baselines(made["algorithm"]) if repeated.count == 1 else ()
         named_baselines(made["baselines"], made["algorithm"])
         repeated.check(made["algorithm"], made["privacy"], made.get("early_stopping"), made["baselines"])
         if config["device"] != "auto":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..algorithms import PMTL, FedAvg, FedProx, Local
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
+from ..algorithms.local_fit import single_task
 from ..errors import ConfigError
 from ..optim import LocalSolver
 
@@ -14,6 +15,8 @@ _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL}
 
 def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorithm) -> dict[str, Algorithm]:
     """The comparison algorithms by name, without the algorithm itself.
+
+    ``"local"`` of a linear method is what every client has alone: the exact fit of its own records.
 
     Args:
         baselines: names, built with the algorithm's own local solver, or algorithms.
@@ -24,8 +27,13 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
     """
     if isinstance(baselines, str):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
-    if baselines and isinstance(algorithm, AsyncAlgorithm):
-        raise ConfigError(f"baselines is {list(baselines)!r}; {algorithm.name} has another schedule; run them apart.")
+    alone = single_task(algorithm)
+    accepted = ["local"] if alone is not None else []
+    if isinstance(algorithm, AsyncAlgorithm) and list(baselines) not in ([], accepted):
+        raise ConfigError(
+            f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
+            "others run apart."
+        )
     solver: LocalSolver | None = getattr(algorithm, "local", None)
     built: dict[str, Algorithm] = {}
     for item in baselines:
@@ -34,8 +42,18 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
                 raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
             if item == algorithm.name:
                 continue
+            if item == "local" and alone is not None:
+                built[item] = alone
+                continue
             item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
         if item.name in built:
             raise ConfigError(f"baselines has {item.name!r} twice.")
         built[item.name] = item
     return built
+
+
+def usual_baselines(algorithm: AnyAlgorithm) -> tuple[str, ...]:
+    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
+    if single_task(algorithm) is not None:
+        return ("local",)
+    return () if isinstance(algorithm, AsyncAlgorithm) else ("local", "fedavg")

@@ -13,11 +13,12 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
+from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, OwnerChannel, Privacy, RecordPrivacy
+from ..privacy import Channel, ClientPrivacy, FullParticipation, OwnerChannel, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
@@ -164,12 +165,19 @@ class Trainer:
                 baselines=(),
                 callbacks=(),
                 folder=None if place is None else place.root,
+                **self._without_release(algorithm),
             )
             comparison[name] = trainer._run(place, place is not None and place.started)
         result = replace(result, baselines=comparison)
         if folder is not None:
             folder.write_result(result, self._settings(), self.data)
         return result
+
+    def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
+        """What changes for a baseline that only fits what clients have, and so needs no schedule and no privacy."""
+        if not isinstance(baseline, LocalFit):
+            return {}
+        return {"schedule": FullParticipation(), "privacy": None, "rounds": 1, "eval_every": None}
 
     def _run(self, folder: RunFolder | None, resume: bool) -> Result:
         problem = build_problem(

@@ -161,7 +161,7 @@ def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"pmtl goes in rounds.*not PoissonClocks"):
         trainer("learner", algorithm=PMTL())
     with pytest.raises(ConfigError, match="baselines"):
-        trainer("learner", baselines=("local",))
+        trainer("learner", baselines=("fedavg",))
 
 
 def test_an_owner_that_never_wakes_keeps_its_budget():

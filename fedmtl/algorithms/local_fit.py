@@ -1,0 +1,83 @@
+"""Single-task learning: the exact ridge fit of every client's own records. Nothing leaves a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._check import one_of, positive
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from .async_learner import AsyncLearner
+from .base import AnyAlgorithm, Problem, State
+from .mp_mtl import MPMTL
+from .mp_mtl_tasks import TaskStack
+from .pp_dmtl import PPDMTL
+
+_UNBOUNDED = 1e150
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFit:
+    """argmin_w L_i(w) + (ridge / 2) ||w||^2 for every client i, of a linear model.
+
+    Args:
+        loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
+        ridge: above 0.
+        row_norm: features are shortened to this L2 norm; None: they are not.
+    """
+
+    loss: Literal["squared", "logistic"] = "logistic"
+    ridge: float = 0.01
+    row_norm: float | None = None
+
+    name = "local"
+
+    def __post_init__(self) -> None:
+        one_of(self, ("squared", "logistic"), loss=self.loss)
+        positive(self, ridge=self.ridge)
+        if self.row_norm is not None:
+            positive(self, row_norm=self.row_norm)
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        return ()
+
+    def init(self, problem: Problem) -> State:
+        """The fits, in private."""
+        store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
+        tasks = TaskStack.of(problem, self.loss, _UNBOUNDED if self.row_norm is None else self.row_norm)
+        store.scatter("model", torch.arange(problem.clients), tasks.fit(self.ridge))
+        return State({}, store)
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        return state.private.gather("model", clients).to(problem.initial)
+
+    def shared(self, state: State) -> Tensor | None:
+        return None
+
+    def conflicts(self, problem: Problem) -> Literal["none"]:
+        return "none"
+
+
+def single_task(algorithm: AnyAlgorithm) -> LocalFit | None:
+    """What the clients of a linear method have alone, with its loss, its ridge and its bound on rows; else None.
+
+    The constants are those under which both minimize the same function of one client's records: PP-DMTL and the
+    asynchronous learner have squared losses without 1/2, and the latter's g is reg ||w||^2, without 1/2 too.
+    """
+    if isinstance(algorithm, MPMTL):
+        ridge = algorithm.start_ridge or algorithm.ridge or 0.01  # of its start
+        return LocalFit(loss=algorithm.loss, ridge=ridge, row_norm=algorithm.row_norm)
+    if isinstance(algorithm, PPDMTL):
+        tau = algorithm.refine_tau or algorithm.tau or 0.01
+        norm = None if algorithm.row_norm == "auto" else algorithm.row_norm
+        return LocalFit(loss=algorithm.loss, ridge=tau / (2 if algorithm.loss == "squared" else 1), row_norm=norm)
+    if isinstance(algorithm, AsyncLearner) and algorithm.loss != "hinge":
+        return LocalFit(loss=algorithm.loss, ridge=algorithm.reg * (1 if algorithm.loss == "squared" else 2))
+    return None

@@ -1,0 +1,91 @@
+"""What every client has alone, exactly; as the baseline of the linear methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fedmtl import MPMTL, PMTL, PPDMTL, AsyncLearner, FullParticipation, Latencies, PoissonClocks, Trainer, models
+from fedmtl.algorithms.local_fit import LocalFit, single_task
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError
+from fedmtl.schedules import ConstantLatency
+from fedmtl.trainer.baselines import usual_baselines
+
+SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}
+CASES = {
+    "mp_mtl": (
+        MPMTL(loss="squared", ridge=0.2, row_norm=10.0),
+        FullParticipation(),
+        lambda r, w: (r @ r / 2, 0.1 * w @ w),
+    ),
+    "pp_dmtl": (
+        PPDMTL(loss="squared", tau=0.3, row_norm=10.0),
+        Latencies(latency=ConstantLatency(1.0), activations=2),
+        lambda r, w: (r @ r, 0.15 * w @ w),
+    ),
+    "learner": (AsyncLearner(reg=0.1), PoissonClocks(per_client=2), lambda r, w: (r @ r, 0.1 * w @ w)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_records(case):
+    algorithm, schedule, terms = CASES[case]
+    data = load_synthetic_tasks(**SIZES, problem="regression")
+    run = Trainer(
+        algorithm=algorithm,
+        data=data,
+        model=models.linear_regression(bias=False),
+        schedule=schedule,
+        privacy=None,
+        rounds=6,
+        dtype="float64",
+        baselines=("local",),
+        progress=False,
+    )
+    found = run.fit().baselines["local"]
+    assert found.epsilon == 0.0
+    assert found.privacy.headline == "nothing is released: epsilon = 0"
+    for task, weights in enumerate(found.personal.numpy()):
+        own = slice(int(data.train.offsets[task]), int(data.train.offsets[task + 1]))
+        x, y = data.train.x[own].double().numpy(), data.train.y[own].double().numpy()
+
+        def value(w: np.ndarray, x: np.ndarray = x, y: np.ndarray = y) -> float:
+            loss, penalty = terms(x @ w - y, w)
+            return float(loss / len(y) + penalty)
+
+        assert weights == pytest.approx(minimize(value, np.zeros(4), method="BFGS", tol=1e-9).x, abs=2e-5)
+
+
+def test_logistic_fits_have_no_gradient_left():
+    data = load_synthetic_tasks(**SIZES, problem="classification")
+    run = Trainer(
+        algorithm=MPMTL(loss="logistic", ridge=0.05),
+        data=data,
+        model=models.linear_regression(bias=True),
+        schedule=FullParticipation(),
+        privacy=None,
+        rounds=2,
+        dtype="float64",
+        baselines=("local",),
+        progress=False,
+    )
+    for task, w in enumerate(run.fit().baselines["local"].personal):
+        own = slice(int(data.train.offsets[task]), int(data.train.offsets[task + 1]))
+        x = torch.cat([data.train.x[own].double(), torch.ones(20, 1).double()], dim=1)
+        sign = 2.0 * data.train.y[own] - 1
+        gradient = -(sign * torch.sigmoid(-sign * (x @ w))) @ x / 20 + 0.05 * w
+        assert float(gradient.norm()) < 1e-6
+
+
+def test_who_has_which_baselines():
+    assert single_task(AsyncLearner(loss="logistic", reg=0.1)) == LocalFit(loss="logistic", ridge=0.2)
+    assert single_task(AsyncLearner(loss="hinge")) is None
+    assert single_task(PMTL()) is None
+    assert usual_baselines(PMTL()) == ("local", "fedavg")
+    assert usual_baselines(AsyncLearner(loss="hinge")) == ()
+    assert usual_baselines(PPDMTL()) == usual_baselines(MPMTL()) == ("local",)
+    with pytest.raises(ConfigError, match=r"LocalFit\.ridge is 0"):
+        LocalFit(ridge=0)
