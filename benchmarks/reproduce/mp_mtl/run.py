@@ -187,15 +187,16 @@ def grid(setup: Setup, scale: str) -> list[Row]:
 def allocation(setup: Setup, scale: str) -> list[Row]:
     """Figure 4: nMSE by the power alpha of eps_t = e0 t^alpha, and by Q of eps_t = e0 Q^-t."""
     rows: list[Row] = []
-    for deal, rho in itertools.product(range(5), (RHO, SMALL_RHO)):
+    epsilons = (3.0, 30.0)
+    for deal, rho, momentum in itertools.product(range(5), (RHO, SMALL_RHO), ("none", "nesterov", "strongly_convex")):
         data = setup.deal(deal)
-        for momentum, epsilon in itertools.product(("none", "nesterov", "strongly_convex"), (3.0, 30.0)):
-            ways = [{"q": q} for q in QS] if momentum == "strongly_convex" else [{"alpha": a} for a in ALPHAS]
-            for way in ways:
-                algorithm = method(setup, rho=rho, momentum=momentum, **{"alpha": None, **way})
-                models = run(algorithm, data, (epsilon,), 10, clip=setup.clip, seed=deal).models
-                error = float(errors_of(models, data).mean.mean())
-                rows.append({"deal": deal, "rho": rho, "momentum": momentum, "epsilon": epsilon, **way, "nmse": error})
+        ways = [{"q": q} for q in QS] if momentum == "strongly_convex" else [{"alpha": a} for a in ALPHAS]
+        for way in ways:
+            algorithm = method(setup, rho=rho, momentum=momentum, **{"alpha": None, **way})
+            models = run(algorithm, data, epsilons, 10, clip=setup.clip, seed=deal).models
+            errors = errors_of(models, data).mean.view(2, 10).mean(1).tolist()
+            row = {"deal": deal, "rho": rho, "momentum": momentum, **way}
+            rows += [{**row, "epsilon": e, "nmse": value} for e, value in zip(epsilons, errors, strict=True)]
     return rows
 
 
