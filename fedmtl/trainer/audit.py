@@ -117,12 +117,21 @@ def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
         return channel, blocks
 
     counts = tuple(trainer.data.train.counts.tolist())
+    bound = bind_schedule(schedule, problem)
+    needs = getattr(algorithm, "channel_options", None)
+    caps = algorithm.caps(problem, bound.caps.clip(max=problem.rounds))
+    options = {} if needs is None else needs(problem, trainer.privacy, caps)
+    rows = algorithm.rows(problem)
+    generator = torch.Generator().manual_seed(0)  # where gradients are no multiples of rows, any ones are theirs
+    some = [torch.randn(n, problem.dimension, generator=generator, dtype=torch.float64) for n in counts]
     return OwnerSetup(
         privacy=trainer.privacy,
-        x=tuple(algorithm.rows(problem)),
+        x=tuple(some if rows is None else rows),
         counts=counts,
         ids=tuple(trainer.data.ids),
         opening=opening,
+        options=options,
+        linear=rows is not None,
     )
 
 

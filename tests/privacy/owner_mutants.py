@@ -12,20 +12,57 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Ring
-from fedmtl.privacy import OwnerChannel, RecordPrivacy, SeededSource, owner_account, owner_opening, owner_terms
+from fedmtl.privacy import (
+    FirstRelease,
+    OwnerChannel,
+    RecordPrivacy,
+    SeededSource,
+    owner_account,
+    owner_channel,
+    owner_first,
+    owner_opening,
+    owner_terms,
+)
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
-from fedmtl.privacy.owner_records import OwnerRecords, RecordSums
+from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit import audit_trainer
 
 from .mutants import _charged_after
 
 OWNERS, ANSWERS, FEATURES = 5, 8, 6
-EFFORT = Effort(noise=4800, processes=False)
+EFFORT = Effort(noise=4800, cohorts=200, processes=False)
 ALGORITHMS = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
     "p2p": (PeerToPeer(graph=Ring(), mu=0.5), PoissonClocks(per_client=ANSWERS)),
     "pp_dmtl": (PPDMTL(a1=0.05), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Featured(AsyncLearner):
+    """With answers of unequal weight, a first release of zeros, and records that arrive."""
+
+    def channel_options(self, problem, privacy, caps):
+        """All of them."""
+        counts = problem.data.train.counts.tolist()
+        return {
+            "allocation": [np.linspace(1.0, 4.0, cap) for cap in caps.tolist()],
+            "first": FirstRelease(np.array([2.0 / n for n in counts]), 0.3),
+            "arrivals": [np.arange(n) % 4 * (2 + k) + 12 * (k == 1) for k, n in enumerate(counts)],
+        }
+
+    def step(self, problem, state, block, channel):
+        """As ever, after the first release."""
+        if int(block.step[0]) == 0:
+            first = channel.release_first(lambda owner: torch.zeros(problem.dimension))
+            state.public["theta_l"] += first.mean(1)
+        return super().step(problem, state, block, channel)
+
+
+FEATURED = {
+    "featured": (Featured(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
+    "subsampled": (PPDMTL(a1=0.05, batch_rate=0.4), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
 }
 _PRIVACY = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
 CONFIGURATIONS = {
@@ -52,7 +89,7 @@ _DATA = dataset()
 
 def trainer_of(algorithm: str, configuration: str) -> Trainer:
     """A small run."""
-    method, schedule = ALGORITHMS[algorithm]
+    method, schedule = (ALGORITHMS | FEATURED)[algorithm]
     return Trainer(
         algorithm=method,
         data=_DATA,
@@ -349,8 +386,138 @@ def _raw_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "init", raw)
 
 
+# Weights, first releases, arrivals, subsamples
+
+_events = owner_terms.Kind.events
+
+
+def _kinds(change: Callable[..., object]) -> _Patch:
+    return lambda patch, trainer: patch.setattr(owner_terms.Kind, "events", change)
+
+
+def _weights_uncharged(self, *of):
+    """All answers are charged as if they had the same weight."""
+    return _events(replace(self, weights=None if self.weights is None else (1.0,) * self.cap), *of)
+
+
+def _weights_unnoised(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def noise(self, owners, uses):
+        return np.where(owners >= 0, self.multipliers[0, owners], 0.0)
+
+    patch.setattr(owner_terms.OwnerTerms, "noise", noise)
+
+
+def _weights_backwards(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    noise, caps = owner_terms.OwnerTerms.noise, ANSWERS
+    patch.setattr(owner_terms.OwnerTerms, "noise", lambda self, owners, uses: noise(self, owners, caps - 1 - uses))
+
+
+def _first_uncharged(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def charge(self):
+        self._first_mine = self._first = True
+
+    patch.setattr(owner_account.OwnerAccount, "charge_first", charge)
+
+
+def _first_unaccounted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The answers alone are calibrated to the whole budget."""
+    calibrated = owner_terms._calibrated
+
+    def without(privacy, kind, *rest):
+        return replace(calibrated(privacy, replace(kind, first=0.0), *rest), first=kind.first)
+
+    patch.setattr(owner_terms, "_calibrated", without)
+
+
+def _first_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    release = OwnerChannel.release_first
+
+    def again(self, vectors):
+        self._first_made = False
+        return release(self, vectors)
+
+    patch.setattr(OwnerChannel, "release_first", again)
+
+
+def _first_scaled(factor: float) -> _Patch:
+    def scaled(first, *of):
+        return _released_first(replace(first, sensitivity=factor * first.sensitivity), *of)
+
+    return lambda patch, trainer: patch.setattr(owner_channel, "released_first", scaled)
+
+
+_released_first = owner_channel.released_first
+
+
+def _first_noise_shared(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    law = owner_first.first_law
+
+    class Shared:
+        def __init__(self, kind):
+            self.kind = kind
+
+        def draw_rows(self, source, purpose, step, keys, size):
+            return np.repeat(self.kind(1.0).draw_rows(source, purpose, step, keys[:1], size), len(keys), axis=0)
+
+    patch.setattr(owner_first, "first_law", lambda privacy: lambda z: Shared(law(privacy)))
+
+
+def _answers_without_records(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """An owner without records answers with noise, and is charged."""
+    present = Participation.present
+    patch.setattr(Participation, "present", lambda self, *at: np.maximum(present(self, *at), 1))
+
+
+def _final_counts(n: np.ndarray, channel: OwnerChannel) -> np.ndarray:
+    return np.where(channel._owners >= 0, channel._sums.counts[channel._owners], n)
+
+
+def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    for name in ("of_factors", "of_rows"):
+        sums = getattr(RecordSums, name)
+
+        def realized(self, owner, values, kept, sums=sums):
+            size = kept.sum(1, keepdim=True).clamp(min=1)
+            return sums(self, owner, values, kept) * (0.4 * kept.shape[1] / size)
+
+        patch.setattr(RecordSums, name, realized)
+
+
+def _subsets(change: Callable[..., np.ndarray]) -> _Patch:
+    return lambda patch, trainer: patch.setattr(Participation, "_subsample", change)
+
+
+_subsample = Participation._subsample
+
+
+def _everybody(self, owner, steps, replicates):
+    return np.ones((len(steps), self.counts[owner]), dtype=bool)
+
+
+def _one_subsample(self, owner, steps, replicates):
+    return _subsample(self, owner, np.zeros_like(steps), replicates)
+
+
+def _fixed_size(self, owner, steps, replicates):
+    size = round(0.4 * self.counts[owner])
+    rng = np.random.default_rng([self._sources[0].seed, int(steps[0]), owner])
+    return rng.permuted(np.tile(np.arange(self.counts[owner]) < size, (len(steps), 1)), axis=1)
+
+
+def _known_subsample(self, owner, steps, replicates):
+    sources, self._sources = self._sources, [SeededSource(7)]
+    try:
+        return _subsample(self, owner, steps, replicates)
+    finally:
+        self._sources = sources
+
+
+def _charged_at_a_lower_rate(self, *of):
+    return _events(replace(self, rate=self.rate / 2), *of)
+
+
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
-CHARGES, TRANSCRIPT = ("charges",), ("transcript",)
+CHARGES, TRANSCRIPT, SAMPLER = ("charges",), ("transcript",), ("sampler",)
 
 NO_OP = [OwnerMutant(f"no-op: {name}", _scaled(1.0), (), name) for name in CONFIGURATIONS]
 
@@ -397,4 +564,29 @@ MUTANTS = [
     OwnerMutant("charged after the release", _charged_after, ("charges: activations",)),
     OwnerMutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
     OwnerMutant("raw start", _raw_start, TRANSCRIPT),
+]
+
+FEATURED_MUTANTS = [
+    ("featured", OwnerMutant("weights ignored in the charge", _kinds(_weights_uncharged), (*NOISE, *CHARGES))),
+    ("featured", OwnerMutant("weights ignored in the noise", _weights_unnoised, NOISE)),
+    ("featured", OwnerMutant("weights in reverse", _weights_backwards, NOISE, "gaussian")),
+    ("featured", OwnerMutant("first release without a charge", _first_uncharged, ("charges: activations",))),
+    ("featured", OwnerMutant("first release outside the budget", _first_unaccounted, ("charges: budget",))),
+    ("featured", OwnerMutant("first release made twice", _first_twice, ("charges: activations",), "gaussian")),
+    ("featured", OwnerMutant("first release with half the noise", _first_scaled(0.5), ("noise law",))),
+    (
+        "featured",
+        OwnerMutant(
+            "one first noise for all owners", _first_noise_shared, ("freshness: coordinates of first",), "gaussian"
+        ),
+    ),
+    ("featured", OwnerMutant("noise for the final number of records", _divided(_final_counts), NOISE)),
+    ("featured", OwnerMutant("answers without records", _answers_without_records, ("charges: activations",))),
+    ("subsampled", OwnerMutant("divided by the realized size", _realized_size, SAMPLER, "l2_laplace")),
+    ("subsampled", OwnerMutant("all records, charged as a subsample", _subsets(_everybody), SAMPLER)),
+    ("subsampled", OwnerMutant("one subsample for all answers", _subsets(_one_subsample), SAMPLER)),
+    ("subsampled", OwnerMutant("subsamples of a fixed size", _subsets(_fixed_size), SAMPLER)),
+    ("subsampled", OwnerMutant("subsample of a known seed", _subsets(_known_subsample), SAMPLER, "secure")),
+    ("subsampled", OwnerMutant("charged at half the rate", _kinds(_charged_at_a_lower_rate), (*NOISE, *CHARGES))),
+    ("subsampled", OwnerMutant("noise halved", _scaled(0.5), NOISE, "l2_laplace")),
 ]

@@ -12,7 +12,8 @@ from fedmtl import PPDMTL, AsyncLearner
 from fedmtl.algorithms.linear import DomainBound
 from fedmtl.privacy import OwnerChannel
 from fedmtl.privacy.audit import Effort
-from fedmtl.privacy.audit.owners import adversarial_rows, turns
+from fedmtl.privacy.audit.owner_sensitivity import adversarial_rows
+from fedmtl.privacy.audit.owner_setup import turns
 from fedmtl.privacy.audit.suite import audit_owners
 from fedmtl.trainer.audit import audit_trainer, owner_setup_of
 

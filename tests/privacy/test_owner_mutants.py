@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .owner_mutants import ALGORITHMS, MUTANTS, NO_OP, OwnerMutant, caught, kinds
+from .owner_mutants import ALGORITHMS, FEATURED, FEATURED_MUTANTS, MUTANTS, NO_OP, OwnerMutant, caught, kinds
 
 
 @pytest.mark.parametrize("mutant", NO_OP, ids=lambda mutant: mutant.name)
@@ -17,6 +17,21 @@ def test_a_no_op_passes_every_check(algorithm: str, mutant: OwnerMutant) -> None
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_mutant_is_caught_by_the_checks_that_should(algorithm: str, mutant: OwnerMutant) -> None:
+    found = caught(algorithm, mutant, kinds(mutant))
+    print(f"{algorithm}, {mutant.name}: {', '.join(found)}")
+    assert any(check.startswith(mutant.caught_by) for check in found), found
+
+
+_SOUND = [(name, mutant) for name in FEATURED for mutant in NO_OP if mutant.configuration in ("l2_laplace", "secure")]
+
+
+@pytest.mark.parametrize(("algorithm", "mutant"), _SOUND, ids=lambda one: getattr(one, "name", one))
+def test_a_no_op_of_further_releases_passes(algorithm: str, mutant: OwnerMutant) -> None:
+    assert caught(algorithm, mutant) == []
+
+
+@pytest.mark.parametrize(("algorithm", "mutant"), FEATURED_MUTANTS, ids=lambda one: getattr(one, "name", one))
+def test_a_mutant_of_further_releases_is_caught(algorithm: str, mutant: OwnerMutant) -> None:
     found = caught(algorithm, mutant, kinds(mutant))
     print(f"{algorithm}, {mutant.name}: {', '.join(found)}")
     assert any(check.startswith(mutant.caught_by) for check in found), found

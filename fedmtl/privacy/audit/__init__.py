@@ -8,7 +8,7 @@ runs them on a configuration, with the transcript check, and ``fedmtl audit`` pr
 """
 
 from .findings import Finding, any_refuted, table
-from .owners import OwnerSetup
+from .owner_setup import OwnerSetup
 from .setup import Claim, Setup, claims_of
 from .suite import CHECKS, Effort, audit_channel, audit_owners
 

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from ...errors import BudgetExhausted, PrivacyError
-from ..composition import epsilon
 from ..owner_channel import OwnerChannel
 from .findings import Finding, exact, skipped, too_large
-from .owners import ACTIVATIONS, OWNERS, OwnerSetup, no_gradients, turns
+from .owner_noise import no_gradients, no_rows
+from .owner_setup import ACTIVATIONS, OWNERS, OwnerClaims, OwnerSetup, turns
 from .setup import Claim
 
 _SLACK = 1 + 1e-6
 _KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
 
 
-def owner_charges(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> list[Finding]:
+def owner_charges(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> list[Finding]:
     """All checks of the accounting."""
     channel = setup.open(seed)
     return [
@@ -37,7 +37,7 @@ def owner_charges(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> list
     ]
 
 
-def _events(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+def _events(setup: OwnerSetup, claims: OwnerClaims, channel: OwnerChannel) -> Finding:
     """The events agree with the settings and with the noise that the channel says it adds."""
     terms, wrong = channel.account.terms, []
     assert terms is not None
@@ -46,22 +46,44 @@ def _events(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -
         wrong.append(f"delta is {terms.delta:g}, the settings have {setup.delta:g}")
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
-    for k, claim in enumerate(claims):
-        name, charged = repr(setup.ids[k]), terms.answer(k)
-        if claim.kind != _KINDS[setup.privacy.mechanism]:
-            wrong.append(f"{name}: the event is {charged.event}, the mechanism {setup.privacy.mechanism}")
-        if not math.isclose(float(channel.noise_multipliers[k]), claim.multiplier, rel_tol=1e-9):
-            wrong.append(f"{name}: noise {float(channel.noise_multipliers[k]):.6g}, event {claim.multiplier:.6g}")
-        if claim.kind == "knorm" and charged.event.dimension != setup.dimension:
-            wrong.append(f"{name}: the event has {charged.event.dimension} coordinates of {setup.dimension}")
-        if charged.accountant != setup.privacy.accountant:
-            wrong.append(f"{name}: composed by {charged.accountant}, the settings have {setup.privacy.accountant}")
-        if len(setup.x[k]) != setup.counts[k]:
+    for k in range(len(claims)):
+        name, cap = repr(setup.ids[k]), int(channel.caps[k])
+        z = float(channel.noise_multipliers[k])
+        for use in sorted({0, cap // 2, cap - 1} & set(range(max(1, cap)))):
+            claim = claims.answer(k, use)
+            wrong += _event(setup, claim, setup.privacy.mechanism, f"answer {use} of {name}")
+            weight = setup.weight(k, use) if cap else 1.0
+            if not math.isclose(z, claim.multiplier * weight, rel_tol=1e-9):
+                wrong.append(f"{name}: noise {z:.6g}, event of answer {use} {claim.multiplier:.6g}, weight {weight:g}")
+            if not math.isclose(claim.sampled or 1.0, setup.rate(k), rel_tol=1e-12):
+                wrong.append(f"{name}: the event samples with q = {claim.sampled}, the run with {setup.rate(k):g}")
+        first = claims.first(k)
+        if (first is not None) != (setup.first is not None and setup.counts[k] > 0):
+            wrong.append(f"{name}: a first release without an event, or the other way round")
+        if first is not None and setup.first is not None:
+            law = "gaussian" if setup.privacy.mechanism == "gaussian" else "l2_laplace"
+            wrong += _event(setup, first, law, f"first release of {name}")
+            share = setup.first.share / (1 - setup.first.share) * cap if cap else 1.0
+            if not math.isclose(z, first.multiplier * share, rel_tol=1e-9):
+                wrong.append(f"{name}: noise {z:.6g}, event of its first release {first.multiplier:.6g}")
+        if setup.linear and len(setup.x[k]) != setup.counts[k]:
             wrong.append(f"{name}: {len(setup.x[k])} rows of {setup.counts[k]} records")
     return exact("charges: event of an answer", len(wrong), "; ".join(wrong[:3]) or "law, noise, clip, delta, records")
 
 
-def _ledger(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> Finding:
+def _event(setup: OwnerSetup, claim: Claim, mechanism: str, name: str) -> list[str]:
+    wrong = []
+    inner = getattr(claim.event, "event", claim.event)
+    if claim.kind != _KINDS[mechanism]:
+        wrong.append(f"{name}: the event is {claim.event}, the mechanism {mechanism}")
+    if claim.kind == "knorm" and inner.dimension != setup.dimension:
+        wrong.append(f"{name}: the event has {inner.dimension} coordinates of {setup.dimension}")
+    if claim.accountant != setup.privacy.accountant:
+        wrong.append(f"{name}: composed by {claim.accountant}, the settings have {setup.privacy.accountant}")
+    return wrong
+
+
+def _ledger(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> Finding:
     """The run's own blocks, read back from the file: charged before the release, once, to the owner that acts."""
     wrong: list[str] = []
     acted: list[int] = []
@@ -71,15 +93,20 @@ def _ledger(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> Finding:
         channel.start(0)
         try:
             for first, owners in blocks(0):
+                who = _with_records(setup, first, owners)
                 try:
                     channel.begin(first, owners)
                 except BudgetExhausted:
                     wrong.append(f"the run's own activation {first} is refused")
                     break
-                acted += owners[0].tolist()
+                acted += who.tolist()
                 if charged_owners(path)[first:] != _by_step(acted[first:]):
                     wrong.append(f"activations from {first} began without a charge on the disk")
-                channel.release_run(owners.shape[1], no_gradients(setup))
+                if first == 0 and setup.first is not None:
+                    wrong += _first_release(setup, claims, channel, path)
+                value = _released(channel, setup, owners.shape[1])
+                if bool(value[who < 0].any()):
+                    wrong.append(f"an owner without records answered in the block of activation {first}")
                 if _begins(channel, first, owners):
                     wrong.append(f"activation {first} began twice")
                     break
@@ -93,19 +120,54 @@ def _ledger(setup: OwnerSetup, claims: Sequence[Claim], seed: int) -> Finding:
     uses = np.bincount([k for k in acted if k >= 0], minlength=len(setup.ids))
     if channel.account.uses.tolist() != [uses.tolist()]:
         wrong.append("the account has other uses than happened")
-    if channel.report.releases != uses.sum():
-        wrong.append(f"{uses.sum()} releases happened, the report has {channel.report.releases}")
+    firsts = 0 if setup.first is None else sum(n > 0 for n in setup.counts)
+    if channel.report.releases != uses.sum() + firsts:
+        wrong.append(f"{uses.sum() + firsts} releases happened, the report has {channel.report.releases}")
     found = channel.account.epsilons()
-    for k, (claim, used) in enumerate(zip(claims, uses.tolist(), strict=True)):
-        spent = _spent(setup, claim, used)
+    for k, used in enumerate(uses.tolist()):
+        spent = claims.spent(k, used)
         if found is None or not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
-            wrong.append(f"{setup.ids[k]!r} has epsilon {found if found is None else found[k]}, {used} uses {spent:g}")
+            figure = found if found is None else found[k]
+            wrong.append(f"{setup.ids[k]!r} has epsilon {figure}, {used} uses {spent:g}")
     detail = f"{len(acted)} activations charged before they are released, epsilons of all owners"
     return exact("charges: activations in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 
 
-def _spent(setup: OwnerSetup, claim: Claim, uses: int) -> float:
-    return epsilon(claim.event, uses, setup.delta, accountant=claim.accountant) if uses else 0.0
+def _with_records(setup: OwnerSetup, first: int, owners: Tensor) -> np.ndarray:
+    """The owners (S,) of a block, -1 for nobody and for those without records."""
+    who = owners[0].numpy()
+    present = setup.present(np.maximum(who, 0), first + np.arange(len(who)))
+    return np.where((who >= 0) & (present > 0), who, -1)
+
+
+def _released(channel: OwnerChannel, setup: OwnerSetup, count: int) -> Tensor:
+    if setup.linear:
+        return channel.release_run(count, no_gradients(setup))
+    return torch.stack([channel.release_rows(no_rows(setup)) for _ in range(count)])
+
+
+def _first_release(setup: OwnerSetup, claims: OwnerClaims, channel: OwnerChannel, path: Path) -> list[str]:
+    """It is on the disk before a vector is asked for, and happens once."""
+    wrong: list[str] = []
+
+    def vector(owner: int) -> Tensor:
+        if _kinds(path).count("first") != 1:
+            wrong.append(f"the first release of {setup.ids[owner]!r} was made without a charge on the disk")
+        return torch.zeros(setup.dimension, dtype=torch.float64)
+
+    channel.release_first(vector)
+    try:
+        channel.release_first(vector)
+        wrong.append("the first release was made twice")
+    except (PrivacyError, BudgetExhausted):
+        pass
+    if _kinds(path).count("first") != 1:
+        wrong.append("the first release is not in the ledger once")
+    return wrong
+
+
+def _kinds(path: Path) -> list[str]:
+    return [json.loads(text)["kind"] for text in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _by_step(owners: Sequence[int]) -> list[list[int]]:
@@ -143,7 +205,8 @@ def _caps(setup: OwnerSetup, seed: int) -> Finding:
             channel = setup.open(seed, ledger=path)
             channel.start(0)
             cap = int(channel.caps[k])
-            if not 0 < cap * setup.dimension <= 1 << 22:
+            there = int(setup.present(np.array([k]), np.zeros(1, dtype=np.int64))[0])
+            if not there or not 0 < cap * setup.dimension <= 1 << 22:
                 channel.close()
                 continue
             asked.append(k)
@@ -152,7 +215,7 @@ def _caps(setup: OwnerSetup, seed: int) -> Finding:
             finally:
                 channel.close()
     if not asked:
-        return skipped("charges: cap of an owner", "the caps are 0, or too many answers to make")
+        return skipped("charges: cap of an owner", "the caps are 0, too many answers to make, or no records at first")
     detail = f"answers past the cap of {len(asked)} owners are refused"
     return exact("charges: cap of an owner", len(wrong), "; ".join(wrong[:3]) or detail)
 
@@ -167,7 +230,7 @@ def _past(setup: OwnerSetup, channel: OwnerChannel, path: Path, k: int, cap: int
         wrong.append(f"a refused block of {name} was charged")
     if not _begins(channel, 0, torch.full((1, cap), k)):
         return [*wrong, f"{name} may not answer {cap} times, its cap"]
-    channel.release_run(cap, no_gradients(setup))
+    _released(channel, setup, cap)
     before = path.read_bytes()
     if _begins(channel, cap, torch.full((1, 1), k)):
         wrong.append(f"{name} may answer once more after {cap} times, its cap")
@@ -176,12 +239,12 @@ def _past(setup: OwnerSetup, channel: OwnerChannel, path: Path, k: int, cap: int
     return wrong
 
 
-def _budgets(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+def _budgets(setup: OwnerSetup, claims: OwnerClaims, channel: OwnerChannel) -> Finding:
     """The event composed as often as the cap allows stays within the owner's budget."""
     check, spent = "charges: budget of every owner", []
     for k, budget in enumerate(setup.privacy.budgets(setup.ids)):
-        if budget is not None and channel.caps[k]:
-            spent.append((_spent(setup, claims[k], int(channel.caps[k])) / budget, k))
+        if budget is not None and (channel.caps[k] or claims.first(k) is not None):
+            spent.append((claims.spent(k, int(channel.caps[k])) / budget, k))
     if not spent:
         return skipped(check, "no budget is set")
     ratio, worst = max(spent)
@@ -189,17 +252,18 @@ def _budgets(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) 
     return too_large(check, ratio, _SLACK, text)
 
 
-def _monotone(setup: OwnerSetup, claims: Sequence[Claim], channel: OwnerChannel) -> Finding:
+def _monotone(setup: OwnerSetup, claims: OwnerClaims, channel: OwnerChannel) -> Finding:
     """Epsilon grows with the answers."""
     falls = 0
-    events: dict[float, tuple[int, Claim]] = {}
-    for claim, cap in zip(claims, channel.caps.tolist(), strict=True):
-        events[claim.multiplier] = max(cap, events.get(claim.multiplier, (0, claim))[0]), claim
-    for cap, claim in list(events.values())[:3]:
+    largest: dict[float, tuple[int, int]] = {}
+    for k, cap in enumerate(channel.caps.tolist()):
+        kind = claims.answer(k).multiplier if cap else 0.0
+        largest[kind] = max((cap, k), largest.get(kind, (0, k)))
+    for cap, k in list(largest.values())[:3]:
         at = sorted({cap, *(1 << i for i in range(cap.bit_length()))} - {0})
-        figures = [_spent(setup, claim, uses) for uses in at]
+        figures = [claims.spent(k, uses) for uses in at]
         falls += sum(b < a * (1 - 1e-12) for a, b in itertools.pairwise(figures)) + sum(f <= 0 for f in figures)
-    return exact("charges: monotone in the answers", falls, f"{min(3, len(events))} events")
+    return exact("charges: monotone in the answers", falls, f"{min(3, len(largest))} kinds of owners")
 
 
 def _published(channel: OwnerChannel) -> Finding:

@@ -19,7 +19,7 @@ import torch
 
 from .findings import Finding, skipped
 from .noise import fresh_between
-from .owners import OwnerSetup
+from .owner_setup import OwnerSetup
 from .setup import Setup
 
 Sample = Callable[[Any, int, int], dict[str, np.ndarray]]

@@ -16,16 +16,10 @@ from .cohorts import cohorts
 from .findings import Finding, skipped
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
 from .owner_charges import owner_charges
-from .owners import (
-    ACTIVATIONS,
-    OwnerSetup,
-    bounded_sensitivity,
-    channel_claims,
-    owner_freshness,
-    owner_noise,
-    owner_noise_law,
-    owner_sensitivity,
-)
+from .owner_noise import owner_freshness, owner_noise, owner_noise_law
+from .owner_sensitivity import bounded_sensitivity, owner_sensitivity
+from .owner_setup import ACTIVATIONS, OwnerSetup, channel_claims
+from .owner_subsamples import owner_subsamples
 from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
 from .records import (
     gradient_noise,
@@ -175,7 +169,8 @@ def audit_owners(setup: OwnerSetup, *, seed: int = 0, effort: Effort | None = No
     if "canary" in effort.checks:
         findings.append(skipped("canary", "no games are played against owners who act one at a time"))
     if "sampler" in effort.checks:
-        findings.append(skipped("sampler", "who acts when is public, and every answer uses all records"))
+        coins = auditor(seed, "subsamples")
+        findings += owner_subsamples(setup, claims, seed, effort.cohorts, effort.alpha, coins)
     if "charges" in effort.checks:
         findings += owner_charges(setup, claims, seed)
     return findings
