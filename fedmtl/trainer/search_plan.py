@@ -29,8 +29,8 @@ from ..privacy import (
     epsilon,
     open_channel,
     selection_epsilon,
-    step_event,
 )
+from ..privacy.allocation import steps_of, whole_run
 from ..privacy.release import StepEvent, step_law
 from .problem import build_problem, describe, fingerprint
 from .sources import in_rounds
@@ -137,15 +137,14 @@ def plan_search(
     delta = privacy.resolved_delta(n)
     score = score_release(n, law, score_noise=score_noise)
 
-    def step(multiplier: float) -> StepEvent:
-        sizes = tuple(plan.size for plan in common)
-        return step_event((multiplier,) * len(common), sampler, law, "rdp", mechanism=privacy.mechanism, sizes=sizes)
+    steps = steps_of(common, sampler, law, replace(privacy, accountant="rdp"))
+    run_event, times = whole_run(common, steps, uses)  # of one run: equal steps, or those of an allocation together
 
     def candidate(multiplier: float) -> Any:
         from dp_accounting import dp_event
 
         assert score.noise is not None
-        run = dp_event.SelfComposedDpEvent(step(multiplier).event, uses)
+        run = dp_event.SelfComposedDpEvent(run_event(multiplier).event, times)
         return dp_event.ComposedDpEvent([run, score.noise.event(1)])
 
     target = privacy.epsilon
@@ -163,7 +162,7 @@ def plan_search(
             raise PrivacyError(
                 f"PrivateSearch: a search over runs with schedule {sampler.describe()}: {error}"
             ) from error
-    budget = _run_budget(step(z), uses, delta, per_participation=law.per_participation)
+    budget = _run_budget(run_event(z), times, delta, per_participation=law.per_participation)
     trainers, marks, reports = {}, {}, {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta, accountant="rdp")
@@ -261,7 +260,13 @@ def _check_releases(
 ) -> None:
     if not plans:
         raise ConfigError(f"candidate {name!r}: its algorithm releases nothing, so there is no noise to calibrate.")
+    if any(plan.rows is not None for plan in plans):
+        raise ConfigError(
+            f"candidate {name!r}: its clients add noise to their own rows, an account that a search does not compose; "
+            f"leave that noise out (MPMTL.curator_epsilon)."
+        )
     facts: list[tuple[str, Any, Any]] = [("the number of releases", len(plans), len(common))]
+    facts.append(("the allocation of the budget", [p.allocation for p in plans], [p.allocation for p in common]))
     if law != common_law:  # schedule, observer and guarantee are the same
         facts.append(("statefulness", any(p.stateful for p in plans), any(p.stateful for p in common)))
     if privacy.mechanism == "l2_laplace":

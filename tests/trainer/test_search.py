@@ -25,6 +25,7 @@ from fedmtl import (
     FixedCohort,
     FullParticipation,
     Local,
+    MPMTLayers,
     PoissonSampling,
     PrivateSearch,
     QuantileClip,
@@ -134,6 +135,21 @@ def test_the_whole_search_costs_the_budget_by_dp_accounting(case, mean: float, s
     for inner in plan.trainers.values():  # every run is bounded by what its T steps cost alone
         assert inner.privacy.noise_multiplier == plan.noise_multiplier
         assert inner.privacy.epsilon == plan.budget < EPSILON
+
+
+def test_a_budget_that_is_allocated_over_the_rounds_costs_its_total():
+    """Gaussian uses of multipliers z / w_t are one of z / sqrt(sum w_t^2), which is all that the search composes."""
+
+    def candidate(alpha: float, **settings):
+        algorithm = MPMTLayers(layers=("3",), alpha=alpha, local=SOLVER)
+        return trainer(algorithm=algorithm, schedule=FullParticipation(), privacy=PRIVACY, **settings)
+
+    even, rising = (searching(candidates={n: candidate(alpha) for n in "ab"}).plan() for alpha in (0.0, 1.0))
+    weights = np.arange(1, ROUNDS + 1) / np.arange(1, ROUNDS + 1).mean()
+    joint = rising.noise_multiplier / math.sqrt((weights**2).sum())
+    assert joint == pytest.approx(even.noise_multiplier / math.sqrt(ROUNDS), rel=1e-4)
+    with pytest.raises(ConfigError, match="candidate 'b': the allocation of the budget"):
+        searching(candidates={"a": candidate(0.0), "b": candidate(1.0)}).plan()
 
 
 def test_more_repetitions_and_quieter_scores_need_more_noise():
