@@ -21,6 +21,7 @@ from fedmtl.data.synthetic import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import SecureSource, SeededSource, open_channel
 from fedmtl.schedules import Event
+from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
 
@@ -407,7 +408,10 @@ def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
     assert torch.unique(objective).numel() == 3
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["memory", "mapped"])
+def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+
     class Crash(Exception):
         pass
 
@@ -424,7 +428,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
             algorithm=MPMTL(momentum="nesterov", own_penalty="l1"),
             data=data(), model=models.linear_regression(), loss="half_mse", schedule=FullParticipation(), rounds=7,
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5), folder=folder, checkpoint_every=2,
-            callbacks=callbacks, progress=False, dtype="float64",
+            callbacks=callbacks, progress=False, dtype="float64", client_store=store,
         )  # fmt: skip
 
     whole = trainer(tmp_path / "whole").fit()
