@@ -160,12 +160,13 @@ class OwnerAccount:
         if self.terms is None:
             return None
         uses = self.spent if spent or self.forfeited else self._uses
-        return self.terms.epsilons(uses, first=self._first)
+        return self.terms.epsilons(uses, first=self._first or self.forfeited)
 
     @property
     def firsts(self) -> int:
         """Number of first releases charged."""
-        return int((self.terms.firsts > 0).sum()) if self._first and self.terms is not None else 0
+        made = self.terms is not None and (self._first or self.forfeited)
+        return int((self.terms.firsts > 0).sum()) if made and self.terms is not None else 0
 
     @property
     def spent(self) -> np.ndarray:

@@ -387,6 +387,34 @@ def test_a_secure_first_release_that_a_crash_lost_is_not_made_again(tmp_path: Pa
         lost.release_first(zeros)
 
 
+def test_a_run_that_stops_early_forfeits_the_first_release_too() -> None:
+    channel = door(first=first())
+    channel.forfeit(0)
+    assert channel.account.epsilons() == pytest.approx([2.0] * 3, rel=1e-4)
+    assert channel.report.releases == 15
+
+
+def test_checkpoints_of_repetitions_keep_what_was_charged() -> None:
+    options = {"first": first(), "replicates": 2, "allocation": WEIGHTS}
+    whole, before, after = (door(**options) for _ in range(3))
+    owners = torch.tensor([[0, 1, 0, 2, 0], [2, 2, 2, 0, 0]])
+    for channel in (whole, before):
+        channel.release_first(zeros)
+        channel.begin(0, owners[:, :3])
+        values = list(channel.release_run(3, nothing))
+    after.restore(before.state())
+    after.start(3)
+    for channel in (whole, after):
+        channel.begin(3, owners[:, 3:])
+        values.append(channel.release_run(2, nothing))
+    assert torch.equal(values[-1], values[-2]), "weights go on where the earlier session stopped"
+    assert np.array_equal(after.account.epsilons_by_repetition(), whole.account.epsilons_by_repetition())
+    late = door(**options)
+    late.start(3)
+    with pytest.raises(ResumeError, match="comes after a first release, which was never charged"):
+        late.begin(3, owners[:, 3:])
+
+
 def test_a_recorded_first_release_is_replayed() -> None:
     channel = door(first=first())
     channel.record = []
