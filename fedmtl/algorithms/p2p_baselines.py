@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,10 @@ from scipy.sparse.linalg import LinearOperator, cg
 from ..errors import ConfigError
 from .linear import LinearData, LinearLoss
 from .p2p_network import Network
+
+if TYPE_CHECKING:
+    from .base import Problem
+    from .p2p import PeerToPeer
 
 Array = NDArray[np.float64]
 _NEWTON_STEPS = 50
@@ -50,6 +55,17 @@ class PeerProblem:
         if not np.array_equal(self.data.counts.numpy(), self.network.counts):
             raise ConfigError("PeerProblem: the numbers of records of data and of network.counts differ.")
         self.loss.check_targets(self.data.y, self.data.name)
+
+    @classmethod
+    def of(cls, algorithm: PeerToPeer, problem: Problem) -> PeerProblem:
+        """What a peer-to-peer algorithm minimizes, on its records within the bound of the domain.
+
+        Raises:
+            ConfigError: ``loss="model"``: there is no linear objective.
+        """
+        if algorithm.loss == "model":
+            raise ConfigError("PeerProblem.of: the algorithm's loss is 'model'; accepted: 'squared', 'logistic'.")
+        return cls(algorithm.network(problem), algorithm.data(problem), LinearLoss(algorithm.loss))
 
     @cached_property
     def records(self) -> list[tuple[Array, Array]]:

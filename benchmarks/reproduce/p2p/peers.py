@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.linear import LinearLoss
 from fedmtl.algorithms.p2p_baselines import PeerProblem
 from fedmtl.data import FederatedDataset
 from fedmtl.execution import Execution
@@ -33,9 +32,7 @@ def problem_of(data: FederatedDataset, seed: int = 0) -> Problem:
 
 def objective_of(algorithm: PeerToPeer, data: FederatedDataset) -> PeerProblem:
     """Objective (2) of the algorithm on the data, for exact solutions."""
-    problem = problem_of(data)
-    linear = LinearLoss("squared" if algorithm.loss == "squared" else "logistic")
-    return PeerProblem(algorithm.network(problem), algorithm.data(problem), linear)
+    return PeerProblem.of(algorithm, problem_of(data))
 
 
 def budgets(epsilons: Sequence[float], clip: float, delta: float, mechanism: str = "gaussian") -> list[RecordPrivacy]:
