@@ -22,11 +22,11 @@ SCORES = (1.0, 70.0)
 
 STANDARDIZED = (
     "features were standardized with each client's own training mean and standard deviation, without noise: "
-    "these statistics are in every model, and no epsilon covers them"
+    "these statistics are in every model, and no epsilon of single records covers them (that of whole clients does)"
 )
 CENTRED = (
     "targets were centred with each client's own training mean, without noise: it is needed to use a model, "
-    "and no epsilon covers it"
+    "and no epsilon of single records covers it (that of whole clients does)"
 )
 
 
