@@ -144,7 +144,9 @@ class Network:
         if counted is None and self.dense is not None:
             if len(theta) == 1:
                 return self.dense[agents] @ theta[0]
-            return np.matmul(self.dense[agents][:, None, :], theta[where])[:, 0]
+            if len(where) == len(theta) and bool((where == np.arange(len(where))).all()):
+                return np.matmul(self.dense[agents][:, None, :], theta)[:, 0]  # one of each: no copy of the models
+            return np.stack([self.dense[agent] @ theta[r] for agent, r in zip(agents, where, strict=True)])
         place, owner, begin = self.entries(agents)
         share, column = self.shares[place], self.indices[place]
         if counted is not None:

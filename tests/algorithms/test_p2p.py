@@ -12,6 +12,8 @@ from scipy.sparse.linalg import spsolve
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring, complete
+from fedmtl.schedules import PoissonClocks
+from fedmtl.trainer.sources import open_activations
 
 from .p2p_harness import (
     COUNTS,
@@ -81,6 +83,27 @@ def test_replicates_are_single_runs() -> None:
         assert torch.allclose(together.public["theta"][r], alone.public["theta"][0], rtol=1e-11, atol=1e-13)
     assert together.public["theta"].abs().max() > 0.01
     assert algorithm.models(problem, together) is together.public["theta"]
+
+
+@pytest.mark.parametrize(
+    ("schedule_of", "answers"),
+    [(PoissonClocks(per_client=3), [3] * N), (PoissonClocks(events=9, per_client=3), None)],
+    ids=["own wake-ups", "ticks of all"],
+)
+def test_both_stop_rules_calibrate_the_noise_to_the_wakeups_of_an_agent(schedule_of, answers) -> None:
+    problem, algorithm = agents(rounds=10**6), PeerToPeer(graph=random_graph(N))
+    channel, source = open_activations(algorithm, problem, schedule_of, NOISED, seed=0)
+    assert channel.caps.tolist() == [3] * N
+    state = algorithm.init(problem)
+    channel.start(0)
+    for block in source.events(0):
+        source.begin(block)
+        state = algorithm.step(problem, state, block, channel)
+    uses = channel.account.uses[0]
+    assert uses.max() <= 3
+    assert uses.sum() == (3 * N if answers else 9)
+    assert answers is None or uses.tolist() == answers
+    assert channel.report.releases == uses.sum()
 
 
 def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
