@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from ._audit_cli import audit as _audit
 from ._config import build, check, choices, config_folder, resolve
+from ._profile_cli import profile as _profile
 from ._search_cli import resume_search
 from ._search_cli import search as _search
 from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
@@ -36,6 +37,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run or search
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
+       fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
 """
 _EXAMPLES = """\
 examples
@@ -94,6 +96,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
             "search": _search,
             "resume": _resume,
             "audit": _audit,
+            "profile": _profile,
         }
         if words[0] not in commands:
             close = difflib.get_close_matches(words[0], commands, n=1)

@@ -84,6 +84,8 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
         (["report", "nowhere"], "nowhere is not a folder"),
+        (["profile", "roundz=3"], "roundz is no setting; did you mean rounds?"),
+        (["profile", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused_by_name(
@@ -256,7 +258,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         for name, words in options.items():
             assert name in shown
             assert words in shown
-    for command_name in ("report", "resume", "-m", "--debug"):
+    for command_name in ("report", "resume", "profile", "-m", "--debug"):
         assert command_name in shown
     assert max(map(len, shown.splitlines())) <= 120
 

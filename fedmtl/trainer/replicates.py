@@ -29,7 +29,10 @@ from .stopping import EarlyStopping
 
 PERCENTILES = (5, 25, 50, 75, 95)
 _ELEMENTS = 1 << 22  # of one stacked evaluation batch
-OUTSIDE = "the {count} runs behind a band: an epsilon covers one run, and figures of several show more"
+OUTSIDE = (
+    "the {count} runs behind a band: an epsilon covers one run, and figures of several show more (what is said here of "
+    "epsilon, budget and noise is the largest of any run)"
+)
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,11 @@ class Result:
         last, metric = self.final, self.metric
         lines = [
             "not private (computed on the clients' test data)",
-            f"  personal models   {metric} {last[metric]:.3f}   worst tenth {last['worst_tenth']:.3f}   "
-            f"spread {last['spread']:.3f}",
+            f"  personal models   {metric} {last[metric]:.4g}   worst tenth {last['worst_tenth']:.4g}   "
+            f"spread {last['spread']:.4g}" + (f"   nMSE {last['nmse']:.4g}" if "nmse" in last else ""),
         ]
         if self.shared is not None:
-            lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.3f}")
+            lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.4g}")
         if "objective" in last:
             cost = f"   cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
             lines.append(f"  training records  objective {last['objective']:.5g}{cost}")
@@ -131,15 +131,15 @@ class Result:
             for name, run in self.baselines.items():
                 row = run.final
                 lines.append(
-                    f"    {name:<15} {metric} {row[metric]:.3f}   worst tenth {row['worst_tenth']:.3f}   "
-                    f"spread {row['spread']:.3f}   epsilon {run.epsilon:.3g}"
+                    f"    {name:<15} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
+                    f"spread {row['spread']:.4g}   epsilon {run.epsilon:.3g}"
                 )
         return lines
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        shown = [name for name in (self.metric, "worst_tenth", "objective", "psi") if name in rows[0]]
+        shown = [name for name in (self.metric, "nmse", "worst_tenth", "objective", "psi") if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",

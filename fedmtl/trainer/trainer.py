@@ -222,11 +222,15 @@ class Trainer:
             self._announce(channel)
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                run = Loop(self, problem, channel, source, folder, mark, history, callbacks)
+                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks)
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
                 end.append(result)
         return result
+
+    def loop(self, *parts: Any) -> Loop:
+        """The loop of a run, from the fields of :class:`Loop`."""
+        return Loop(*parts)
 
     def open(
         self,
