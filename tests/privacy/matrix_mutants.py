@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedmtl import Trainer, models
-from fedmtl.algorithms import MPMTL
+from fedmtl.algorithms import MPMTL, MPMTLayers
 from fedmtl.data.synthetic import make_synthetic_tasks
+from fedmtl.optim import LocalSGD
 from fedmtl.privacy import (
     ClientPrivacy,
     FullParticipation,
@@ -35,6 +36,7 @@ MATRIX_CONFIGURATIONS = {
     "k-norm": (MPMTL(lam=0.1, own_penalty="l1", alpha=1.0), replace(_PRIVACY, mechanism="l2_laplace")),
     "diagonal": (MPMTL(lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
     "curator": (MPMTL(lam=0.1, curator_epsilon=10.0), _PRIVACY),
+    "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _PRIVACY),
 }
 ALGORITHMS = ("mp_mtl",)
 Apply = Callable[[pytest.MonkeyPatch, Trainer], None]
@@ -131,16 +133,17 @@ def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _shift_from_data(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The shift follows the largest private model and not the noise."""
-    step = MPMTL.step
+    """The shift follows the private models and not the noise."""
+    kind = type(trainer.algorithm)
+    step = kind.step
 
-    def leaky(self: MPMTL, problem: Any, state: Any, event: Any, channel: Any) -> Any:
-        size = float(state.private.whole("model").norm(dim=2).max())
+    def leaky(self: Any, problem: Any, state: Any, event: Any, channel: Any) -> Any:
+        size = float(state.private.whole("model").abs().sum())
         state = step(self, problem, state, event, channel)
         state.public["covariance"] = state.public["covariance"] + 1e-3 * size
         return state
 
-    patch.setattr(MPMTL, "step", leaky)
+    patch.setattr(kind, "step", leaky)
 
 
 def _step_size_from_data(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -171,5 +174,7 @@ MUTANTS = [
     Mutant("one use past the allocation", _past_the_allocation, CHARGES, "allocated"),
     Mutant("shift from the models", _shift_from_data, TRANSCRIPT, "symmetric"),
     Mutant("step size from the rows", _step_size_from_data, TRANSCRIPT, "symmetric"),
+    Mutant("clip skipped, layers", _clip_with(lambda rows, clip: _clip(rows, None)), SENSITIVITY, "layers"),
+    Mutant("shift from the models, layers", _shift_from_data, TRANSCRIPT, "layers"),
     Mutant("shift from the models, curator", _shift_from_data, TRANSCRIPT, "curator"),
 ]
