@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import more
 import numpy as np
 from sweep import markdown, replace_section, write_csv
 
@@ -16,6 +17,7 @@ Row = dict[str, Any]
 COLUMNS = ("part", "rule", "owners", "records", "epsilon", "tick", "cap", "clip", "kappa", "runs", "psi", "q25",
            "median", "q75", "alone", "public", "zero", "worth", "foreseen")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+PARTS = ("bands", "grid", "unclipped", "value", "hospital", "hospital_bands", "timeline", "machine", "machine_value")
 LARGEST, ABOVE = 0.5, 10.0  # a slope takes psi below the first, and at least the second times its floor
 
 
@@ -27,7 +29,7 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         references = parts["bands"][-1]
         own = parts["bands"][:-1]
         rows += [{**r, "part": "bands", "rule": r["plan"], "owners": 3, "records": 3000} for r in own]
-        plot_bands(own, references, here / "bands.png")
+        plot_bands(own, references, here / "bands.png", "Lending, 3 owners of 3,000 records")
         replace_section(readme, "bands", bands_table(own))
     if "grid" in parts:
         cells = parts["grid"] + parts.get("unclipped", [])
@@ -37,7 +39,8 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         replace_section(readme, "forecasts", forecasts_table(parts["grid"]))
     if "value" in parts:
         rows += [{**r, "part": "value"} for r in parts["value"]]
-        plot_value(parts["value"], here / "value.png")
+        shown = [(90, 3), (90, 10), (90, 100), (300, 10)]
+        plot_value(parts["value"], shown, here / "value.png", "Lending; 5 deals x 20 runs")
         replace_section(readme, "value", value_table(parts["value"]))
         replace_section(readme, "foreseen", foreseen_table(parts["value"]))
     if "hospital" in parts:
@@ -45,6 +48,7 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
             owners, alone = len(r["counts"]), float(np.mean(r["alone"]))
             rows.append({**r, "part": "hospital", "owners": owners, "alone": alone, "worth": r["worth"] / owners})
         replace_section(readme, "hospital", hospital_table(parts["hospital"]))
+    rows += more.write(parts, here)
     write_csv(here / "table.csv", rows, COLUMNS)
 
 
@@ -203,8 +207,8 @@ def hospital_table(rows: list[Row]) -> str:
     return markdown([*titles, "alone (median):", "public rows:"], lines)
 
 
-def plot_bands(rows: list[Row], references: Row, path: Path) -> None:
-    """Figure 2: a panel a plan, median and quartiles by tick."""
+def plot_bands(rows: list[Row], references: Row, path: Path, data: str) -> None:
+    """Figures 2 and 7: a panel a plan, median and quartiles by tick."""
     plans = list(dict.fromkeys(r["plan"] for r in rows))
     figure = new_figure(9.0, 3.7)
     panels = figure.subplots(1, len(plans), sharey=True)
@@ -224,9 +228,7 @@ def plot_bands(rows: list[Row], references: Row, path: Path) -> None:
             axes.axhline(value, color="#6b6f76", linewidth=1.2, linestyle=style, label=name)
     panels[0].set_ylabel("psi", color="#5c6370")
     panels[1].legend(fontsize=8, framealpha=1, edgecolor="white", loc=(0.03, 0.2))
-    footnote(
-        figure, "Lending, 3 owners of 3,000 records; median and quartiles of 100 runs. An epsilon is of a whole run."
-    )
+    footnote(figure, f"{data}; median and quartiles of 100 runs. An epsilon is of a whole run.")
     save(figure, path)
 
 
@@ -262,9 +264,8 @@ def plot_grid(rows: list[Row], path: Path) -> None:
     save(figure, path)
 
 
-def plot_value(rows: list[Row], path: Path) -> None:
-    """Figure 6: the learner against models without noise, by epsilon."""
-    shown = [(90, 3), (90, 10), (90, 100), (300, 10)]
+def plot_value(rows: list[Row], shown: list[tuple[int, int]], path: Path, data: str) -> None:
+    """Figure 6: the learner against models without noise, by epsilon; a panel for (records, owners)."""
     figure = new_figure(11.5, 3.5)
     panels = figure.subplots(1, len(shown), sharey=True)
     for axes, (size, owners) in zip(panels, shown, strict=True):
@@ -278,8 +279,5 @@ def plot_value(rows: list[Row], path: Path) -> None:
             axes.axhline(own[0][key], color=colour, linestyle=style, linewidth=1.5, label=name)
     panels[0].set_ylabel("mean psi on everybody's records", color="#5c6370")
     panels[0].legend(fontsize=8, frameon=False, loc="lower left")
-    footnote(
-        figure,
-        "Lending; 5 deals x 20 runs. Only the private learner has noise; psi 0 is the exact model of all records.",
-    )
+    footnote(figure, f"{data}. Only the private learner has noise; psi 0 is the exact model of all records.")
     save(figure, path)
