@@ -1,4 +1,4 @@
-r"""The cost of privacy of an asynchronous learner and the value of collaboration, on loans, hospital stays and census income.
+r"""The cost of privacy of an asynchronous learner and the value of collaboration: loans, hospital stays, incomes.
 
 Figures 2 to 11 of Farokhi, Wu, Smith, Kaafar (TIFS 2021) with sound noise on openly published tables: an epsilon is
 that of a whole run, and the repetitions of a run are one batched program. Writes table.csv, the plots and the tables of
