@@ -252,7 +252,7 @@ def tasks_table(rows: list[Row]) -> str:
 
 def plot_tradeoff(problems: dict[str, list[Row]], path: Path) -> None:
     """Figures 6 and 9: a panel a problem."""
-    figure = new_figure(4.2 * len(problems), 4.0)
+    figure = new_figure(4.2 * len(problems) + 1.8, 4.0)
     panels = np.atleast_1d(figure.subplots(1, len(problems)))
     for axes, (name, rows) in zip(panels, problems.items(), strict=True):
         dress(axes, xlabel="epsilon of a task", title=PROBLEMS[name])
@@ -262,7 +262,7 @@ def plot_tradeoff(problems: dict[str, list[Row]], path: Path) -> None:
             style = "o-" if "1.5" in method else "s--"
             axes.errorbar([r["epsilon"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
                           fmt=style, markersize=3.5, color=COLOURS[place // 2], label=NAMES[method])  # fmt: skip
-        for place, method in enumerate(("DP-AGGR record_group", "DP-MTRL record_group", "DP-MTRL own task")):
+        for place, method in enumerate(("DP-AGGR record_group", "DP-AGGR task", "DP-MTRL record_group")):
             own = [r for r in rows if r["method"] == method]
             axes.plot([r["epsilon"] for r in own], [r["nmse"] for r in own], "^:", markersize=3.5,
                       color=COLOURS[2 + place], label=NAMES[method])  # fmt: skip
@@ -272,8 +272,8 @@ def plot_tradeoff(problems: dict[str, list[Row]], path: Path) -> None:
         low = min(r["nmse"] for r in rows)
         axes.set_ylim(low * 0.95, 1.15)
     panels[0].set_ylabel("nMSE", color="#5c6370")
-    panels[-1].legend(fontsize=6.5, framealpha=0.9, edgecolor="white", loc="lower left")
-    footnote(figure, "Mean over deals of the data; bars are standard errors. STL and MTL have no privacy to give.")
+    panels[-1].legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    footnote(figure, "Mean over deals of the data; bars are standard errors. STL shares nothing, MTL has no privacy.")
     save(figure, path)
 
 
