@@ -46,7 +46,8 @@ class Workload:
 
     Attributes:
         title: in a line.
-        problem, algorithm, privacy: of fedmtl.
+        problem, algorithm: of fedmtl.
+        budgets: of one run, and of repetitions with several budgets, so many repetitions of each.
         schedule: of so many events.
         loop: the NumPy loop on the same records.
         law: (generator, scales of the owners, p) -> the loop's noise.
@@ -57,7 +58,7 @@ class Workload:
     title: str
     problem: Problem
     algorithm: AsyncAlgorithm
-    privacy: RecordPrivacy
+    budgets: tuple[RecordPrivacy, ...]
     schedule: Callable[[int], AsynchronousSchedule]
     loop: Loop
     law: Callable[[np.random.Generator, Array, int], Noise]
@@ -67,9 +68,15 @@ class Workload:
     def open(self, events: int, runs: int, ledger: Path | None = None) -> Any:
         """Channel and blocks of events, as the trainer opens them."""
         return open_activations(
-            self.algorithm, self.problem, self.schedule(events), self.privacy, seed=0, replicates=runs,
+            self.algorithm, self.problem, self.schedule(events), self.privacy(runs), seed=0, replicates=runs,
             ledger_path=ledger,
         )  # fmt: skip
+
+    def privacy(self, runs: int) -> Any:
+        """One budget, or from 300 runs on each of the budgets for a part of them."""
+        if runs < 300 or len(self.budgets) == 1:
+            return self.budgets[0]
+        return [self.budgets[run * len(self.budgets) // runs] for run in range(runs)]
 
     def fedmtl(self, events: int, runs: int, ledger: Path | None) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end."""
@@ -85,19 +92,20 @@ class Workload:
         return seconds, state.public[self.released].clone()
 
     def numpy(self, events: int, runs: int, scales: Array) -> tuple[float, Tensor]:
-        """Seconds, and the models (R, ...) at the end."""
+        """Seconds, and the models (R, ...) at the end; ``scales`` (R, n) of the noise."""
         models, table = [], self.open(events, runs)[1].table(0, events)
         everyone = table.client.tolist()
         began = time.perf_counter()
         for run, who in enumerate(everyone):
             rng = np.random.default_rng(run)
-            models.append(self.loop(who, self.law(rng, scales, self.problem.dimension)))
+            models.append(self.loop(who, self.law(rng, scales[run], self.problem.dimension)))
         return time.perf_counter() - began, torch.from_numpy(np.stack(models))
 
-    def scales(self, events: int) -> Array:
-        """Of every owner's noise: 2 C z / n_i."""
-        with closing(self.open(events, 1)[0]) as channel:
-            return 2 * self.privacy.clip_norm * channel.noise_multipliers / self.problem.data.train.counts.numpy()
+    def scales(self, events: int, runs: int) -> Array:
+        """Of every owner's noise in every run, 2 C z / n_i: (R, n)."""
+        with closing(self.open(events, runs)[0]) as channel:
+            scale = 2 * channel.bound * channel.noise_multipliers / self.problem.data.train.counts.numpy()
+        return np.broadcast_to(scale, (runs, self.problem.clients))
 
     def check(self, events: int) -> float:
         """Largest difference of the two on the same events with the same noise, relative to the largest entry."""
@@ -117,9 +125,9 @@ class Workload:
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def learner(bound: str) -> Workload:
-    """10 owners of 900 records in 10 dimensions, squared loss."""
-    rng, owners, records, p = np.random.default_rng(0), 10, 900, 10
+def learner(records: int, bound: str = "clip") -> Workload:
+    """10 owners of so many records in 10 dimensions, squared loss."""
+    rng, owners, p = np.random.default_rng(0), 10, 10
     x = rng.standard_normal((owners, records, p)) * (1.0 if bound == "clip" else 0.02)
     y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
     data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)})
@@ -142,7 +150,10 @@ def learner(bound: str) -> Workload:
         + ("every record clipped" if bound == "clip" else "sufficient statistics"),
         problem=problem,
         algorithm=algorithm,
-        privacy=RecordPrivacy(clip_norm=clip, epsilon=100.0, delta=0.0, mechanism="laplace"),
+        budgets=tuple(
+            RecordPrivacy(clip_norm=clip, epsilon=epsilon, delta=0.0, mechanism="laplace")
+            for epsilon in (90_000.0 / records, 180_000.0 / records, 360_000.0 / records)
+        ),
         schedule=lambda events: PoissonClocks(events=events, per_client=max(1, 2 * events // owners)),
         loop=loop,
         law=laplace,
@@ -172,7 +183,7 @@ def tasks() -> Workload:
         title="PP-DMTL, 20 tasks x 60 records x 28, logistic loss, nuclear norm, epsilon 1 an answer",
         problem=problem,
         algorithm=algorithm,
-        privacy=RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="l2_laplace"),
+        budgets=(RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="l2_laplace"),),
         schedule=lambda events: Latencies(latency=UniformLatency(0.0, 15.0), events=events),
         loop=loop,
         law=l2_laplace,
@@ -199,7 +210,7 @@ class Contender:
 
 def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path) -> None:
     """Time both sides in turns and print one block."""
-    scales, most = work.scales(events), torch.get_num_threads()
+    scales, most = work.scales(events, runs), torch.get_num_threads()
     files = iter(range(10**6))
 
     def ours() -> tuple[float, Tensor]:
@@ -216,7 +227,8 @@ def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path) 
                 side.seconds.append(seconds)
             side.loss = float(work.objective(found).mean())
     torch.set_num_threads(most)
-    print(f"  {runs} run{'s' if runs > 1 else ''} x {events:,} events")
+    several = f", {len(work.budgets)} budgets" if runs >= 300 and len(work.budgets) > 1 else ""
+    print(f"  {runs} run{'s' if runs > 1 else ''} x {events:,} events{several}")
     for side in sides:
         low, middle, high = (events * runs / s for s in (max(side.seconds), median(side.seconds), min(side.seconds)))
         rate = f"{middle:>9,.0f} events/s ({low:,.0f} to {high:,.0f})"
@@ -230,7 +242,12 @@ def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path) 
 
 def main() -> None:
     """Parse the command line and run the workloads."""
-    workloads = {"learner": lambda: learner("clip"), "statistics": lambda: learner("domain"), "tasks": tasks}
+    workloads = {
+        "learner": lambda: learner(90),
+        "records": lambda: learner(900),
+        "statistics": lambda: learner(900, "domain"),
+        "tasks": tasks,
+    }
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--workloads", nargs="+", choices=list(workloads), default=list(workloads))
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 100, 300])

@@ -74,6 +74,23 @@ class OwnerAccount:
             ledger.reserve_first()
         self._first_mine = self._first = True
 
+    def reserve(self, first: int, owners: np.ndarray) -> None:
+        """Write the charges of activations to come, so that the blocks among them find theirs on the disk.
+
+        One line serves many blocks; :meth:`charge` says what an owner has used, and what never begins returns when the
+        run closes. Only where a charged activation is free to be repeated: fresh noise must not be charged ahead of
+        its block, since a crash would spend it.
+
+        Args:
+            first: number of the first activation.
+            owners: (R, S) int64, as for :meth:`charge`; nothing is written where they pass a cap.
+        """
+        if self._ledger is None or not self._ledger.replays_free:
+            return
+        _, (_, who), totals = self._counted(owners)
+        if (totals <= self.caps[who]).all():
+            self._write(self._ledger, first, owners[0])
+
     def charge(self, first: int, owners: np.ndarray) -> np.ndarray:
         """Charge a block of activations; on return the charge is on the disk.
 
@@ -129,6 +146,14 @@ class OwnerAccount:
         before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
         return before.reshape(owners.shape), pairs, earlier[acting] + lengths[acting]
 
+    def _write(self, ledger: Ledger, first: int, owners: np.ndarray) -> int:
+        """Reserve what is not reserved yet of activations of ``owners`` (S,); returns the first of them."""
+        end = first + owners.size
+        new = ledger.reserved_until(first, end)
+        if new < end:
+            ledger.reserve(new, end, [[owner] if owner >= 0 else [] for owner in owners[new - first :].tolist()])
+        return new
+
     def _reserve(self, ledger: Ledger, first: int, owners: np.ndarray) -> None:
         end = first + owners.size
         new = ledger.reserved_until(first, end)
@@ -136,8 +161,7 @@ class OwnerAccount:
             recorded = ledger.participants(step)
             if recorded is None or recorded.tolist() != [o for o in owners[step - first : step - first + 1] if o >= 0]:
                 raise ResumeError(f"Activation {step} was charged to another owner; a replay has the same one.")
-        if new < end:
-            ledger.reserve(new, end, [[owner] if owner >= 0 else [] for owner in owners[new - first :].tolist()])
+        self._write(ledger, first, owners)
         ledger.begin(first, end)
 
     @property

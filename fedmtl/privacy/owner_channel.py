@@ -120,6 +120,19 @@ class OwnerChannel:
         self.account.start(step)
         self._begins = step
 
+    def reserve(self, first: int, owners: Tensor) -> None:
+        """Charge activations to come with one line of the ledger, where seeded noise is repeated free of charge.
+
+        :meth:`begin` follows for each block of them as it does without this; what never begins is returned by
+        :meth:`close`.
+
+        Args:
+            first: number of the first activation.
+            owners: int64 (R, S), who acts; -1 is nobody.
+        """
+        present = self.participation.present(first, owners.numpy())
+        self.account.reserve(first, np.where(present > 0, owners.numpy(), -1))
+
     def begin(self, first: int, owners: Tensor) -> None:
         """Charge a block of activations and draw its noise; the first release too, if it is not charged yet.
 

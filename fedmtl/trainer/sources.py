@@ -27,6 +27,7 @@ from .problem import client_ranks, record_owners
 
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
+_AHEAD = 1 << 12  # activations charged by one line, where nothing is lost by that
 
 
 class Source(Protocol):
@@ -100,10 +101,15 @@ class Activations:
     cuts: tuple[int, ...]
 
     def events(self, start: int) -> Iterator[EventTable]:
+        width = _BLOCK * max(1, _AHEAD // (_BLOCK * self.channel.replicates))
         while start < self.stop:
-            end = min(self.stop, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
-            yield self.table(start, end)
-            start = end
+            last = min(self.stop, start - start % width + width)
+            first, table = start, self.table(start, last)
+            self.channel.reserve(first, table.client)
+            while start < last:
+                end = min(last, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
+                yield table.window(start - first, end - first)
+                start = end
 
     def begin(self, event: EventTable) -> None:
         self.channel.begin(int(event.step[0]), event.client)

@@ -261,6 +261,49 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
         opened().start(9)
 
 
+def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begin_return(tmp_path: Path) -> None:
+    def reserved(path: Path) -> list[tuple[int, int]]:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [(line["first"], line["end"]) for line in lines if line["kind"] == "reserve"]
+
+    owners = torch.tensor([[0, 1, 2, -1, 2, 1, 0, 0]])
+    path = tmp_path / "ahead.jsonl"
+    channel = door(ledger_path=path)
+    channel.reserve(0, owners)
+    assert reserved(path) == [(0, 8)]
+    assert channel.account.uses.tolist() == [[0, 0, 0]]
+    for first in (0, 3):
+        channel.begin(first, owners[:, first : first + 3])
+        for _ in range(3):
+            channel.release(ones)
+    assert reserved(path) == [(0, 8)]
+    assert channel.account.uses.tolist() == [[1, 2, 2]]
+    assert channel.epsilon == pytest.approx(2.0 / 4 * 2)
+    channel.close()
+    again = door(ledger_path=path, resume=True)
+    assert again.account._ledger.uses().tolist() == [1, 2, 2]
+    again.start(6)
+    with pytest.raises(ResumeError, match="Activation 5 was charged to another owner"):
+        door(ledger_path=tmp_path / "other.jsonl").account._reserve(again.account._ledger, 5, np.array([0]))
+    again.close()
+
+    full, secret = tmp_path / "full.jsonl", tmp_path / "secure.jsonl"
+    channel = door(caps=(2, 4, 4), ledger_path=full)
+    channel.reserve(0, owners)  # one passes its cap: its block says so
+    assert not reserved(full)
+    channel.begin(0, owners[:, :6])
+    with pytest.raises(PrivacyError):
+        channel.begin(6, owners[:, 6:])
+    channel.close()
+    secure = door(replace(LAPLACE, source="secure"), ledger_path=secret)
+    secure.reserve(0, owners)  # a crash would spend what is charged ahead of its noise
+    assert not reserved(secret)
+    secure.begin(0, owners[:, :3])
+    assert reserved(secret) == [(0, 3)]
+    secure.close()
+    door(None).reserve(0, owners)  # nothing to charge
+
+
 def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
     channel = door()
     channel.begin(0, torch.tensor([[0, 1]]))
