@@ -160,6 +160,26 @@ def test_groups_make_the_objects_of_a_program() -> None:
     assert adam == fedmtl.PMTL(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
 
 
+def test_graphs_by_name(tmp_path: Path) -> None:
+    import fedmtl
+    from fedmtl.data.movielens import RatingsGraph
+    from fedmtl.data.synthetic_agents import TargetAngles
+    from fedmtl.graphs import Complete, EdgesFile, KNNCosine, Ring
+
+    edges = tmp_path / "edges.csv"
+    edges.write_text("agent,neighbour\na,b\n")
+    for overrides, graph in (
+        ((), TargetAngles()),
+        (("algorithm/graph=ring", "algorithm.graph.reach=2"), Ring(2)),
+        (("algorithm/graph=complete",), Complete()),
+        (("algorithm/graph=knn",), KNNCosine(10)),
+        (("algorithm/graph=edges", f"algorithm.graph.path={edges}"), EdgesFile(str(edges))),
+        (("data=movielens", "data.root=x", "algorithm/graph=ratings"), RatingsGraph("x")),
+    ):
+        made = objects("algorithm=p2p", *overrides)["algorithm"]
+        assert made == fedmtl.PeerToPeer(graph=graph, mu=0.1, row_norm="auto")
+
+
 def test_the_femnist_experiment_is_the_papers_network() -> None:
     import torch
 
