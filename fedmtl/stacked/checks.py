@@ -70,6 +70,11 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
 class _RefuseRandomness(TorchDispatchMode):
     """Raises on any operation that would draw from PyTorch's global generator."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled inside; True would import all of torch._dynamo, seconds at the start of every run."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise ModelError(
