@@ -121,15 +121,8 @@ class OwnerChannel:
         self._begins = step
 
     def reserve(self, first: int, owners: Tensor) -> None:
-        """Charge activations to come with one line of the ledger, where seeded noise is repeated free of charge.
-
-        :meth:`begin` follows for each block of them as it does without this; what never begins is returned by
-        :meth:`close`.
-
-        Args:
-            first: number of the first activation.
-            owners: int64 (R, S), who acts; -1 is nobody.
-        """
+        """Charge activations to come, arguments of :meth:`begin`, with one line of the ledger where repeating is free
+        (seeded noise). :meth:`begin` follows for each block of them; what never begins returns by :meth:`close`."""
         present = self.participation.present(first, owners.numpy())
         self.account.reserve(first, np.where(present > 0, owners.numpy(), -1))
 
@@ -311,16 +304,7 @@ class OwnerChannel:
             return torch.zeros(count, repetitions, self._dimension, dtype=torch.float64)
         if repetitions == count == 1 and self._owners[0, at] >= 0:
             return answer(int(self._owners[0, at]), self._only, self._only).reshape(1, 1, -1)
-        if count == 1:
-            nought = self._only.expand(repetitions)
-            return by_owner(
-                self._owners[:, at], self._dimension, lambda owner, where: answer(owner, nought[: len(where)], where)
-            )[None]
-        columns = self._owners[:, at : at + count].T.reshape(-1)
-        found = by_owner(
-            columns, self._dimension, lambda owner, place: answer(owner, place // repetitions, place % repetitions)
-        )
-        return found.view(count, repetitions, -1)
+        return by_owner(self._owners[:, at : at + count].T, self._dimension, answer)
 
     def _finished(self, value: Tensor) -> Tensor:
         """The releases of the next activations, whose means are ``value`` (count, R, D): noise, or the recording."""

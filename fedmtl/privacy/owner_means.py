@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 
 
-def by_owner(owners: np.ndarray, dimension: int, answer: Callable[[int, Tensor], Tensor]) -> Tensor:
+def by_owner(owners: np.ndarray, dimension: int, answer: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
     """A vector for each entry of ``owners``.
 
     Args:
-        owners: int64 (m,), who answers; -1 is nobody.
+        owners: int64 (S, R), who answers in each activation and repetition; -1 is nobody.
         dimension: D.
-        answer: (owner, its places in ``owners`` (k,) int64, rising) -> (k, D) or (D,) float64; called once for each
-            owner that is there.
+        answer: (owner, activations (k,) int64, repetitions (k,) int64) -> (k, D) or (D,) float64; called once for each
+            owner that is there, with its places in order.
 
     Returns:
-        (m, D) float64; zero for nobody.
+        (S, R, D) float64; zero for nobody.
     """
-    order = np.argsort(owners, kind="stable")  # nobody first, then by owner
-    ranked = owners[order]
+    flat = owners.ravel()
+    order = np.argsort(flat, kind="stable")  # nobody first, then by owner
+    ranked = flat[order]
     cuts = (np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist()
-    places, answers = torch.from_numpy(order), np.zeros((len(owners), dimension))
-    for start, stop in pairwise([0, *cuts, len(owners)] if len(owners) else []):
+    which, where = (torch.from_numpy(places) for places in np.divmod(order, owners.shape[1]))
+    answers = np.zeros((flat.size, dimension))
+    for start, stop in pairwise([0, *cuts, flat.size] if flat.size else []):
         if ranked[start] >= 0:
-            answers[start:stop] = answer(int(ranked[start]), places[start:stop]).numpy()
+            answers[start:stop] = answer(int(ranked[start]), which[start:stop], where[start:stop]).numpy()
     found = np.empty_like(answers)
     found[order] = answers
-    return torch.from_numpy(found)
+    return torch.from_numpy(found).view(*owners.shape, dimension)
