@@ -129,6 +129,16 @@ class Ledger:
         """(n,) int64 charged participations by rank, for an account that charges participations."""
         return self._cohorts.counts(self._clients or 0, before=before, once=self._free)
 
+    def spent_uses(self) -> np.ndarray:
+        """As :meth:`uses`, of what stays charged if the ledger is closed now: not this session's unused ones."""
+        without = self._session, Spans(self._unused())
+        return self._cohorts.counts(self._clients or 0, once=self._free, without=without)
+
+    def _unused(self) -> list[tuple[int, int]]:
+        """Spans that this session reserved and never began."""
+        mine = Spans((first, end) for session, first, end in self._charges if session == self._session)
+        return [gap for span in mine for gap in self._began.gaps(*span)]
+
     @property
     def firsts(self) -> int:
         """How often the release before all steps was charged."""
@@ -197,8 +207,7 @@ class Ledger:
         """End cleanly and return the steps that this session reserved and never began; idempotent."""
         if self._closed:
             return
-        mine = Spans((first, end) for session, first, end in self._charges if session == self._session)
-        unused = [step for span in mine for gap in self._began.gaps(*span) for step in range(*gap)]
+        unused = [step for gap in self._unused() for step in range(*gap)]
         self._append({"kind": "close", "session": self._session, "unused": unused})
         self._refund(self._session, unused)
         self._closed = True

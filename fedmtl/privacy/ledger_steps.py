@@ -99,16 +99,27 @@ class Cohorts:
                 return blocks[at].of(step, step + 1)
         return None
 
-    def counts(self, n: int, *, before: int | None = None, once: bool = False) -> np.ndarray:
-        """(n,) int64 participations by rank, in steps below ``before``; a step counts once if ``once``."""
+    def counts(
+        self,
+        n: int,
+        *,
+        before: int | None = None,
+        once: bool = False,
+        without: tuple[int, Spans] | None = None,
+    ) -> np.ndarray:
+        """(n,) int64 participations by rank, in steps below ``before``; a step counts once if ``once``, and not at all
+        where it is of the session and the steps ``without``."""
         seen, found = Spans(), [np.zeros(0, dtype=np.int64)]
         for session in sorted(self._blocks):
             for block in self._blocks[session]:
-                end = block.end if before is None else min(block.end, before)
-                spans = seen.gaps(block.first, end) if once else [(block.first, max(block.first, end))]
-                found += [block.of(*span) for span in spans]
-                if once:
-                    seen.add(block.first, end)
+                end = block.end if before is None else max(block.first, min(block.end, before))
+                spans = [(block.first, end)]
+                if without is not None and session == without[0]:
+                    spans = without[1].gaps(block.first, end)
+                for span in spans:
+                    found += [block.of(*gap) for gap in (seen.gaps(*span) if once else [span])]
+                    if once:
+                        seen.add(*span)
         return np.bincount(np.concatenate(found), minlength=n).astype(np.int64)
 
 

@@ -198,7 +198,7 @@ class OwnerAccount:
         where the rest is forfeited."""
         if self.forfeited:
             return np.broadcast_to(self.caps, self._uses.shape)
-        return self._uses if self._ledger is None else np.maximum(self._uses, self._ledger.uses())
+        return self._uses if self._ledger is None else np.maximum(self._uses, self._ledger.spent_uses())
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must keep: the uses of repetitions, which no ledger holds."""

@@ -299,7 +299,7 @@ def _unchecked(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Charges
 
-_charge, _reserve = owner_account.OwnerAccount.charge, owner_account.OwnerAccount._reserve
+_charge = owner_account.OwnerAccount.charge
 
 
 def _past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -331,11 +331,18 @@ def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _another_owner(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    write = owner_account.OwnerAccount._write
+
+    def reserve(self, ledger, first, owners):
+        self._write(ledger, first, owners)
+        ledger.begin(first, first + owners.size)
+
     patch.setattr(
         owner_account.OwnerAccount,
-        "_reserve",
-        lambda self, ledger, first, owners: _reserve(self, ledger, first, (owners + 1) % OWNERS),
+        "_write",
+        lambda self, ledger, first, owners: write(self, ledger, first, (owners + 1) % OWNERS),
     )
+    patch.setattr(owner_account.OwnerAccount, "_reserve", reserve)
 
 
 def _charged_once_a_block(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

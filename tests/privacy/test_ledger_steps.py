@@ -55,9 +55,13 @@ def test_cohorts_are_dictionaries_of_steps(seed: int) -> None:
             assert (found if found is None else found.tolist()) == earliest
         for before in (None, choose.randrange(40)):
             for once in (False, True):
+                left = set(choose.sample(range(40), 10)) if choose.random() < 0.7 else set()
                 counts, seen = np.zeros(clients, dtype=int), set()
-                for (_, at), cohort in plain.items():
-                    if (before is None or at < before) and not (once and at in seen):
+                for (number, at), cohort in plain.items():
+                    out = number == session and at in left
+                    if (before is None or at < before) and not (once and at in seen) and not out:
                         counts[cohort] += 1
                         seen.add(at)
-                assert cohorts.counts(clients, before=before, once=once).tolist() == counts.tolist()
+                without = session, Spans((at, at + 1) for at in left)
+                found = cohorts.counts(clients, before=before, once=once, without=without)
+                assert found.tolist() == counts.tolist()

@@ -279,7 +279,11 @@ def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begi
     assert reserved(path) == [(0, 8)]
     assert channel.account.uses.tolist() == [[1, 2, 2]]
     assert channel.epsilon == pytest.approx(2.0 / 4 * 2)
+    assert (channel.report.epsilon, channel.report.releases) == (channel.epsilon, 5), (
+        "of what happened, not of the rest"
+    )
     channel.close()
+    assert (channel.report.epsilon, channel.report.releases) == (channel.epsilon, 5)
     again = door(ledger_path=path, resume=True)
     assert again.account._ledger.uses().tolist() == [1, 2, 2]
     again.start(6)

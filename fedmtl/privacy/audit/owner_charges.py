@@ -100,7 +100,9 @@ def _ledger(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> Finding:
                     wrong.append(f"the run's own activation {first} is refused")
                     break
                 acted += who.tolist()
-                if charged_owners(path)[first:] != _by_step(acted[first:]):
+                if charged_owners(path)[first : first + len(who)] != _by_step(
+                    who.tolist()
+                ):  # more may be charged ahead
                     wrong.append(f"activations from {first} began without a charge on the disk")
                 if first == 0 and setup.first is not None:
                     wrong += _first_release(setup, claims, channel, path)
