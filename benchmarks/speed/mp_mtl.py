@@ -28,7 +28,7 @@ from problems import Run, rows_of, run, synthetic  # noqa: E402
 from rounds import machine  # noqa: E402
 
 from fedmtl.algorithms.mp_mtl import MPMTL  # noqa: E402
-from fedmtl.algorithms.mp_mtl_baselines import TaskStack  # noqa: E402
+from fedmtl.algorithms.mp_mtl_baselines import PaddedTasks  # noqa: E402
 
 Array = np.ndarray
 CLIP, RIDGE, LAM, RHO, EPSILON = 4.0, 0.01, 0.4, 1.5, 10.0
@@ -114,7 +114,7 @@ def main() -> None:
             ends[name] += [loop(x, y, iterations, sigma, 100 * repeat + k, stacked=name == "stacked")
                            for k in range(made)]  # fmt: skip
             seconds[name].append((time.perf_counter() - began) * runs / made)
-    stack = TaskStack.of(rows)
+    stack = PaddedTasks.of(rows)
 
     def objective(models: torch.Tensor) -> float:
         penalty = torch.linalg.svdvals(models).sum(-1)

@@ -56,7 +56,7 @@ def bounded_tasks(data: LinearData, *, row_norm: float, target: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
-class TaskStack:
+class PaddedTasks:
     """All records of n tasks in one array, with rows of zeros behind the last record of a task.
 
     Attributes:
@@ -70,7 +70,7 @@ class TaskStack:
     weight: Tensor
 
     @classmethod
-    def of(cls, data: LinearData) -> TaskStack:
+    def of(cls, data: LinearData) -> PaddedTasks:
         """The records of ``data``."""
         longest = int(data.counts.max())
         x = torch.zeros(len(data.x), longest, data.dimension, dtype=torch.float64)
@@ -143,10 +143,10 @@ def single_task(
     positive_int("single_task", folds=folds)
     if loss == "squared":
         chosen = leave_one_out(data, candidates) if len(candidates) > 1 else candidates[:1].expand(len(data.x))
-        stack = TaskStack.of(data)
+        stack = PaddedTasks.of(data)
         ridge = chosen[:, None, None] * torch.eye(data.dimension, dtype=torch.float64)
         return SingleTask(torch.linalg.solve(stack.gram + ridge, stack.moment), chosen.clone())
-    stack = TaskStack.of(data)
+    stack = PaddedTasks.of(data)
     if len(candidates) == 1:
         chosen = candidates.expand(len(data.x))
     else:
@@ -172,7 +172,7 @@ def leave_one_out(data: LinearData, candidates: Tensor) -> Tensor:
     return candidates[chosen]
 
 
-def logistic_ridge(stack: TaskStack, reg: Tensor, *, tolerance: float = 1e-10) -> Tensor:
+def logistic_ridge(stack: PaddedTasks, reg: Tensor, *, tolerance: float = 1e-10) -> Tensor:
     """min_w L_i(w) + (reg_i / 2) ||w||^2 with the logistic loss, by Newton's method with halved steps: (n, p).
 
     Args:
@@ -242,7 +242,7 @@ def multi_task(
         iterations: at most.
     """
     _check_loss(data, loss)
-    return _fista(TaskStack.of(data), _levels(lam), penalty, loss, tolerance, iterations)
+    return _fista(PaddedTasks.of(data), _levels(lam), penalty, loss, tolerance, iterations)
 
 
 def choose_multi_task(
@@ -258,7 +258,7 @@ def choose_multi_task(
     """The regularization with the smallest cross-validated loss, all tasks' records together: it reads everybody's
     records without noise (as the paper does for its non-private methods)."""
     _check_loss(data, loss)
-    levels, stack = _levels(lam), TaskStack.of(data)
+    levels, stack = _levels(lam), PaddedTasks.of(data)
     scores = torch.zeros(len(levels), dtype=torch.float64)
     for train, held in _folds(stack, folds, seed):
         models = _fista(train, levels, penalty, loss, tolerance, 500).models
@@ -267,7 +267,7 @@ def choose_multi_task(
 
 
 def _fista(
-    stack: TaskStack, levels: Tensor, penalty: str, loss: TaskLoss, tolerance: float, iterations: int
+    stack: PaddedTasks, levels: Tensor, penalty: str, loss: TaskLoss, tolerance: float, iterations: int
 ) -> MultiTask:
     one_of("multi_task", ("nuclear", "rows"), penalty=penalty)
     positive("multi_task", tolerance=tolerance)
@@ -297,7 +297,7 @@ def _fista(
     return MultiTask(w, objective, residual)
 
 
-def _folds(stack: TaskStack, folds: int, seed: int) -> list[tuple[TaskStack, TaskStack]]:
+def _folds(stack: PaddedTasks, folds: int, seed: int) -> list[tuple[PaddedTasks, PaddedTasks]]:
     """Pairs (without a fold, that fold), each task's records in random order; the weights of the fold are 1, so that
     its losses are sums, and a task with one record is in no fold."""
     generator = torch.Generator().manual_seed(derive_key(seed, "folds") >> 1)
@@ -312,8 +312,8 @@ def _folds(stack: TaskStack, folds: int, seed: int) -> list[tuple[TaskStack, Tas
         empty = torch.zeros_like(stack.y)
         pairs.append(
             (
-                TaskStack(stack.x, torch.where(train, stack.y, empty), weight),
-                TaskStack(stack.x, torch.where(held, stack.y, empty), held.double()),
+                PaddedTasks(stack.x, torch.where(train, stack.y, empty), weight),
+                PaddedTasks(stack.x, torch.where(held, stack.y, empty), held.double()),
             )
         )
     return pairs

@@ -33,7 +33,7 @@ from ..errors import ConfigError
 from ..privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
 from ..privacy.release import StepEvent
 from .linear import LinearData, LinearLoss
-from .mp_mtl_baselines import TASK_LOSSES, TaskLoss, TaskStack, bounded_tasks, logistic_ridge
+from .mp_mtl_baselines import TASK_LOSSES, TaskLoss, PaddedTasks, bounded_tasks, logistic_ridge
 
 Unit = Literal["record_group", "task"]
 Mechanism = Literal["l2_laplace", "gaussian"]
@@ -166,7 +166,7 @@ class DPAggr:
             DataError: targets that do not suit the loss.
         """
         LinearLoss(self.loss).check_targets(data.y, data.name)
-        stack = TaskStack.of(self._bounded(data))
+        stack = PaddedTasks.of(self._bounded(data))
         sigma = torch.full((len(data.x),), self.reg, dtype=torch.float64)
         if self.loss == "logistic":
             return logistic_ridge(stack, sigma)
@@ -265,7 +265,7 @@ class DPMTRL:
 
     def fit(self, data: LinearData, budget: TaskBudget, sources: Sequence[NoiseSource]) -> Tensor:
         """The models of all tasks, once for each of R sources of noise: (R, n, p) float64."""
-        stack = TaskStack.of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
+        stack = PaddedTasks.of(bounded_tasks(data, row_norm=self.row_norm, target=self.target))
         law = budget.law(int(data.counts.max()), data.dimension, self.iterations)
         values, vectors = torch.linalg.eigh(stack.gram)
         keys = torch.arange(len(data.x))

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 
 from fedmtl.algorithms.linear import LinearData
 from fedmtl.algorithms.mp_mtl_baselines import (
-    TaskStack,
+    PaddedTasks,
     _folds,
     bounded_tasks,
     choose_multi_task,
@@ -54,7 +54,7 @@ def objective(data, loss, lam, penalty, models):
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_the_stack_is_a_loop_over_tasks(loss):
     data = tasks(loss)
-    stack = TaskStack.of(data)
+    stack = PaddedTasks.of(data)
     models = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     losses = stack.losses(models, loss)
     for r in range(2):
@@ -99,7 +99,7 @@ def test_leaving_out_one_record_at_a_time_for_real():
 def test_logistic_regression_is_that_of_scikit_learn():
     data = tasks("logistic")
     reg = torch.tensor([1e-3, 0.01, 0.1, 1.0, 1e-4], dtype=torch.float64)
-    found = logistic_ridge(TaskStack.of(data), reg)
+    found = logistic_ridge(PaddedTasks.of(data), reg)
     for i, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
         if len(y.unique()) < 2:
             continue
@@ -110,7 +110,7 @@ def test_logistic_regression_is_that_of_scikit_learn():
 
 def test_folds_are_a_partition_and_logistic_tasks_choose_by_them():
     data, candidates = tasks("logistic", counts=(9, 1, 14, 6, 11)), (1e-3, 0.03, 1.0)
-    stack = TaskStack.of(data)
+    stack = PaddedTasks.of(data)
     pairs = _folds(stack, 3, 5)
     assert (sum(held.weight > 0 for _, held in pairs)[[0, 2, 3, 4]] == (stack.weight > 0)[[0, 2, 3, 4]]).all()
     found = single_task(data, loss="logistic", reg=candidates, folds=3, seed=5)
@@ -193,7 +193,7 @@ def test_limits_of_mtl():
 
 def test_mtl_is_chosen_by_cross_validation():
     data, levels = tasks(counts=(8,) * 12, noise=1.0), (0.001, 0.1, 0.3, 10.0)
-    pairs = _folds(TaskStack.of(data), 4, 2)
+    pairs = _folds(PaddedTasks.of(data), 4, 2)
     scores = np.zeros(4)
     for train, held in pairs:
         own = [(train.x[i][w > 0], train.y[i][w > 0]) for i, w in enumerate(train.weight)]

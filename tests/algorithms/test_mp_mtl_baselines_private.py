@@ -13,7 +13,7 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from fedmtl.algorithms.linear import LinearData
-from fedmtl.algorithms.mp_mtl_baselines import TaskStack, bounded_tasks
+from fedmtl.algorithms.mp_mtl_baselines import PaddedTasks, bounded_tasks
 from fedmtl.algorithms.mp_mtl_baselines_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import SeededSource
@@ -202,7 +202,7 @@ def test_no_neighbour_moves_a_release_by_more_than_its_sensitivity(unit, radius)
     released = torch.from_numpy(rng.normal(size=(2, 4, 4)))
 
     def solve(given):
-        stack = TaskStack.of(bounded_tasks(given, row_norm=1.0, target=1.0))
+        stack = PaddedTasks.of(bounded_tasks(given, row_norm=1.0, target=1.0))
         values, vectors = torch.linalg.eigh(stack.gram)
         return settings._solve(stack.moment, values, vectors, released, given.counts, budget)
 
