@@ -33,7 +33,7 @@ from ..errors import ConfigError
 from ..privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
 from ..privacy.release import StepEvent
 from .linear import LinearData, LinearLoss
-from .mp_mtl_baselines import TASK_LOSSES, TaskLoss, PaddedTasks, bounded_tasks, logistic_ridge
+from .mp_mtl_baselines import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
 
 Unit = Literal["record_group", "task"]
 Mechanism = Literal["l2_laplace", "gaussian"]
