@@ -51,7 +51,7 @@ from .p2p_network import Network
 from .p2p_presence import Presence, arrival_steps
 from .p2p_start import LocalFits, make_warm_start
 from .p2p_steps import Wakeups, Work
-from .pp_dmtl_task import bounded_rows
+from .pp_dmtl_task import bounded_rows, fit_own
 from .settling import stated_domain
 
 REFUTED = (
@@ -89,6 +89,9 @@ class PeerToPeer:
             :func:`~fedmtl.algorithms.p2p_allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
         absences: when agents are away, as intervals of virtual time by id: give the schedule the same. One that is
             away at time 0 joins later, from its neighbours' weighted mean.
+        refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal model
+            is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i; linear models
+            only.
         departed: what neighbours make of the model of an agent that has left: ``"forget"`` it, or ``"keep"`` the last.
         arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
             their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
@@ -111,6 +114,7 @@ class PeerToPeer:
     warm_lam: float | None = None
     allocation: Allocation = "uniform"
     absences: Dropouts | None = None
+    refine: float | None = None
     departed: Literal["forget", "keep"] = "forget"
     arrivals: Mapping[str, Sequence[int]] | None = None
     guarantee: Literal["sound", "paper"] = "sound"
@@ -130,7 +134,7 @@ class PeerToPeer:
             positive(self, row_norm=self.row_norm)
         if self.lam != "inverse":
             positive(self, lam=self.lam)
-        for field in ("smoothness", "warm_lam"):
+        for field in ("smoothness", "warm_lam", "refine"):
             if getattr(self, field) is not None:
                 positive(self, **{field: getattr(self, field)})
         if self.start is not None and not isinstance(self.start, (int, float, str)):
@@ -153,8 +157,9 @@ class PeerToPeer:
         if self.loss == "model":
             if self.smoothness is None:
                 raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
-            for field, given in (("warm_start", self.warm_start is not None), ("start", self.start == "local")):
-                if given:
+            fits = {"warm_start": self.warm_start, "start": self.start == "local" or None, "refine": self.refine}
+            for field, given in fits.items():
+                if given is not None:
                     raise ConfigError(f"PeerToPeer.{field} needs exact local fits, of linear models only.")
             if self.guarantee == "paper":
                 raise ConfigError("PeerToPeer.guarantee='paper' is of linear models only.")
@@ -298,7 +303,8 @@ class PeerToPeer:
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Theta_i of ``clients`` in replicate 0, (k, D); of agents that never were there their neighbours' mean."""
+        """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never were
+        there their neighbours' mean."""
         theta = state.public["theta"][0][clients]
         if "known" in state.public:
             agents = clients.numpy()
@@ -306,11 +312,11 @@ class PeerToPeer:
             where = np.zeros(len(agents), dtype=np.int64)
             means = self.network(problem).means(state.public["theta"].numpy(), where, agents, counted)
             theta = torch.where(state.public["known"][0][clients][:, None], theta, torch.from_numpy(means))
-        return theta.to(problem.initial)
+        return self._refined(problem, theta[None], clients)[0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """Theta (R, n, D) float64."""
-        return state.public["theta"]
+        """The personal models of every replicate, (R, n, D) float64."""
+        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
 
     def shared(self, state: State) -> Tensor | None:
         """None: there is no model of all."""
@@ -328,6 +334,18 @@ class PeerToPeer:
         return total
 
     # Inside
+
+    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
+        """The models (R, k, D) of ``clients`` after their own last step."""
+        if self.refine is None:
+            return theta
+        data, refined = self.data(problem), theta.clone()
+        for place, agent in enumerate(clients.tolist()):
+            x, y = data.x[agent], data.y[agent]
+            if len(x):
+                pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
+                refined[:, place] += fit_own(self._linear, x, y, theta[:, place], pull, "frobenius")
+        return refined
 
     @property
     def _linear(self) -> LinearLoss:
