@@ -89,9 +89,9 @@ class PeerToPeer:
             :func:`~fedmtl.algorithms.p2p_allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
         absences: when agents are away, as intervals of virtual time by id: give the schedule the same. One that is
             away at time 0 joins later, from its neighbours' weighted mean.
-        refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal model
-            is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i; linear models
-            only.
+        refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
+            model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i. Linear
+            models only.
         departed: what neighbours make of the model of an agent that has left: ``"forget"`` it, or ``"keep"`` the last.
         arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
             their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
@@ -303,8 +303,8 @@ class PeerToPeer:
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never were
-        there their neighbours' mean."""
+        """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never
+        were there their neighbours' mean."""
         theta = state.public["theta"][0][clients]
         if "known" in state.public:
             agents = clients.numpy()
