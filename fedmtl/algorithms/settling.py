@@ -60,20 +60,24 @@ def settle_learner(
     clients = schedule.events(seed, 0, events, replicates=_TRIALS).client
     rows = LinearData.of_examples(problem, data.public)
     each = list(privacy) if isinstance(privacy, Sequence) else [privacy]
-    found: dict[RecordPrivacy | None, float] = {}
-    for settings in dict.fromkeys(each):
-        chosen = choose_kappa(
-            replace(learner, kappa=1.0),
-            rows,
-            counts=data.train.counts.tolist(),
-            privacy=settings,
-            clients=clients,
-            ids=tuple(data.ids),
-            caps=schedule.caps.clip(max=events),
-            seed=seed,
-        )
-        found[settings] = chosen.kappa
-        of = "" if settings is None or settings.epsilon is None else f" for epsilon {settings.epsilon}"
-        logger.info("kappa = %g%s, by simulation on %d public rows", chosen.kappa, of, len(data.public))
-    kappas = tuple(found[settings] for settings in each)
+    found: list[tuple[RecordPrivacy | None, float]] = []
+    kappas: tuple[float, ...] = ()
+    for settings in each:
+        known = [kappa for other, kappa in found if other == settings]  # budgets by name have no hash
+        if not known:
+            chosen = choose_kappa(
+                replace(learner, kappa=1.0),
+                rows,
+                counts=data.train.counts.tolist(),
+                privacy=None if settings is None else replace(settings, source="seeded"),  # the rows are public
+                clients=clients,
+                ids=tuple(data.ids),
+                caps=schedule.caps.clip(max=events),
+                seed=seed,
+            )
+            found.append((settings, chosen.kappa))
+            known = [chosen.kappa]
+            of = "" if settings is None or settings.epsilon is None else f" for epsilon {settings.epsilon}"
+            logger.info("kappa = %g%s, by simulation on %d public rows", chosen.kappa, of, len(data.public))
+        kappas += (known[0],)
     return replace(learner, kappa=kappas if len(set(kappas)) > 1 else kappas[0])

@@ -149,7 +149,8 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         sampler = _capped(sampler, privacy, run, step, delta)
     uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
     multiplier = _multiplier(privacy, run.prior("noise_multiplier"), *whole_run(plans, step, uses), delta)
-    cost = Cost(delta, (uses_of(plans, step, multiplier),), refuted=law.refuted)
+    limit = steps if not law.per_participation and any(plan.rows is not None for plan in plans) else None
+    cost = Cost(delta, (uses_of(plans, step, multiplier, limit),), refuted=law.refuted)  # no use beyond those of rows
     _check_first_step(privacy, multiplier, cost.step(0), delta)
     header = {
         "account": "global",

@@ -79,6 +79,14 @@ def test_private_records_do_not_enter():
     assert bias.domain == DomainBound(x_l1=P + 1.0, y=1.3)
 
 
+def test_kappa_is_chosen_for_secure_noise_and_for_budgets_by_name_too():
+    learner = AsyncLearner(kappa="auto")
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0)
+    chosen = settled(trainer(dataset(), learner, privacy=privacy))
+    for changed in (replace(privacy, source="secure"), replace(privacy, epsilon={"a": 1.0, "b": 1.0, "c": 1.0})):
+        assert settled(trainer(dataset(), learner, privacy=changed)) == chosen
+
+
 def test_a_bound_of_the_domain_in_place_of_the_clip():
     algorithm = AsyncLearner(bound="domain", domain="auto", theta_max=1.0)
     xi = 2 * (P + 1.3) * P  # 2 (theta_max X + Y) X

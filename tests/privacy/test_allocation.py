@@ -31,6 +31,7 @@ from fedmtl.privacy.account import Cost
 from fedmtl.privacy.allocation import normalized
 from fedmtl.privacy.knorm import KNormDpEvent
 from fedmtl.privacy.release import StepEvent
+from fedmtl.privacy.row_noise import RowNoise
 
 WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
 GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
@@ -167,6 +168,23 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     z = again.noise_multiplier
     assert z is not None
     assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:3]], 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("budget", [None, 50.0])
+def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Path, budget: float | None) -> None:
+    noisy = ReleasePlan(name="c", dimension=3, uses=3, stateful=True, form="symmetric", rows=RowNoise(1.0))
+    fixed = ClientPrivacy(clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure")
+    path = tmp_path / "ledger.jsonl"
+    for session in range(3):
+        channel = opened(fixed, noisy, ledger_path=path, resume=session > 0, block=1)
+        step(channel, 0)
+        assert channel.rows["c"].epsilon_at(channel.account.charged) <= 1.0
+        channel.account._ledger._file.close()  # type: ignore[union-attr]
+        channel.account._ledger._file = None  # type: ignore[union-attr]
+    channel = opened(fixed, noisy, ledger_path=path, resume=True, block=1)
+    with pytest.raises(BudgetExhausted):
+        step(channel, 0)
+    channel.close()
 
 
 def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:
