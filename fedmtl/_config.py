@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy")
 _INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
+_INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
+    "LinearLoss.name": "algorithm.loss",
+    "wakeup_weights.policy": "algorithm.allocation",
+    "knn_cosine.k": "algorithm.graph.k",
+}
 
 
 def config_folder() -> Path:
@@ -114,17 +119,25 @@ def resolve(config: Any) -> Config:
         ConfigError: a required value is missing, or a reference leads nowhere.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
 
     scale = str(OmegaConf.to_container(config, resolve=False)["scale"])  # type: ignore[index,call-overload]
     if scale not in config.scales:
         hint = "" if len(config.scales) > 1 else " (other sizes come with an experiment=...)"
         raise ConfigError(f"scale is {scale!r}; accepted: {', '.join(config.scales)}{hint}.")
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
         plain = OmegaConf.to_container(config, resolve=True)
+    except InterpolationToMissingValueError as error:
+        key = _first_line(error).rpartition(" ")[2]
+        raise ConfigError(f"{key} is required; add {key}=VALUE.") from error
+    except InterpolationKeyError as error:
+        lost = re.search(r"'(.+)'", _first_line(error))
+        key = lost.group(1) if lost else "?"
+        group = f"the chosen {key.split('.')[0]} has not" if "." in key else "is no setting"
+        raise ConfigError(f"{error.full_key} is read from {key}, which {group}; choose another, or set it.") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{_first_line(error)}.") from error
     assert isinstance(plain, dict)
@@ -149,7 +162,7 @@ def settings(config: Config) -> Config:
     from .trainer.replicates import Replicates
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
-    with _ByKey(config):
+    with ByKey(config):
         execution = config["execution"]
         made["execution"] = Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
         if config["early_stopping"] is not None:
@@ -206,7 +219,7 @@ def build(config: Config, folder: Path) -> Trainer:
         logger["folder"] = str(folder / logger["folder"])
     callbacks = (_instantiate({"logger": logger}, "logger"),) if logger else ()
     data = _instantiate(config, "data")
-    with _ByKey(config):
+    with ByKey(config):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **made)
 
 
@@ -256,6 +269,10 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             near = [f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)]
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
+        if parent and _has(base, parent):
+            name = key[len(parent) + 1 :]
+            whole = f"write {parent}={{{name}: {override.get_value_element_as_str()}}}"
+            raise ConfigError(f"{key} cannot be set alone, since {parent} is {node}; {whole}.")
         accepted = list(_keys(base))
         near = nearest(key, accepted)
         hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(_top(accepted))}."
@@ -296,11 +313,11 @@ def _instantiate(config: Config, group: str) -> Any:
 
     if not config[group]:
         return None
-    with _ByKey(config):
+    with ByKey(config):
         return instantiate(OmegaConf.create(config[group]), _convert_="all")
 
 
-class _ByKey:
+class ByKey:
     """Translate errors inside the block: they name the configuration key, not the class and attribute."""
 
     def __init__(self, config: Config) -> None:
@@ -317,8 +334,12 @@ class _ByKey:
             cause = cause.__cause__
         if cause is not None:
             text = str(cause)
+            for name, key in _INNER_NAMES.items():
+                text = text.replace(name, key)
             for owner, place in self.owners().items():
                 text = re.sub(rf"\b{owner}\.(?=\w)", f"{place}." if place else "", text)
+            if text == str(error):
+                return
             raise type(cause)(text) from error
         from hydra.errors import InstantiationException
 
@@ -332,7 +353,7 @@ class _ByKey:
 
     def owners(self) -> dict[str, str]:
         """Class or function name -> the key of the node that names it."""
-        found = {"Trainer": "", "Execution": "execution"}
+        found = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
 
         def visit(node: Any, place: str) -> None:
             if isinstance(node, Mapping):

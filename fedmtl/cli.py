@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from ._audit_cli import audit as _audit
-from ._config import build, check, choices, config_folder, resolve
+from ._config import ByKey, build, check, choices, config_folder, resolve
 from ._profile_cli import profile as _profile
 from ._search_cli import resume_search
 from ._search_cli import search as _search
@@ -174,7 +174,8 @@ def _run(config: Any) -> None:
     asked = " ".join(["fedmtl", *hydra.overrides.task])
     text = f"# {asked}\n{OmegaConf.to_yaml(OmegaConf.create(resolved))}"
     write_text(folder / "private" / "config.yaml", text)
-    _fit(trainer, folder, resume=False)
+    with ByKey(resolved):
+        _fit(trainer, folder, resume=False)
 
 
 def _resume(words: list[str], debug: bool) -> int:
@@ -193,7 +194,8 @@ def _resume(words: list[str], debug: bool) -> int:
     stored_settings = {str(key): value for key, value in config.items()}
     if "search" in stored_settings:
         return resume_search(stored_settings, folder)
-    _fit(build(stored_settings, folder), folder, resume=True)
+    with ByKey(stored_settings):
+        _fit(build(stored_settings, folder), folder, resume=True)
     return 0
 
 

@@ -14,8 +14,19 @@ import pytest
 import yaml
 
 from fedmtl import cli
-from fedmtl._config import check, choices, combinations, compose, config_folder, nearest, resolve, settings
-from fedmtl.errors import ConfigError
+from fedmtl._config import (
+    ByKey,
+    build,
+    check,
+    choices,
+    combinations,
+    compose,
+    config_folder,
+    nearest,
+    resolve,
+    settings,
+)
+from fedmtl.errors import ConfigError, FedmtlError
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
 
@@ -80,6 +91,12 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["algorithm=pp_dmtl", "replicates=2", "privacy.source=secure"], "they need privacy.source='seeded'"),
         (["algorithm=mp_mtl", "replicates=2", "baselines=[local]"], "baselines is ['local']; 2 runs as one program"),
         (["algorithm=mp_mtl", "replicates=2", "early_stopping={patience: 2}"], "replicates: early_stopping is "),
+        (["early_stopping.patience=3"], "early_stopping is None; write early_stopping={patience: 3}"),
+        (["early_stopping={patience: 0}"], "early_stopping.patience is 0"),
+        (["algorithm=async_learner", "algorithm.loss=foo"], "algorithm.loss is 'foo'; accepted: 'squared'"),
+        (["algorithm=p2p", "algorithm.allocation=foo"], "algorithm.allocation is 'foo'; accepted: 'uniform'"),
+        (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root is read from data.root, which the chosen"),
+        (["experiment=p2p_movielens"], "data.root is required; add data.root=VALUE"),
         (["-m", "seed=1,2", "privacy.epsilon=1,0"], "privacy.epsilon is 0"),
         (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
@@ -117,6 +134,34 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "leaf.json" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm=mp_mtl_layers", "algorithm.layers=[9]"], "algorithm.layers has 9"),
+        (["algorithm=p2p", "schedule=poisson", "schedule.cohort=3"], "(schedule=clocks or latency by name)"),
+        (["algorithm=p2p", "algorithm/graph=knn", "algorithm.graph.k=500"], "algorithm.graph.k is 500 for 100 agents"),
+        (["algorithm=p2p", "algorithm.row_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),
+        (["algorithm=p2p", "algorithm/graph=ring", "TABLE"], "algorithm.row_norm is 'auto'"),
+        (["algorithm=p2p", "algorithm.row_norm=1", "EDGES", "TABLE"], "edges.csv: 'c' has no neighbours"),
+    ],
+)  # fmt: skip
+def test_what_only_the_data_show_is_refused_by_key(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("who,x,y\n" + "a,1,0\nb,2,1\nc,3,1\n" * 4)
+    Path("edges.csv").write_text("agent,neighbour\na,b\n")
+    meant = {
+        "TABLE": ["data=table", "data.path=table.csv", "data.client=who", "data.target=y"],
+        "EDGES": ["algorithm/graph=edges", "algorithm.graph.path=edges.csv"],
+    }
+    overrides = [part for word in words for part in meant.get(word, [word])]
+    config = resolve(compose((*overrides, "progress=false", "baselines=null")))
+    with pytest.raises(FedmtlError) as refused, ByKey(config):
+        build(config, tmp_path / "run").fit()
+    assert said in str(refused.value)
 
 
 def test_a_cohort_larger_than_the_population_is_refused(tmp_path: Path) -> None:

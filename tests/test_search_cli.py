@@ -97,7 +97,7 @@ def test_an_interrupted_search_resumes(
         (["rounds=2,3"], "rounds is 3, but candidate 'rounds=2' has 2"),
         (["seed=1,2"], "has other data than 'seed=1'"),
         (["privacy.epsilon=1,2"], "privacy.epsilon is 2"),
-        (["algorithm.lam=1,2", "privacy=none"], "privacy is NoneType"),
+        (["algorithm.lam=1,2", "privacy=none"], "privacy is None;"),
         (["algorithm.lam=1,2", "privacy.observer=clients"], "privacy.observer is 'clients'"),
         (["algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
         (["algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),

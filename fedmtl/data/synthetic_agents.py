@@ -25,6 +25,8 @@ from .rows import offsets_of
 from .split import client_keys
 from .synthetic import keyed_normal, keyed_unit
 
+_NAME = "synthetic agents"
+
 
 @dataclass(frozen=True, eq=False)
 class SyntheticAgents:
@@ -108,7 +110,7 @@ def make_synthetic_agents(
     counts = least + (span * keyed_unit(seed, "agents/count", keys, 0, 1)[:, 0]).long().clamp(max=span - 1)
     train = _side(seed, 0, keys, counts, models, rows, flip)
     test = _side(seed, 1, keys, torch.full_like(counts, test_examples), models, rows, test_flip)
-    name = f"synthetic agents ({rows}, p = {features})"
+    name = f"{_NAME} ({rows}, p = {features})"
     domain = Domain(float(features), math.sqrt(features), 1.0)
     if rows == "sphere":
         domain = Domain(math.sqrt(features), 1.0, 1.0)
@@ -155,6 +157,15 @@ class TargetAngles:
         positive(self, gamma=self.gamma)
 
     def build(self, data: Any) -> Graph:
-        """The graph of the clients of ``data``."""
+        """The graph of the clients of ``data``.
+
+        Raises:
+            ConfigError: data of another origin, whose clients have no such angles.
+        """
+        if not data.name.startswith(_NAME):
+            raise ConfigError(
+                f"TargetAngles is the graph of the synthetic agents, not of {data.name}; give another, such as "
+                "algorithm/graph=ring, complete, knn or edges."
+            )
         angles = 2 * math.pi * keyed_unit(self.seed, "agents/angle", client_keys(data.ids), 0, 1)[:, 0].numpy()
         return exp_angle(np.stack([np.cos(angles), np.sin(angles)], axis=1), self.gamma, cut=self.cut, ids=data.ids)

@@ -162,4 +162,5 @@ class Graph:
     def describe(self) -> str:
         """One phrase for the report."""
         least, most = int(self.degrees.min()), int(self.degrees.max())
-        return f"a graph of {len(self)} agents and {self.edges} edges, {least} to {most} neighbours each"
+        span = str(most) if least == most else f"{least} to {most}"
+        return f"a graph of {len(self)} agents and {self.edges} edges, {span} neighbours each"

@@ -113,7 +113,10 @@ class EdgesFile:
 
     def build(self, data: Any) -> Graph:
         """Read it."""
-        return from_edges(self.path, data.ids, isolated=self.isolated)
+        try:
+            return from_edges(self.path, data.ids, isolated=self.isolated)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("Graph: ", f"{self.path}: ")) from error
 
 
 @dataclass(frozen=True)

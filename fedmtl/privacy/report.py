@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIMULATED = (
     "simulated: the seed is stored with the run, so these outputs are not private; "
-    "epsilon is that of the same run with noise=secure"
+    "epsilon is that of the same run with source=secure"
 )
 OUTSIDE = (
     "public inputs (model, starting point, hyper-parameters, number of clients)",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
     from ..algorithms.base import State
     from ..schedules import Event
@@ -74,7 +76,10 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard") from error
 
         self._writer = SummaryWriter(str(folder))
 
@@ -95,7 +100,10 @@ class MLflow(Callback):
     """
 
     def __init__(self, experiment: str = "fedmtl", tracking_uri: str | None = None) -> None:
-        import mlflow
+        try:
+            import mlflow
+        except ImportError as error:
+            raise _missing("mlflow") from error
 
         self._mlflow = mlflow
         if tracking_uri is not None:
@@ -110,6 +118,10 @@ class MLflow(Callback):
 
     def on_end(self, result: Result | None) -> None:
         self._mlflow.end_run()
+
+
+def _missing(extra: str) -> ConfigError:
+    return ConfigError(f'logger={extra} needs a package that is not here: pip install "fedmtl[{extra}]".')
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

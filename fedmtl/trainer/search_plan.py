@@ -209,7 +209,8 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
     privacy = trainer.privacy
     if not isinstance(privacy, ClientPrivacy):
         raise ConfigError(
-            f"candidate {name!r}: privacy is {type(privacy).__name__}; a search is accounted for ClientPrivacy only."
+            f"candidate {name!r}: privacy is {type(privacy).__name__ if privacy else None}; a search is accounted for "
+            "ClientPrivacy only (privacy=client)."
         )
     if privacy.epsilon is None or privacy.noiseless:
         raise ConfigError(

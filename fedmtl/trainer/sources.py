@@ -131,7 +131,7 @@ def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | No
         if not clocked:
             raise ConfigError(
                 f"{algorithm.name} has clients that act one at a time; its schedule is PoissonClocks(...) or "
-                f"Latencies(...), not {type(schedule).__name__}."
+                f"Latencies(...), not {type(schedule).__name__} (schedule=clocks or latency by name)."
             )
         if isinstance(privacy, ClientPrivacy):
             raise ConfigError(f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or None.")

@@ -235,7 +235,7 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
         == SIMULATED
         == (
             "simulated: the seed is stored with the run, so these outputs are not private; "
-            "epsilon is that of the same run with noise=secure"
+            "epsilon is that of the same run with source=secure"
         )
     )
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))

@@ -501,7 +501,7 @@ def with_privacy(**changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"privacy": None}, "privacy is NoneType"),
+        ({"privacy": None}, "privacy is None;"),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=2.0)}, "privacy is RecordPrivacy"),
         (with_privacy(epsilon=math.inf), "privacy.epsilon is inf"),
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
