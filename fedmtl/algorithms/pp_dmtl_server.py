@@ -70,7 +70,11 @@ def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
     square = w.sum(-1)
     if t <= 0:
         return np.zeros(square.shape, dtype=bool)
-    rounding, above = ulps * square, w > t * t
+    rounding, allowed = ulps * square, tolerance * np.sqrt(np.maximum(square, 0.0))
+    fine: np.ndarray = np.isfinite(square) & (rounding <= 2 * t * allowed)
+    if fine.all():
+        return fine
+    above = w > t * t
     high = np.where(above, w, np.inf).min(-1) - rounding  # nearest above the threshold, and below
     low = np.where(above, -np.inf, w).max(-1) + rounding
     low = np.where(above.all(-1), 0.0, low)
@@ -79,7 +83,7 @@ def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
     root = np.sqrt(np.where(apart, high, 1.0))
     mixed = np.where(above.all(-1) | np.isinf(root), 0.0, 1 / (root - np.where(apart, low, 0.0) / root))
     gain = np.where(apart, np.minimum(gain, np.maximum(t / (2 * root * root), mixed)), gain)
-    return np.isfinite(square) & (rounding * gain <= tolerance * np.sqrt(np.maximum(square, 0.0)))
+    return np.isfinite(square) & (rounding * gain <= allowed)
 
 
 _LEAST_PART = 16  # matrices of a thread, below which it costs more than it gives
@@ -136,17 +140,17 @@ class SharedProx:
 
 def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, prox: SharedProx) -> None:
     """The server's steps, in order: column t of S is G_t, P <- prox_{a2 lam r}(P - a2 S), p_t goes back to task t."""
-    shared, stale, returned = public["shared"], public["stale"], public["returned"]
+    shared, stale = public["shared"], public["stale"]
+    s, back = stale.numpy(), public["returned"].numpy()
     if len(shared) == 1:
-        for task, gradient in zip(part[:, 0].tolist(), released[:, 0], strict=True):
+        for task, gradient in zip(part[:, 0].tolist(), released[:, 0].numpy(), strict=True):
             if task >= 0:
-                stale[0, task] = gradient
+                s[0, task] = gradient
                 shared = prox(torch.sub(shared, stale, alpha=a2))
-                returned[0, task] = shared[0, task]
+                back[0, task] = shared.numpy()[0, task]
         public["shared"].copy_(shared)
         return
-    everyone = bool((part >= 0).all())
-    every, s, back = np.arange(len(shared)), stale.numpy(), returned.numpy()
+    everyone, every = bool((part >= 0).all()), np.arange(len(shared))
     for tasks, gradient in zip(part.numpy(), released.numpy(), strict=True):
         acts = every if everyone else np.flatnonzero(tasks >= 0)
         own = tasks[acts]

@@ -30,6 +30,7 @@ class OwnerAccount:
         self._ledger, self._next = ledger, 0
         self._first = ledger is not None and ledger.firsts > 0  # whether the first release was charged
         self._first_mine = False  # and in this session
+        self._ahead = 0, np.zeros(0, dtype=np.int64)  # what reserve wrote: first activation, and who acts
         self._uses = np.zeros((replicates, caps.size), dtype=np.int64)
         if ledger is not None:
             self._uses[0] = ledger.uses()
@@ -89,7 +90,8 @@ class OwnerAccount:
             return
         _, (_, who), totals = self._counted(owners)
         if (totals <= self.caps[who]).all():
-            self._write(self._ledger, first, owners[0])
+            new = self._write(self._ledger, first, owners[0])
+            self._ahead = new, owners[0, new - first :].copy()
 
     def charge(self, first: int, owners: np.ndarray) -> np.ndarray:
         """Charge a block of activations; on return the charge is on the disk.
@@ -157,12 +159,17 @@ class OwnerAccount:
     def _reserve(self, ledger: Ledger, first: int, owners: np.ndarray) -> None:
         end = first + owners.size
         new = ledger.reserved_until(first, end)
-        for step in range(first, new):
+        for step in range(first, first if self._foreseen(first, owners) else new):
             recorded = ledger.participants(step)
             if recorded is None or recorded.tolist() != [o for o in owners[step - first : step - first + 1] if o >= 0]:
                 raise ResumeError(f"Activation {step} was charged to another owner; a replay has the same one.")
         self._write(ledger, first, owners)
         ledger.begin(first, end)
+
+    def _foreseen(self, first: int, owners: np.ndarray) -> bool:
+        """Whether activations are those that this session has reserved, with the same ``owners`` (S,)."""
+        began, ahead = self._ahead
+        return first >= began and np.array_equal(ahead[first - began : first - began + owners.size], owners)
 
     @property
     def forfeited(self) -> bool:

@@ -37,7 +37,7 @@ from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .sources import NoiseSource
 
-Sums = Callable[[int, Tensor, Tensor | None], Tensor]
+Sums = Callable[[int, Tensor, Tensor | None], np.ndarray]
 
 
 class OwnerChannel:
@@ -77,7 +77,7 @@ class OwnerChannel:
         self._begins, self._first_made = 0, False
         nobody = np.zeros((len(sources), 0))
         self._owners, self._divisors, self._scales = nobody.astype(np.int64), nobody, nobody
-        self._noise, self._by_answer = np.zeros((0, len(sources), self._dimension)), torch.zeros(0)
+        self._noise, self._by_answer = np.zeros((0, len(sources), self._dimension)), nobody
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
@@ -144,7 +144,7 @@ class OwnerChannel:
         uses = self.account.charge(first, acting)
         self._first, self._position, self._owners = first, 0, acting
         self._divisors = np.where(acting >= 0, present * self.participation.rates[acting], 1.0)
-        self._by_answer = torch.from_numpy(self._divisors.T[:, :, None].copy())
+        self._by_answer = self._divisors.T[:, :, None]
         terms = self.account.terms
         self._scales = np.zeros(acting.shape) if terms is None else 2 * self.bound * terms.noise(acting, uses)
         self._noise = self._draw(first, acting)
@@ -187,7 +187,7 @@ class OwnerChannel:
         Args:
             scales: (owner, repetitions (k,) int64) -> (k, n_i): the factor of every record of the owner, so that record
                 j has the gradient ``s_j x_j``; called once for each owner that acts, however many repetitions it acts
-                in. A record whose factor is not finite counts as zero. The result may be overwritten.
+                in. A record whose factor is not finite counts as zero.
 
         Returns:
             (R, D) float64; zero where nobody acts.
@@ -216,11 +216,11 @@ class OwnerChannel:
         Raises:
             PrivacyError: fewer activations have begun.
         """
-        return self._release_run(count, scales, self._sums.of_factors)
+        return torch.from_numpy(self._release_run(count, scales, self._sums.of_factors))
 
     def release_rows_run(self, count: int, rows: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         """As :meth:`release_run` for gradients of any model: ``rows`` gives (k, n_i, D), as in :meth:`release_rows`."""
-        return self._release_run(count, rows, self._sums.of_rows)
+        return torch.from_numpy(self._release_run(count, rows, self._sums.of_rows))
 
     def members(self, owner: int, which: Tensor, where: Tensor) -> Tensor | None:
         """The records that will take part in answers of a later :meth:`release_run`, for what the owner computes from
@@ -264,23 +264,28 @@ class OwnerChannel:
         """
         if self.participation.sampled:
             raise PrivacyError("Answers take a subsample of the records; means over all of them are not accounted for.")
-        value = self._means(means)
-        norms = torch.linalg.vector_norm(value, ord=1 if self.norm == "l1" else 2, dim=2)
-        if self.privacy is not None and not bool((norms <= self.bound * (1 + 1e-9)).all()):
+        value = self._answers(1, lambda owner, which, where: means(owner, where).numpy())
+        if self.privacy is not None and not self._within(value):
             raise PrivacyError(
                 f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
                 f"the release that clips every record."
             )
-        secure = self.source == "secure"
-        return self._finished(value * (1 - MARGIN) if secure else value)[0]  # room for the grid's rounding
+        if self.source == "secure":
+            value = value * (1 - MARGIN)  # room for the grid's rounding
+        return torch.from_numpy(self._finished(value)[0])
+
+    def _within(self, value: np.ndarray) -> bool:
+        """Whether the norm of every mean (S, R, D) is at most C; not of one that is not finite."""
+        norms = np.abs(value).sum(2) if self.norm == "l1" else np.sqrt(np.einsum("srd,srd->sr", value, value))
+        return bool((norms <= self.bound * (1 + 1e-9)).all())
 
     def _release(self, values: Callable[[int, Tensor], Tensor], sums: Sums) -> Tensor:
-        return self._release_run(1, lambda owner, which, where: values(owner, where), sums)[0]
+        return torch.from_numpy(self._release_run(1, lambda owner, which, where: values(owner, where), sums)[0])
 
-    def _release_run(self, count: int, values: Callable[[int, Tensor, Tensor], Tensor], sums: Sums) -> Tensor:
+    def _release_run(self, count: int, values: Callable[[int, Tensor, Tensor], Tensor], sums: Sums) -> np.ndarray:
         at, partial = self._position, self.participation.partial
 
-        def sum_of(owner: int, which: Tensor, where: Tensor) -> Tensor:
+        def sum_of(owner: int, which: Tensor, where: Tensor) -> np.ndarray:
             factors = values(owner, which, where)
             kept = self.participation.of(owner, self._first + at + which.numpy(), where.numpy()) if partial else None
             return sums(owner, factors, kept)
@@ -290,48 +295,45 @@ class OwnerChannel:
             total /= self._by_answer[at : at + count]
         return self._finished(total)
 
-    def _means(self, mean_of: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """(1, R, D) means of the owners of the next activation."""
-        return self._answers(1, lambda owner, which, where: mean_of(owner, where))
-
-    def _answers(self, count: int, answer: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+    def _answers(self, count: int, answer: Callable[[int, Tensor, Tensor], np.ndarray]) -> np.ndarray:
         """(count, R, D), what the owners of the next ``count`` activations answer; zero where nobody acts, and in a
         replay."""
         at, repetitions = self._position, self.replicates
         if at + count > self._owners.shape[1]:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
         if self._replay is not None:
-            return torch.zeros(count, repetitions, self._dimension, dtype=torch.float64)
+            return np.zeros((count, repetitions, self._dimension))
         if repetitions == count == 1 and self._owners[0, at] >= 0:
             return answer(int(self._owners[0, at]), self._only, self._only).reshape(1, 1, -1)
         return by_owner(self._owners[:, at : at + count].T, self._dimension, answer)
 
-    def _finished(self, value: Tensor) -> Tensor:
+    def _finished(self, value: np.ndarray) -> np.ndarray:
         """The releases of the next activations, whose means are ``value`` (count, R, D): noise, or the recording."""
-        at, count = self._position, value.shape[0]
-        steps = range(self._first + at, self._first + at + count)
+        at, count = self._position, len(value)
         self._position += count
-        if self._replay is not None:
-            for step in steps:
-                if step not in self._replay:
-                    raise PrivacyError(f"The recording has no release of activation {step}.")
-            value = torch.stack([self._replay[step] for step in steps])
-        else:
-            value = self._noised(value, at)
+        value = self._noised(value, at) if self._replay is None else self._replayed(self._replay, at, count)
         if self.record is not None:
-            self.record.extend((step, "gradient", one.clone()) for step, one in zip(steps, value, strict=True))
+            first = self._first + at
+            self.record.extend((first + k, "gradient", torch.tensor(one)) for k, one in enumerate(value))
         return value
+
+    def _replayed(self, replay: dict[int, Tensor], at: int, count: int) -> np.ndarray:
+        """(count, R, D), the recording of the activations from place ``at`` of the block."""
+        steps = range(self._first + at, self._first + at + count)
+        if missing := [step for step in steps if step not in replay]:
+            raise PrivacyError(f"The recording has no release of activation {missing[0]}.")
+        return torch.stack([replay[step] for step in steps]).numpy()
 
     @property
     def norm(self) -> Norm:
         """In which a record's gradient is bounded."""
         return "l1" if self.privacy is not None and self.privacy.mechanism == "laplace" else "l2"
 
-    def _noised(self, value: Tensor, at: int) -> Tensor:
+    def _noised(self, value: np.ndarray, at: int) -> np.ndarray:
         """``value`` (count, R, D) with the noise of the activations from place ``at`` of the block."""
         if self._multipliers is None:
             return value
-        noise = torch.from_numpy(self._noise[at : at + value.shape[0]])
+        noise = self._noise[at : at + len(value)]
         if self.source != "secure":
             return value + noise
         for k, owner in enumerate(self._owners[0, at : at + len(value)].tolist()):
@@ -339,7 +341,8 @@ class OwnerChannel:
                 n = float(self._divisors[0, at + k])  # of sums, whose sensitivity is 2 C
                 width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at + k]))
                 dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(self._dimension))
-                value[k, 0] = to_grid(value[k, 0] * n, noise[k, 0] * n, width, dither) / n
+                total, own = torch.from_numpy(value[k, 0] * n), torch.from_numpy(noise[k, 0] * n)
+                value[k, 0] = (to_grid(total, own, width, dither) / n).numpy()
         return value
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:

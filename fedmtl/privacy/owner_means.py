@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def by_owner(owners: np.ndarray, dimension: int, answer: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+def by_owner(owners: np.ndarray, dimension: int, answer: Callable[[int, Tensor, Tensor], np.ndarray]) -> np.ndarray:
     """A vector for each entry of ``owners``.
 
     Args:
@@ -30,7 +30,7 @@ def by_owner(owners: np.ndarray, dimension: int, answer: Callable[[int, Tensor, 
     answers = np.zeros((flat.size, dimension))
     for start, stop in pairwise([0, *cuts, flat.size] if flat.size else []):
         if ranked[start] >= 0:
-            answers[start:stop] = answer(int(ranked[start]), which[start:stop], where[start:stop]).numpy()
+            answers[start:stop] = answer(int(ranked[start]), which[start:stop], where[start:stop])
     found = np.empty_like(answers)
     found[order] = answers
-    return torch.from_numpy(found).view(*owners.shape, dimension)
+    return found.reshape(*owners.shape, dimension)

@@ -65,30 +65,33 @@ class RecordSums:
         self._limit = bound * (1 - MARGIN)
         clip = L1Clip if norm == "l1" else L2Clip
         self._clip: Clip | None = clip(bound) if math.isfinite(bound) else None
-        self._prepared: dict[int, tuple[np.ndarray, Tensor, Tensor]] = {}
+        self._prepared: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    def of_factors(self, owner: int, factors: Tensor, kept: Tensor | None) -> Tensor:
+    def of_factors(self, owner: int, factors: Tensor, kept: Tensor | None) -> np.ndarray:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
 
         Args:
             owner: whose records.
-            factors: s, which may be overwritten; one that is not finite counts as zero.
+            factors: s, float64; one that is not finite counts as zero.
             kept: (k, n_i) bool, the records that take part, or None for all.
         """
-        if owner not in self._prepared:
+        prepared = self._prepared.get(owner)
+        if prepared is None:
             x, limits = self._rows_and_limits(owner)
-            self._prepared[owner] = x, -limits, limits
-        x, low, high = self._prepared[owner]
-        if not math.isfinite(factors.sum().item()):
-            factors = torch.where(torch.isfinite(factors), factors, torch.zeros_like(factors))
+            prepared = self._prepared[owner] = x, -limits, limits
+        x, low, high = prepared
+        s: np.ndarray = factors.numpy()  # of small matrices numpy's operations are faster than torch's
+        if not math.isfinite(np.vdot(s, s)):
+            s = np.where(np.isfinite(s), s, 0.0)
         if self._clip is not None:
-            torch.clamp(factors, low, high, out=factors)  # |s_j| ||x_j|| <= C
+            s = np.maximum(s, low)  # |s_j| ||x_j|| <= C
+            np.minimum(s, high, out=s)
         if kept is not None:
-            factors = factors * kept
-        total: np.ndarray = factors.numpy() @ x  # a faster product of small matrices than torch's
-        return torch.from_numpy(total)
+            s = s * kept.numpy()
+        total: np.ndarray = s @ x
+        return total
 
-    def of_rows(self, owner: int, rows: Tensor, kept: Tensor | None) -> Tensor:
+    def of_rows(self, owner: int, rows: Tensor, kept: Tensor | None) -> np.ndarray:
         """Sums of gradients ``rows`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
         shape = (len(rows), int(self.counts[owner]), self.dimension)
         if tuple(rows.shape) != shape:
@@ -97,14 +100,14 @@ class RecordSums:
         flat = rows.reshape(-1, shape[2])
         if kept is not None:
             flat, place = flat[kept.reshape(-1).to(flat.device)], place[kept.reshape(-1)]
-        return clipped_segment_sums(flat, place.to(flat.device), shape[0], self._clip).cpu().double()
+        return clipped_segment_sums(flat, place.to(flat.device), shape[0], self._clip).cpu().double().numpy()
 
-    def _rows_and_limits(self, owner: int) -> tuple[np.ndarray, Tensor]:
+    def _rows_and_limits(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
         if self._x is None:
             raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
         records = OwnerRecords.of(self._x[owner], self._norm)
         limits = torch.clamp(self._limit / records.norms, max=torch.finfo(torch.float64).max)
-        return records.x.numpy(), limits
+        return records.x.numpy(), limits.numpy()
 
 
 class Participation:
