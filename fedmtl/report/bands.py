@@ -57,7 +57,7 @@ def plot_bands(
         words = {"psi": "cost of privacy psi", "objective": "objective"}.get(number, number)
         dress(axes, xlabel=step, ylabel=words, title=f"{title_of(name)}: {words} by {step}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if number in ("psi", "objective") and all(row[number] > 0 for row in history):
+        if number in ("psi", "objective") and _spans_a_decade(history, number):
             axes.set_yscale("log")
         own = []
         for budget, rows in lines.items():
@@ -87,6 +87,12 @@ def _band(
             axes.fill_between(rounds, below, above, color=colour, alpha=alpha, linewidth=0)
     axes.plot(rounds, middle, color=colour, linewidth=2, marker="o" if len(rounds) <= 30 else "", ms=3, label=label)
     return rounds[-1], middle[-1], label, colour
+
+
+def _spans_a_decade(history: Sequence[Mapping[str, Any]], number: str) -> bool:
+    """Whether a logarithmic axis has marks to read: all positive, the largest at least 10 times the smallest."""
+    drawn = [float(row.get(f"{number}_{mark}", row[number])) for row in history for mark in ("p5", "p50", "p95")]
+    return min(drawn) > 0 and max(drawn) >= 10 * min(drawn)
 
 
 def _label(budget: float | None) -> str:

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..errors import ConfigError
 from ._canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
-from ._names import title_of
+from ._names import number_text, title_of
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."
@@ -71,7 +71,7 @@ def plot_history(
     colour = styles[name][0]
     if shared[1] and shared != (rounds, values):
         upper.plot(*shared, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
-        ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {shared[1][-1]:.3f}", colour))
+        ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {number_text(shared[1][-1])}", colour))
     ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
     upper.margins(y=0.08)
     upper.set_xlim(0, last_round)
@@ -128,7 +128,7 @@ def plot_clients(
             continue
         edges = np.linspace(0.0, 1.0, shown.size + 1)
         wide = 2.6 if name == first else 1.6
-        label = f"{title_of(name)}  mean {shown.mean():.3f}"
+        label = f"{title_of(name)}  mean {number_text(shown.mean())}"
         left.stairs(shown, edges, baseline=None, color=styles[name][0], linewidth=wide, label=label)
     left.set_xlim(0.0, 1.0)
     left.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -179,7 +179,7 @@ def _history_line(
     rounds, values = _column(rows, metric)
     if not values:
         return []
-    text = f"{label} {values[-1]:.3f}"
+    text = f"{label} {number_text(values[-1])}"
     if len(values) == 1:
         axes.axhline(values[0], color=colour, linewidth=width)
         return [(last_round, values[0], text, colour)]
@@ -255,4 +255,5 @@ def _is_private(history: History) -> bool:
 
 
 def _words(metric: str) -> str:
-    return metric.replace("_", " ").capitalize()
+    words = metric.replace("_", " ")
+    return words.upper() if words == "mse" else words.capitalize()

@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from ..errors import DataError
 from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
+from ._names import number_text
 from .tables import METRICS, Group, varying_settings
 
 _UNITS = {"client": "all data of one client", "record": "one record"}
@@ -123,7 +124,7 @@ def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[
             told = "no privacy" if one.epsilon > 0 else "epsilon 0"
             style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
             axes.axhline(one.mean[place], color=colour, linewidth=1.6, linestyle=style)
-            ends.append((right, one.mean[place], f"{_short(label)}, {told} {one.mean[place]:.3f}", colour))
+            ends.append((right, one.mean[place], f"{_short(label)}, {told} {number_text(one.mean[place])}", colour))
     for label, curve in points.items():
         if not curve:
             continue
@@ -141,7 +142,7 @@ def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[
             linewidth=2,
             capsize=2.5,
         )
-        ends.append((right, mean[-1], f"{_short(label)} {mean[-1]:.3f}", colour))
+        ends.append((right, mean[-1], f"{_short(label)} {number_text(mean[-1])}", colour))
     axes.margins(y=0.1)
     return ends
 

@@ -74,6 +74,15 @@ def test_history_skips_rows_that_were_not_measured(tmp_path: Path, drawn: list[F
     assert len(drawn[0].axes[0].lines[0].get_ydata()) == len(rows) - 2
 
 
+def test_small_errors_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = [{"round": r, "epsilon": 1.0, "mse": 0.0256789 + 0.001 / r} for r in (1, 1000)]
+    local = [{"round": 1, "epsilon": 0.0, "mse": 0.0257889}]
+    figures.plot_history(rows, {"local": local}, tmp_path / "a.png", metric="mse")
+    upper = drawn[0].axes[0]
+    assert {"PMTL 0.02568", "Local 0.02579"} <= {text.get_text() for text in upper.texts}
+    assert upper.get_title(loc="left") == "MSE by round"
+
+
 def test_history_without_the_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'rmse'"):
         figures.plot_history(history(), {}, tmp_path / "a.png", metric="rmse")
