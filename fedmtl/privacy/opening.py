@@ -163,6 +163,7 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
     }
     rows = bind_rows(plans, bind_releases(plans, sampler, law, privacy, multiplier), delta, run.prior)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
+    header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
     header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
     ledger = run.ledger(header, clients=sampler.n if law.per_participation else None)
     account = Account(

@@ -106,6 +106,8 @@ def open_owner_channel(
     ledger = None
     if replicates == 1:
         about = {"account": "owner", "privacy": asdict(base), "delta": delta, "dimension": dimension}
+        if published is not None:
+            about["guarantee"] = "paper"  # what was charged so stays refuted
         public = _digest(counts, *(arrivals or ()), *([] if first is None else [first.sensitivity]))
         ledger = Ledger(
             ledger_path,

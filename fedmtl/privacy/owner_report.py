@@ -53,7 +53,7 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
         noise_multiplier=None if multipliers is None else float(multipliers.max()),
         noise_std=None,
         clipping=f"{'L1' if channel.norm == 'l1' else 'L2'} norm of the gradient of one record",
-        mechanism=privacy.mechanism if privacy is not None else "none",
+        mechanism=_mechanism(channel),
         sampler=f"{channel.schedule}; every answer is charged to the owner that gives it{_extra(channel)}",
         records=_records(channel),
         names=("first", "gradient") if channel.first is not None else ("gradient",),
@@ -66,6 +66,17 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
         forfeited=account.forfeited,
         outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + channel.notes,
     )
+
+
+def _mechanism(channel: OwnerChannel) -> str:
+    """The law of the noise, with the range of the multipliers of owners that may answer."""
+    if channel.privacy is None:
+        return "none"
+    able = (channel.caps > 0) & (channel.participation.counts > 0)
+    z = None if channel.noise_multipliers is None else np.atleast_2d(channel.noise_multipliers)[:, able]
+    if z is None or not z.size or z.min() == z.max():
+        return channel.privacy.mechanism
+    return f"{channel.privacy.mechanism} of multipliers {z.min():.5g} to {z.max():.5g} by owner"
 
 
 def _extra(channel: OwnerChannel) -> str:

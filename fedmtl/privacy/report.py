@@ -168,7 +168,9 @@ def channel_report(channel: Channel) -> PrivacyReport:
         noise_std=max(stds) if stds and channel.noise_multiplier is not None else None,
         clipping=_clipping(privacy),
         mechanism=_mechanism(channel),
-        sampler=channel.sampler.describe() + _amplification(law, noised=channel.noise_multiplier is not None),
+        sampler=channel.sampler.describe()
+        + _amplification(law, noised=channel.noise_multiplier is not None)
+        + _allocation(channel),
         records=records.owners.describe() if records is not None else None,
         server="; ".join(noise.text(account.spent) for noise in channel.rows.values()) or None,
         names=names,
@@ -209,6 +211,14 @@ def _mechanism(channel: Channel) -> str:
         return "none"
     low, high = min(channel.multipliers, default=0.0), max(channel.multipliers, default=0.0)
     return channel.privacy.mechanism + ("" if low == high else f" of multipliers {low:.5g} to {high:.5g} by budget")
+
+
+def _allocation(channel: Channel) -> str:
+    """How the budget is divided: the multipliers printed are those at a weight of 1."""
+    weights = [weight for plan in channel.plans for weight in plan.allocation or ()]
+    if not weights or channel.noise_multiplier is None:
+        return ""
+    return f"; steps have public weights {min(weights):.3g} to {max(weights):.3g}, and noise in inverse proportion"
 
 
 def _clip_norm(channel: Channel) -> float | None:

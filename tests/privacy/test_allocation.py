@@ -132,6 +132,12 @@ def test_the_noise_of_each_use_follows_its_weight() -> None:
         assert float(channel.noise_std("c")) == pytest.approx(z / w * 2.0 / 20, rel=1e-12)
 
 
+def test_a_report_says_how_the_budget_is_divided() -> None:
+    said = f"steps have public weights {WEIGHTS[0]:.3g} to {WEIGHTS[-1]:.3g}, and noise in inverse proportion"
+    assert said in opened(GAUSSIAN, plan()).report.text()
+    assert "weights" not in opened(GAUSSIAN, plan(weights=None)).report.text()
+
+
 def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:
     weights = normalized([1.0, 1.0, 2.0, 4.0])
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=1.6, delta=1e-5)
@@ -185,6 +191,19 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Pa
     with pytest.raises(BudgetExhausted):
         step(channel, 0)
     channel.close()
+
+
+def test_a_ledger_keeps_the_budget_of_the_noise_on_rows(tmp_path: Path) -> None:
+    private = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, source="secure")
+    path = tmp_path / "ledger.jsonl"
+
+    def noisy(budget: float) -> ReleasePlan:
+        return ReleasePlan(name="c", dimension=3, uses=3, stateful=True, form="symmetric", rows=RowNoise(budget))
+
+    opened(private, noisy(5.0), ledger_path=path).close()
+    opened(private, noisy(5.0), ledger_path=path, resume=True).close()
+    with pytest.raises(ResumeError, match="rows of c"):
+        opened(private, noisy(1.0), ledger_path=path, resume=True)
 
 
 def test_a_ledger_keeps_its_allocation(tmp_path: Path) -> None:

@@ -433,6 +433,25 @@ def test_local_noise_is_of_the_same_law_and_independent_of_the_releases() -> Non
     assert not plain.local_noise().any()
 
 
+def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> None:
+    path, published = tmp_path / "ledger.jsonl", Published(lambda z: 1.0 / z, "a private state is not protected")
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, source="secure")
+    door(privacy, ledger_path=path, published=published).close()
+    door(privacy, ledger_path=path, published=published, resume=True).close()
+    with pytest.raises(ResumeError, match="guarantee"):
+        door(privacy, ledger_path=path, resume=True)
+
+
+def test_a_report_has_the_multipliers_of_all_owners_that_may_act() -> None:
+    budgets = {"a": 0.1, "b": 10.0, "c": 1.0}
+    channel = door(RecordPrivacy(clip_norm=1.0, epsilon=budgets, delta=1e-5))
+    z = channel.noise_multipliers
+    assert z is not None
+    assert z.argmin() == 1
+    assert f"of multipliers {z.min():.5g} to {z.max():.5g} by owner" in channel.report.text()
+    assert "by owner" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()
+
+
 def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="l2_laplace", delta=1e-5)
     channel = door(privacy, published=Published(lambda z: 1.0 / z + 0.5, "a private state is not protected"))
