@@ -239,6 +239,8 @@ class PeerToPeer:
                     f"{noised.mechanism!r}."
                 )
             longest = weights[int(np.argmax(caps))].tolist()
+            if self.warm_start is not None:  # the first release's own weight
+                longest = [self.warm_start / (1 - self.warm_start) * len(longest), *longest]
             delta = noised.resolved_delta(int(work.network.counts.sum()))
             options["published"] = Published(
                 lambda z: kov_heterogeneous([w / z for w in longest], delta),

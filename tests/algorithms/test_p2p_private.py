@@ -374,6 +374,10 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert report.claimed == pytest.approx(2.0), "one wake-up at 1 / multiplier"
     _, channel = run(paper, problem, clients.repeat(1, 3), privacy)
     assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0] * 3, 1e-5))
+    warm = PeerToPeer(graph=graph, mu=0.7, guarantee="paper", warm_start=0.25)
+    _, channel = run(warm, problem, clients.repeat(1, 3), privacy)
+    share = 0.25 / 0.75 * 3  # the first release has a quarter of all weights
+    assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0 * share, 2.0, 2.0, 2.0], 1e-5))
     local = PeerToPeer(graph=graph, guarantee="paper", start="local")
     _, channel = run(local, problem, clients, privacy)
     assert "raw records" in channel.report.refuted
