@@ -54,7 +54,7 @@ class LinearLoss:
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
-        margins = theta.numpy() @ x.numpy().T  # of small matrices numpy's products are faster than torch's
+        margins = theta.numpy().dot(x.numpy().T)  # of small matrices numpy's products are faster than torch's
         if self.name == "squared":
             margins -= y.numpy()
             margins *= 2.0
