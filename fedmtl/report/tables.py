@@ -22,7 +22,7 @@ from rich.table import Table
 
 from .._files import write_bytes
 from ..errors import DataError
-from ._names import CHOICE_NOT_COVERED, number_text, title_of
+from ._names import CHOICE_NOT_COVERED, title_of
 
 METRICS = (
     *("accuracy", "mse", "worst_tenth", "spread"),
@@ -348,5 +348,7 @@ def _shown(groups: Sequence[Group]) -> list[int]:
 def _mean_text(one: Group, i: int) -> str:
     if not math.isfinite(one.mean[i]):
         return "-"
-    spread = f" ±{number_text(one.deviation[i])}" if one.seeds > 1 else ""
-    return f"{number_text(one.mean[i])}{spread}"
+    mean, deviation = one.mean[i], one.deviation[i]
+    small = 0 < abs(mean) < 0.1
+    spread = (f" ±{deviation:.2g}" if small else f" ±{deviation:.3f}") if one.seeds > 1 else ""
+    return (f"{mean:.3g}" if small else f"{mean:.3f}") + spread

@@ -13,6 +13,7 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
+from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
@@ -174,10 +175,17 @@ class Trainer:
         return result
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
-        """What changes for a baseline that only fits what clients have, and so needs no schedule and no privacy."""
+        """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its
+        data once, no schedule and no privacy."""
         if not isinstance(baseline, LocalFit):
-            return {}
-        return {"schedule": FullParticipation(), "privacy": None, "rounds": 1, "eval_every": None}
+            return {"early_stopping": None} if isinstance(baseline, Local) else {}
+        return {
+            "early_stopping": None,
+            "schedule": FullParticipation(),
+            "privacy": None,
+            "rounds": 1,
+            "eval_every": None,
+        }
 
     def _run(self, folder: RunFolder | None, resume: bool) -> Result:
         problem = build_problem(

@@ -68,6 +68,11 @@ def test_an_algorithm_without_a_shared_model_is_refused():
         trainer(early_stopping=EarlyStopping(), algorithm=Local(local=SOLVER)).fit()
 
 
+def test_a_baseline_without_a_shared_model_runs_to_its_end():
+    result = trainer(early_stopping=EarlyStopping(patience=1, min_delta=1e9), baselines=["local"]).fit()
+    assert result.history[-1]["round"] < result.baselines["local"].history[-1]["round"]
+
+
 ALWAYS = EarlyStopping(patience=1, min_delta=1e9)  # stops at the second evaluation, after round 4 of 6
 
 
