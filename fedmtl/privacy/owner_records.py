@@ -180,7 +180,7 @@ class Participation:
             drawn = self._subsample(owner, steps, replicates)
             for key, row in zip(zip(steps.tolist(), replicates.tolist(), strict=True), drawn, strict=True):
                 if key in self._held:
-                    row[:] = self._held.pop(key)
+                    row[:] = self._held[key] if hold else self._held.pop(key)
                 elif hold:
                     self._held[key] = row.copy()
             kept = drawn if kept is None else kept & drawn

@@ -260,3 +260,20 @@ def test_misuse_is_refused() -> None:
     for rate in (0.0, 1.1, math.nan):
         with pytest.raises(ConfigError, match="rate is"):
             door(privacy, rate=rate)
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_an_owner_that_asks_who_takes_part_gets_those_who_do(source: str) -> None:
+    axis = [torch.zeros(n, D, dtype=torch.float64) for n in COUNTS]
+    for x in axis:
+        x[:, 1] = 1.0
+    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source)
+    channel = door(privacy, x=axis)
+    channel.begin(0, torch.tensor([[2] * 20]))
+    which, where = torch.arange(20), torch.zeros(20, dtype=torch.int64)
+    asked = [channel.members(2, which, where) for _ in range(3)]
+    value = channel.release_run(20, lambda k, which, where: torch.ones(len(which), 60).double())[:, 0, 1]
+    for members in asked:
+        assert members is not None
+        assert torch.allclose(members.sum(1) / (Q * 60), value, atol=1e-6)
+        assert torch.equal(members, asked[0])
