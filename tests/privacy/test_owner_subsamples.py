@@ -275,5 +275,5 @@ def test_an_owner_that_asks_who_takes_part_gets_those_who_do(source: str) -> Non
     value = channel.release_run(20, lambda k, which, where: torch.ones(len(which), 60).double())[:, 0, 1]
     for members in asked:
         assert members is not None
-        assert torch.allclose(members.sum(1) / (Q * 60), value, atol=1e-6)
+        assert torch.allclose(members.double().sum(1) / (Q * 60), value, atol=1e-6)
         assert torch.equal(members, asked[0])
