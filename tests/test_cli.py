@@ -414,7 +414,7 @@ def test_a_sweep_runs_every_combination_and_reports_the_failed_one(tmp_path: Pat
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:
-    words = ["data.clients=30", "schedule.cohort=6", "rounds=120", "baselines=[]", "eval_every=60",
+    words = ["data.clients=30", "schedule.cohort=6", "rounds=400", "baselines=[]", "eval_every=200",
              "checkpoint_every=1", "progress=false", "hydra.run.dir=run"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(

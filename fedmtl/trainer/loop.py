@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, metric_name, summarize
 from .folder import RunFolder
+from .interruption import held_interruption
 from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
 from .result import Result
 from .sources import Source
@@ -50,7 +51,18 @@ class Loop:
         self.groups = self.replicates.groups(self.trainer.privacy)
 
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
-        """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped."""
+        """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped.
+
+        An interruption from the keyboard ends the run after the event, with a checkpoint: a secure run goes on without
+        paying twice for what was released.
+        """
+        with held_interruption() as interrupted:
+            reached = self._advance(state, step, interrupted)
+        if interrupted():
+            raise KeyboardInterrupt
+        return reached
+
+    def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
         trainer, stopped = self.trainer, "rounds"
         if self.stops(step):  # it did before the resume
             self.channel.forfeit(step)
@@ -68,6 +80,8 @@ class Loop:
                 if self.stops(step):
                     self.channel.forfeit(step)
                     stopped = "early"
+                    break
+                if interrupted():
                     break
                 self.checkpoint(state, step)
         except BudgetExhausted as spent:
