@@ -420,6 +420,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp
     running = subprocess.Popen(
         [sys.executable, "-m", "fedmtl", *words],
         cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by what a shell starts in background
     )  # fmt: skip
     checkpoint = tmp_path / "run" / "private" / "checkpoint.safetensors"
     deadline = time.monotonic() + 90

@@ -24,6 +24,14 @@ def figures(monkeypatch):
     quick_figures(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def keyboard():
+    """Python's own handler, also where the tests were started by a shell that ignores SIGINT in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupting(Callback):
     """Presses Ctrl-C while the event of ``step`` is being dealt with."""
 
