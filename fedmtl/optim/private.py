@@ -26,7 +26,11 @@ class Records(Protocol):
     """What draws a client's records and releases their gradients: the only way from records to models."""
 
     def steps(self, clients: Tensor) -> Tensor:
-        """Private local steps reserved for ``clients`` in the current round: int64 (k,) -> int64 (k,); 0 for none."""
+        """Private local steps of one training of ``clients`` in this round: int64 (k,) -> int64 (k,); 0 for none."""
+        ...
+
+    def begin_training(self, clients: Tensor) -> int:
+        """The number of the first local step of the next training of ``clients``, int64 (k,)."""
         ...
 
     def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -97,8 +101,9 @@ def train_privately(
     rows.grad = stack.grads[: len(clients)]
     optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
     first, keys = data.train.offsets[clients], data.keys[clients]
-    for step in range(int(steps[0]) if len(steps) else 0):
-        active = int((steps > step).sum())
+    begin, most = records.begin_training(clients), int(steps[0]) if len(steps) else 0
+    for step in range(begin, begin + most):
+        active = int((steps > step - begin).sum())
         index, mask = records.batch(clients[:active], step)
         index = torch.where(mask, index, 0)  # padding is read, but never used
         x, y = data.gather("train", first[:active, None] + index, dtype=rows.dtype, device=rows.device)

@@ -39,9 +39,10 @@ class Owners:
         keys: int64 (n,), address of each owner's random numbers.
         counts: int64 (n,), public number of records, each at least 1.
         ranks: int64 (n,), rank of each owner in the sampler.
-        steps: int64 (n,), local steps of one participation.
+        steps: int64 (n,), local steps of one participation, those of all its trainings together.
         batch_size: expected records of one local step; None takes all.
         dimension: D, length of a gradient.
+        trainings: local trainings of one participation, each with the same number of local steps.
     """
 
     ids: tuple[str, ...]
@@ -51,6 +52,27 @@ class Owners:
     steps: Tensor
     batch_size: int | None
     dimension: int
+    trainings: int = 1
+
+    def __post_init__(self) -> None:
+        if self.trainings < 1 or bool((self.steps % self.trainings != 0).any()):
+            raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
+
+    @property
+    def training_steps(self) -> Tensor:
+        """(n,) int64: local steps of one training."""
+        return self.steps // self.trainings
+
+    @property
+    def stride(self) -> int:
+        """Distance between the numbers of the first local steps of two trainings: the longest training's length."""
+        return max(1, int(self.training_steps.max()) if len(self.steps) else 1)
+
+    def step_numbers(self, client: int) -> list[int]:
+        """Numbers of all local steps of one participation of ``client``: step t of training j is number
+        j * stride + t, so that the steps which clients make together have one number."""
+        own = range(int(self.training_steps[client]))
+        return [training * self.stride + step for training in range(self.trainings) for step in own]
 
     @property
     def probabilities(self) -> Tensor:
@@ -117,15 +139,36 @@ class RecordReleases:
         self._done.zero_()
 
     def steps(self, clients: Tensor) -> Tensor:
-        """Local steps paid for in this round: int64 (k,) clients -> int64 (k,); 0 for owners that do not take part."""
-        return torch.where(self._open[clients], self.owners.steps[clients], 0)
+        """Local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for owners that do not take
+        part."""
+        return torch.where(self._open[clients], self.owners.training_steps[clients], 0)
+
+    def begin_training(self, clients: Tensor) -> int:
+        """The number of the first local step of the next training of ``clients``, int64 (k,).
+
+        Raises:
+            PrivacyError: all trainings that were charged have been made, or the clients are not at the same training.
+        """
+        length = self.steps(clients)
+        length, done = length[length > 0], self._done[clients[length > 0]]
+        training = torch.unique(done // length).tolist()
+        if not training:
+            return 0
+        if len(training) > 1 or bool((done % length != 0).any()):
+            raise PrivacyError(f"Round {self._round}: clients that train together must be at the same local training.")
+        if training[0] >= self.owners.trainings:
+            raise PrivacyError(
+                f"Round {self._round}: local training number {training[0] + 1} of one participation, but the algorithm "
+                f"declares {self.owners.trainings}, and no more are charged. Set ReleasePlan(trainings=...)."
+            )
+        return training[0] * self.owners.stride
 
     def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The records of one local step, drawn anew for each owner.
 
         Args:
             clients: int64 (A,).
-            step: number of the local step in this round.
+            step: number of the local step in this round (see :meth:`Owners.step_numbers`).
 
         Returns:
             Positions within each owner's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
@@ -201,11 +244,13 @@ class RecordReleases:
         return total / expected[:, None].to(total.device)
 
     def _spend(self, clients: Tensor, step: int) -> None:
-        if bool((step >= self.steps(clients)).any()):
+        training, own = divmod(step, self.owners.stride)
+        length = self.steps(clients)
+        if training >= self.owners.trainings or bool((own >= length).any()):
             raise PrivacyError(f"Local step {step} of round {self._round} is not reserved for every owner given.")
-        if bool((self._done[clients] != step).any()):
+        if bool((self._done[clients] != training * length + own).any()):
             raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
-        self._done[clients] = step + 1
+        self._done[clients] += 1
 
     def _name(self, client: int, step: int) -> str:
         return f"gradient/{self.owners.ids[client]}/{step}"

@@ -48,6 +48,8 @@ class ReleasePlan:
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: whether the rows depend on private data only through ``Problem.train_locally``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
+        trainings: calls of ``Problem.train_locally`` by one client in one step; under :class:`RecordPrivacy` each of
+            them is charged, and no more are made.
         allocation: positive public weights of the uses, with mean 1: use t has the noise multiplier z / w_t, so a
             larger weight is a larger part of the budget and less noise. None: all equal.
         rows: noise that every client adds to its own row, against the server (see :mod:`.row_noise`), or None.
@@ -64,6 +66,7 @@ class ReleasePlan:
     stateful: bool
     form: Form = "vector"
     from_training: bool = False
+    trainings: int = 1
     allocation: tuple[float, ...] | None = None
     rows: RowNoise | None = None
 
@@ -72,7 +75,7 @@ class ReleasePlan:
             raise ConfigError("ReleasePlan.name is empty; it must name the release.")
         if self.name.endswith("/count"):  # addresses the noise of the count of adaptive clipping
             raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not end in '/count'.")
-        positive_int(self, dimension=self.dimension, uses=self.uses)
+        positive_int(self, dimension=self.dimension, uses=self.uses, trainings=self.trainings)
         one_of(self, ("client", "record"), unit=self.unit)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
         if self.allocation is not None:

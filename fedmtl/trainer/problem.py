@@ -110,7 +110,9 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def record_owners(problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor) -> Owners | None:
+def record_owners(
+    problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor, trainings: int = 1
+) -> Owners | None:
     """The clients as owners of their records, for privacy whose unit is a record; else None.
 
     Args:
@@ -118,6 +120,7 @@ def record_owners(problem: Problem, algorithm: Algorithm, privacy: Privacy | Non
         algorithm: its local solver says how many local steps a participation has, and on how many records each.
         privacy: the settings.
         ranks: int64 (n,), rank of each client in the sampler.
+        trainings: local trainings of one participation.
 
     Raises:
         ConfigError: an algorithm that does not train locally.
@@ -136,9 +139,10 @@ def record_owners(problem: Problem, algorithm: Algorithm, privacy: Privacy | Non
         keys=data.keys,
         counts=data.train.counts,
         ranks=ranks,
-        steps=solver.step_counts(data.train.counts),
+        steps=solver.step_counts(data.train.counts) * trainings,
         batch_size=solver.batch_size,
         dimension=problem.dimension,
+        trainings=trainings,
     )
 
 

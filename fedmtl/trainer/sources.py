@@ -185,12 +185,14 @@ def open_cohorts(
     check_idle(algorithm, problem)
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
+    plans = algorithm.plan(problem, sampler)
+    trainings = max((plan.trainings for plan in plans), default=1)
     channel = open_channel(
         privacy,
-        algorithm.plan(problem, sampler),
+        plans,
         sampler,
         steps=problem.rounds,
-        owners=record_owners(problem, algorithm, privacy, ranks),
+        owners=record_owners(problem, algorithm, privacy, ranks, trainings),
         notes=problem.data.notes,
         **options,
     )

@@ -32,6 +32,9 @@ class FakeRecords:
     def steps(self, clients):
         return self.reserved[clients]
 
+    def begin_training(self, clients):
+        return 0
+
     def drawn(self, client: int, step: int) -> torch.Tensor:
         """Positions of one client's records in one step, whoever is computed beside it."""
         count = int(self.data.train.counts[client])

@@ -254,6 +254,30 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
         again.records.release(torch.tensor([3]), 1, [EMPTY])
 
 
+def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() -> None:
+    who = replace(owners(), steps=2 * torch.tensor(STEPS), trainings=2)
+    channel = door(NOISED, who=who)
+    begin(channel)
+    clients, noise, subsets = torch.tensor([2, 4]), [], []
+    for training in range(2):
+        first = channel.records.begin_training(clients)
+        assert first == training * max(STEPS)
+        for step in range(first, first + 5):  # client 2 makes 5 local steps a training, client 4 makes 13
+            subsets.append(channel.records.batch(clients, step)[0].flatten().tolist())
+            noise.append(channel.records.release(clients, step, [EMPTY]).flatten())
+        for step in range(first + 5, first + 13):
+            channel.records.release(clients[1:], step, [EMPTY])
+    assert who.step_numbers(2) == [0, 1, 2, 3, 4, 13, 14, 15, 16, 17]
+    assert len({tuple(subset) for subset in subsets}) == len(subsets)
+    assert torch.unique(torch.cat(noise)).numel() == 2 * 5 * 2 * DIMENSION
+    with pytest.raises(PrivacyError, match="number 3 of one participation, but the algorithm declares 2"):
+        channel.records.begin_training(clients)
+    with pytest.raises(PrivacyError, match="not reserved"):
+        channel.records.release(clients, 2 * max(STEPS), [EMPTY])
+    with pytest.raises(PrivacyError, match="same local training"):
+        channel.records.begin_training(torch.tensor([1, 2]))
+
+
 def test_nobody_takes_part_more_often_than_the_cap() -> None:
     channel = door(NOISED, rounds=30, sampler=PoissonSampling(2))
     cap = 13  # 30 x 2 / 5 = 12 on average, and one more

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
 from torch import nn
 
 from fedmtl import (
@@ -22,7 +25,7 @@ from fedmtl import (
     PoissonSampling,
     RecordPrivacy,
 )
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import open_channel
 from tests.helpers import regression
 
@@ -137,8 +140,6 @@ def test_models_are_functions_of_the_released_gradients(monkeypatch):
 
 
 def test_an_algorithm_without_local_training_is_refused():
-    from dataclasses import dataclass
-
     @dataclass(frozen=True, kw_only=True)
     class Odd(FedAvg):
         local: object = None  # type: ignore[assignment]
@@ -149,3 +150,46 @@ def test_an_algorithm_without_local_training_is_refused():
 
     with pytest.raises(ConfigError, match="odd has no local solver"):
         run_of(algorithm=Odd())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Twice(FedAvg):
+    """FedAvg whose clients train twice in a participation: from the shared model, and from where that led."""
+
+    trainings: int = 2
+    name = "twice"
+
+    def plan(self, problem, sampler):
+        return tuple(replace(plan, trainings=self.trainings) for plan in super().plan(problem, sampler))
+
+    def step(self, problem, state, event, channel):
+        clients, shared = event.cohort, state.public["global"]
+        first = problem.train_locally(self.local, shared, clients, round=event.step)
+        second = problem.train_locally(self.local, first, clients, round=event.step)
+        state.public["global"] = shared + channel.release("update", second - shared, clients).to(shared)
+        return state
+
+
+def test_every_local_training_of_a_participation_is_charged():
+    """Twice the local steps, each a Poisson-sampled Gaussian release of dp_accounting's."""
+    once, twice = run_of(algorithm=FedAvg(local=SOLVER)), run_of(algorithm=_Twice(local=SOLVER))
+    steps = SOLVER.step_counts(DATA.train.counts)
+    spent = []
+    for count, local in zip(DATA.train.counts.tolist(), steps.tolist(), strict=True):
+        event = dp_event.GaussianDpEvent(1.1)
+        event = dp_event.PoissonSampledDpEvent(4 / count, event) if count > 4 else event
+        spent.append(PLDAccountant().compose(event, 3 * 2 * local).get_epsilon(DELTA))
+    assert twice.epsilon == pytest.approx(max(spent), rel=1e-3)
+    assert twice.epsilon > 1.2 * once.epsilon
+    assert twice.privacy.releases == 2 * once.privacy.releases
+
+
+def test_a_training_that_is_not_declared_is_refused():
+    with pytest.raises(PrivacyError, match=r"local training number 2 .* declares 1.*trainings="):
+        run_of(algorithm=_Twice(local=SOLVER, trainings=1))
+
+
+def test_a_budget_covers_all_trainings():
+    privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=DELTA)
+    result = run_of(algorithm=_Twice(local=SOLVER), privacy=privacy)
+    assert 1.9 < result.epsilon <= 2.0

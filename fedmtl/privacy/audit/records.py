@@ -274,7 +274,7 @@ def _participation(
             continue
         one, inside, score = torch.tensor([owner]), coins.random(width) < 0.5, np.zeros(width)
         axis = coins.permutation(owners.dimension)[:width]
-        for index in range(local):
+        for index in owners.step_numbers(owner):
             position, mask = _releases(channel).batch(one, index)
             used = position[0][mask[0]].numpy()
             used = used[(used < width)]
@@ -337,12 +337,12 @@ def _steps_again(channel: Channel, clients: Tensor, owners: Owners) -> int:
     records = _releases(channel)
     empty = [(torch.zeros(0, owners.dimension), torch.zeros(0, dtype=torch.int64))]
     one = clients[:1]
-    last = int(records.steps(one)[0])
-    for index in range(last):
+    numbers = owners.step_numbers(int(one[0]))
+    for index in numbers:
         records.release(one, index, empty)
     accepted = 0
     others = [k for k in range(len(owners.ids)) if k not in clients.tolist()][:1]
-    tries: list[tuple[Tensor, int]] = [(one, 0), (one, last), *((torch.tensor([k]), 0) for k in others)]
+    tries: list[tuple[Tensor, int]] = [(one, 0), (one, numbers[-1] + 1), *((torch.tensor([k]), 0) for k in others)]
     for who, index in tries:
         try:
             records.release(who, index, empty)
