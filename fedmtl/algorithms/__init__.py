@@ -4,6 +4,7 @@ from .async_learner import AsyncLearner
 from .base import Algorithm, AsyncAlgorithm, Problem, State
 from .collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .fedavg import FedAvg, FedProx
+from .linear import DomainBound
 from .local import Local
 from .mp_mtl import MPMTL
 from .mp_mtl_layers import MPMTLayers
@@ -22,6 +23,7 @@ __all__ = [
     "AsyncLearner",
     "ClientStore",
     "Collaboration",
+    "DomainBound",
     "FedAvg",
     "FedProx",
     "Forecast",

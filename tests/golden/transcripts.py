@@ -1,0 +1,113 @@
+"""Runs of every method, as command lines, and the numbers that each of them must go on giving.
+
+The models at the end of a run depend on every value that was released, so they stand for the whole transcript: a
+restructuring that changes one draw of noise, one clip or the order of a sum beyond rounding changes them. Print new
+numbers, after a change that is meant to alter them, with
+
+    python -m tests.golden.transcripts
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmtl._config import build, compose, resolve
+
+FILE = Path(__file__).parent / "transcripts.json"
+_DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"
+_TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
+_AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
+RUNS = {
+    "pmtl": f"{_DIGITS} algorithm.local.epochs=2",
+    "pmtl, running mean, fixed cohorts": f"{_DIGITS} algorithm.delta=local schedule=fixed",
+    "pmtl, adaptive clip": f"{_DIGITS} privacy=adaptive privacy.clip_norm.count_noise=2.5",
+    "pmtl, L2-Laplace, everybody": (
+        f"{_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
+    ),
+    "pmtl, published accounting of cohorts in turn": f"{_DIGITS} schedule=cyclic guarantee=paper",
+    "fedavg": f"{_DIGITS} algorithm=fedavg privacy.observer=public",
+    "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
+    "local, records, Laplace": f"{_DIGITS} algorithm=local privacy=record privacy.mechanism=laplace privacy.epsilon=20",
+    "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg",
+    "mp_mtl": f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
+    "mp_mtl, squared loss, P + Q, curator": (
+        f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
+        "algorithm.penalty=l21 algorithm.own_penalty=l2 algorithm.momentum=nesterov algorithm.curator_epsilon=5"
+    ),
+    "mp_mtl_layers": (
+        "algorithm=mp_mtl_layers data.clients=12 model.hidden=5 rounds=3 privacy.delta=1e-5 algorithm.local.epochs=1"
+    ),
+    "pp_dmtl": f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0",
+    "pp_dmtl, subsamples, L2,1 norm": (
+        f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 algorithm.penalty=l21 algorithm.batch_rate=0.4 "
+        "privacy.mechanism=l2_laplace privacy.delta=0"
+    ),
+    "pp_dmtl, published": (
+        f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 guarantee=paper privacy.mechanism=l2_laplace"
+    ),
+    "async_learner": f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression",
+    "async_learner, sufficient statistics": (
+        f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression algorithm.bound=domain "
+        "algorithm.domain={_target_:fedmtl.DomainBound,x_l1:3.0,y:2.0} privacy.clip_norm=300 "
+        "privacy.mechanism=laplace privacy.delta=0"
+    ),
+    "p2p": f"algorithm=p2p {_AGENTS} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
+    "p2p, warm start, Laplace, ring": (
+        f"algorithm=p2p algorithm/graph=ring {_AGENTS} rounds=60 algorithm.warm_start=0.2 privacy.mechanism=laplace "
+        "privacy.delta=0"
+    ),
+    "p2p, repetitions": f"algorithm=p2p {_AGENTS} rounds=40 replicates=3 epsilons=[1,10]",
+    "mp_mtl, repetitions": f"algorithm=mp_mtl {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
+}
+
+
+def run(command: str) -> dict[str, Any]:
+    """The numbers of the run that ``fedmtl COMMAND`` makes, in double precision and one thread."""
+    overrides = (*command.split(), "dtype=float64", "execution=stacked", "baselines=[]", "progress=false", "device=cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            result = build(resolve(compose(overrides)), Path(folder) / "run").fit()
+    finally:
+        torch.set_num_threads(threads)
+    report = result.privacy
+    return {
+        "epsilon": _plain(result.epsilon),
+        "claimed": _plain(report.claimed),
+        "noise multiplier": _plain(report.noise_multiplier),
+        "noise std": _plain(report.noise_std),
+        "releases": report.releases,
+        "sampler": report.sampler,
+        "stopped": result.stopped,
+        "history": [
+            {key: _plain(value) for key, value in row.items() if isinstance(value, (int, float)) and key != "time"}
+            for row in result.history[-2:]
+        ],
+        "personal": _digest(result.personal),
+        "shared": None if result.shared is None else _digest(result.shared),
+    }
+
+
+def _plain(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _digest(models: Tensor) -> list[float]:
+    """Four numbers that every entry moves: norm, sum, and sums weighted by two irrational waves."""
+    flat = models.double().flatten()
+    place = torch.arange(len(flat), dtype=torch.float64)
+    return [float(flat.norm()), float(flat.sum()), *(float(flat @ torch.cos(w * place)) for w in (2**0.5, 5**0.5))]
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps({name: run(command) for name, command in RUNS.items()}, indent=1) + "\n")
+    print(f"{len(RUNS)} transcripts in {FILE.name}")
