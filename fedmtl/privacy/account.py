@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from .composition import epsilon, largest_uses
 from .ledger import Ledger
@@ -271,10 +272,10 @@ class Account:
         charged = ledger.charged()
         room = self._room(charged, length)
         if room < 1:
-            of = "" if self.budget is None else f" of {self.budget:g}"
+            of = "" if self.budget is None else f" of {rounded_up(self.budget, 6)}"
             raise BudgetExhausted(
                 f"Step {step} would exceed the privacy budget: {charged} steps are charged, "
-                f"epsilon = {self.claimed_at(charged):.4g}{of}."
+                f"epsilon = {rounded_up(self.claimed_at(charged))}{of}."
             )
         ledger.reserve(step, step + min(length, room))
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from scipy import optimize
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from .composition import elementary, epsilon
 from .release import StepEvent, step_event
@@ -107,16 +108,18 @@ def _calibrated(question: _Question) -> float:
         high += 0.7
         if high > math.log(_LARGEST):
             raise ConfigError(
-                f"epsilon = {target:g} at delta = {delta:g} cannot be reached in {uses} steps{where}: "
-                f"even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a larger epsilon or delta."
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be reached in "
+                f"{uses} steps{where}: even noise {_LARGEST:g} times the sensitivity is not enough. "
+                f"Ask for a larger epsilon or delta."
             )
     low = high - 0.7
     while coarse(low) <= 0:
         low, high = low - 0.7, low
         if low < -math.log(_LARGEST):
             raise ConfigError(
-                f"epsilon = {target:g} at delta = {delta:g} needs no noise in {uses} steps{where}: "
-                f"even {1 / _LARGEST:g} times the sensitivity is enough. Ask for a smaller epsilon."
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in "
+                f"{uses} steps{where}: even {1 / _LARGEST:g} times the sensitivity is enough. "
+                f"Ask for a smaller epsilon."
             )
     # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
     high = _meets(coarse, _root(coarse, low, high, 1e-4))

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from .._check import positive, positive_int
+from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError
 from .composition import check_relation, elementary, epsilon, renyi_curve
 from .settings import Accountant
@@ -72,8 +73,8 @@ class PrivacyFilter:
         self.capacity = budget_epsilon - _conversion(self.order, delta)
         if self.capacity <= 0:
             raise ConfigError(
-                f"PrivacyFilter: nothing fits epsilon = {budget_epsilon:g} at delta = {delta:g} with Renyi order "
-                f"{self.order:g}. Use a larger order, epsilon or delta."
+                f"PrivacyFilter: nothing fits epsilon = {rounded_up(budget_epsilon, 6)} at delta = "
+                f"{rounded_up(delta, 6)} with Renyi order {self.order:g}. Use a larger order, epsilon or delta."
             )
         self.spent = 0.0
         self._sampled: dict[type, Any] = {}
@@ -103,7 +104,7 @@ class PrivacyFilter:
             raise BudgetExhausted(
                 f"The step costs {cost:.4g} at Renyi order {self.order:g}, but only "
                 f"{self.capacity - self.spent:.4g} of {self.capacity:.4g} is left of epsilon = "
-                f"{self.budget_epsilon:g} at delta = {self.delta:g}."
+                f"{rounded_up(self.budget_epsilon, 6)} at delta = {rounded_up(self.delta, 6)}."
             )
         self.spent += cost
         self._sampled.update({type(part): part for part, _ in elementary(event)})

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Account, Cost
 from .allocation import allocation_of, steps_of, uses_of, whole_run
@@ -280,8 +281,9 @@ def _owner_terms(
             fitting = largest_uses(event.event, budget, delta, accountant=event.accountant) // repeats
             if fitting < 1:
                 raise ConfigError(
-                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {budget:g} of client "
-                    f"{owners.ids[k]!r} in one round at delta = {delta:g}. Raise noise_multiplier or epsilon."
+                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {rounded_up(budget, 6)} of "
+                    f"client {owners.ids[k]!r} in one round at delta = {rounded_up(delta, 6)}. Raise "
+                    f"noise_multiplier or epsilon."
                 )
             own = min(cap, fitting)
         multipliers.append(z)
@@ -301,8 +303,8 @@ def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: StepEven
     budget = privacy.epsilon
     if budget is not None and epsilon(event.event, 1, delta, accountant=event.accountant) > budget:
         raise ConfigError(
-            f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {budget:g} in "
-            f"one step at delta = {delta:g}. Raise noise_multiplier or epsilon, or leave the former out."
+            f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)} in "
+            f"one step at delta = {rounded_up(delta, 6)}. Raise noise_multiplier or epsilon, or leave the former out."
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from .account import Cost, Uses, together
 from .allocation import normalized
@@ -268,8 +269,8 @@ def _fitting(privacy: RecordPrivacy, kind: Kind, budget: float, dimension: int, 
     cost, extra = Cost(delta, (events,)), int(kind.first > 0)
     if extra and cost.epsilon(1) > budget:
         raise ConfigError(
-            f"epsilon = {budget:g} does not even allow the first release at noise_multiplier = {kind.multiplier:g}; "
-            f"ask for more of either, or for a smaller share."
+            f"epsilon = {rounded_up(budget, 6)} does not even allow the first release at noise_multiplier = "
+            f"{kind.multiplier:g}; ask for more of either, or for a smaller share."
         )
     low, high = 0, kind.cap + 1
     while high - low > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._rounding import rounded_up
 from .quantile import QuantileClip
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -101,26 +102,26 @@ class PrivacyReport:
             return "not private: epsilon = inf, the published accounting does not hold"
         if self.source == "seeded":
             return SIMULATED
-        return f"private: epsilon = {self.epsilon:.4g} at delta = {self.delta:.3g}"
+        return f"private: epsilon = {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta or 0.0, 3)}"
 
     def text(self) -> str:
         """One printed block."""
         if not self.private:
             return self.headline
-        at = "" if self.delta is None else f" at delta = {self.delta:.3g}"
-        rows = [("epsilon", f"{self.epsilon:.4g}{at}")]
+        at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
+        rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}")]
         if self.by_owner is not None:
-            low, middle, high = self.by_owner
-            rows.append(("by client", f"smallest {low:.4g}, median {middle:.4g}, largest {high:.4g}"))
+            low, middle, high = map(rounded_up, self.by_owner)
+            rows.append(("by client", f"smallest {low}, median {middle}, largest {high}"))
         if self.claimed is not None:
-            rows.append(("claimed", f"{self.claimed:.4g}{at}, by the published accounting"))
+            rows.append(("claimed", f"{rounded_up(self.claimed)}{at}, by the published accounting"))
         if self.forfeited:
             rows.append(("stopped", "early, because of what was released: charged as all the planned rounds"))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
         rows += [
-            ("budget", "none" if self.budget is None else f"{self.budget:g}"),
+            ("budget", "none" if self.budget is None else rounded_up(self.budget, 6)),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", self.sampler),
             *([("records", self.records)] if self.records is not None else []),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Cost
 from .calibration import calibrate_multiplier
@@ -97,8 +98,9 @@ class BoundRowNoise:
     def text(self, uses: int) -> str:
         """One line for the report."""
         return (
-            f"epsilon {self.epsilon_at(uses):.4g} at delta = {self.cost.delta:.3g} for the data of one client against "
-            f"the server (relation replace): l2_laplace on its row, multiplier {self.multiplier:.5g}"
+            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = {rounded_up(self.cost.delta, 3)} for the data "
+            f"of one client against the server (relation replace): "
+            f"l2_laplace on its row, multiplier {self.multiplier:.5g}"
         )
 
 

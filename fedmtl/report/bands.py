@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from ._canvas import dress, footnote, label_ends, new_figure, save, styles_of
 from ._names import title_of
@@ -96,4 +97,4 @@ def _spans_a_decade(history: Sequence[Mapping[str, Any]], number: str) -> bool:
 
 
 def _label(budget: float | None) -> str:
-    return "no budget" if budget is None else f"epsilon {budget:g}"
+    return "no budget" if budget is None else f"epsilon {rounded_up(budget, 6)}"

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from ._canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
 from ._names import number_text, title_of
@@ -206,7 +207,7 @@ def _epsilon_line(
     axes.set_xlim(0, max(rounds))
     axes.set_ylim(0.0, max(epsilons) * 1.18 if max(epsilons) > 0 else 1.0)
     axes.annotate(
-        f"{epsilons[-1]:.2f}", xy=(rounds[-1], epsilons[-1]), xytext=(8, 0), textcoords="offset points",
+        rounded_up(epsilons[-1], 3), xy=(rounds[-1], epsilons[-1]), xytext=(8, 0), textcoords="offset points",
         color=colour, fontsize=9, va="center", annotation_clip=False,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
+from .._rounding import rounded_up
 from ..errors import DataError
 from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
 from ._names import number_text
@@ -68,7 +69,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
         axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
         mine = [one for one in known if (one.data, one.unit) == (data, unit)]
         deltas = sorted({one.delta for one in mine if one.delta is not None})
-        told = f"; delta {' and '.join(f'{delta:.2g}' for delta in deltas)}" if deltas else ""
+        told = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
         axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{told}", fontsize=9.5)
         ends.append(_panel(axes, shown, place, colours))
     most = max(one.seeds for one in known)
@@ -113,7 +114,7 @@ def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[
         if not kept or tick > kept[-1] * 1.12:
             kept.append(tick)
     axes.xaxis.set_major_locator(FixedLocator(kept))
-    axes.set_xticks(kept, [f"{tick:.3g}" for tick in kept])
+    axes.set_xticks(kept, [rounded_up(tick, 3) for tick in kept])
 
     ends: _Ends = []
     for label, same in shown.items():

@@ -21,6 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .._files import write_bytes
+from .._rounding import rounded_up
 from ..errors import DataError
 from ._names import CHOICE_NOT_COVERED, title_of
 
@@ -168,19 +169,20 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
 
 
 def group(rows: Iterable[Row]) -> list[Group]:
-    """Average rows that differ only in their seed; ordered by data, unit, method, settings and epsilon."""
+    """Average rows that differ only in their seed; ordered by data, unit, method, settings and epsilon (the largest of
+    the averaged rows, which agree to six decimals)."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row.unit, row.algorithm, row.settings, round(row.epsilon, 6), row.delta)
         members.setdefault(key, []).append(row)
     groups = []
-    for (unit, algorithm, settings, epsilon, delta), same in members.items():
+    for (unit, algorithm, settings, _, delta), same in members.items():
         columns = list(zip(*(row.metrics for row in same), strict=True))
         groups.append(
             Group(
                 algorithm=algorithm,
                 unit=unit,
-                epsilon=epsilon,
+                epsilon=max(row.epsilon for row in same),
                 delta=delta,
                 settings=settings,
                 seeds=len(same),
@@ -236,7 +238,7 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
             one.data or "-",
             one.unit or "-",
             epsilon_text(one.epsilon),
-            "-" if one.delta is None else f"{one.delta:.3g}",
+            "-" if one.delta is None else rounded_up(one.delta, 3),
             str(one.seeds),
             *(_mean_text(one, i) for i in shown),
         ]
@@ -278,7 +280,7 @@ def rich_table(groups: Sequence[Group]) -> Table:
 
 def epsilon_text(epsilon: float) -> str:
     """``0``, ``4`` or ``3.98``; ``inf`` where nothing is protected."""
-    return f"{epsilon:.3g}"
+    return rounded_up(epsilon, 3)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:

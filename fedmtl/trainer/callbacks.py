@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ProgressBar(Callback):
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         metric = "accuracy" if "accuracy" in row else "mse"
-        epsilon = "none" if math.isinf(row["epsilon"]) else f"{row['epsilon']:.2f}"
+        epsilon = "none" if math.isinf(row["epsilon"]) else rounded_up(row["epsilon"], 3)
         numbers = f"loss {row['loss']:.3f}  {metric} {row[metric]:.3f}  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import algorithms
 from .._check import positive_int
+from .._rounding import rounded_up
 from ..algorithms.base import AnyAlgorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, OwnerChannel, Privacy
@@ -86,7 +87,7 @@ class Replicates:
                 privacy without one budget to set, early stopping, or baselines.
         """
         if self.epsilons is not None:
-            shown = ", ".join(f"{value:g}" for value in self.epsilons)
+            shown = ", ".join(rounded_up(value, 6) for value in self.epsilons)
             if privacy is None:
                 raise ConfigError(
                     f"epsilons is [{shown}], but without privacy there is no budget to set; leave it out."

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._rounding import rounded_up
 from ..errors import ConfigError
 from ..privacy import PrivacyReport
 from ..stacked import Layout
@@ -132,7 +133,7 @@ class Result:
                 row = run.final
                 lines.append(
                     f"    {name:<15} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
-                    f"spread {row['spread']:.4g}   epsilon {run.epsilon:.3g}"
+                    f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
                 )
         return lines
 
@@ -146,7 +147,7 @@ class Result:
             "".join([f"  {'epsilon':>8}", *(f"  {name.replace('_', ' '):>26}" for name in shown)]),
         ]
         for row in rows:
-            budget = "-" if row["budget"] is None else f"{row['budget']:g}"
+            budget = "-" if row["budget"] is None else rounded_up(row["budget"], 6)
             cells = [_band(row, name) for name in shown]
             lines.append("".join([f"  {budget:>8}", *(f"  {cell:>26}" for cell in cells)]))
         return lines

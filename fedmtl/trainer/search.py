@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .._check import positive
 from .._files import write_bytes
+from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError, ResumeError
 from ..privacy import (
     ClientPrivacy,
@@ -277,8 +278,8 @@ class _Search:
         result = trainer._run(place, place is not None and place.started)
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
-                f"candidate {name!r}: a run spent epsilon = {result.epsilon:.6g}, more than the {self.plan.budget:.6g} "
-                f"that the search accounts for; nothing of it is released."
+                f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "
+                f"{rounded_up(self.plan.budget, 6)} that the search accounts for; nothing of it is released."
             )
         return result
 

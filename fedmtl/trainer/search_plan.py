@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .._rounding import rounded_up
 from ..errors import ConfigError, FedmtlError, PrivacyError
 from ..execution import operation_threads
 from ..privacy import (
@@ -286,8 +287,8 @@ def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: 
     more = epsilon(step.event, uses + 1, delta, accountant=step.accountant)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(
-            f"PrivateSearch: epsilon of the {uses} steps of one run is {budget:g}, so it cannot bound how many there "
-            f"are. Ask for a larger epsilon or a smaller delta."
+            f"PrivateSearch: epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "
+            f"how many there are. Ask for a larger epsilon or a smaller delta."
         )
     return budget
 

@@ -23,6 +23,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from ..._rounding import rounded_up
 from ..composition import epsilon
 from ..release import LAWS
 from .findings import Finding, skipped, too_large
@@ -155,7 +156,8 @@ def judge_curve(
         return excess(limits)[0]
 
     _, low, eps, delta = excess(_held_out(scores, present, bound, alpha, coins))
-    detail = f"lower bound on epsilon at delta = {delta:.3g} of {len(scores)} canaries against the claimed one"
+    at = f"at delta = {rounded_up(delta, 3)}"
+    detail = f"lower bound on epsilon {at} of {len(scores)} canaries against the claimed one"
     return too_large(check, low, eps, detail, alpha)
 
 

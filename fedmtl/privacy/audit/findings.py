@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..._rounding import rounded_up
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -78,4 +80,4 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
+    return "-" if math.isnan(value) else rounded_up(value)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
 from ..owner_channel import OwnerChannel
 from .findings import Finding, exact, skipped, too_large
@@ -43,7 +44,7 @@ def _events(setup: OwnerSetup, claims: OwnerClaims, channel: OwnerChannel) -> Fi
     assert terms is not None
     assert channel.noise_multipliers is not None
     if terms.delta != setup.delta:
-        wrong.append(f"delta is {terms.delta:g}, the settings have {setup.delta:g}")
+        wrong.append(f"delta is {rounded_up(terms.delta, 6)}, the settings have {rounded_up(setup.delta, 6)}")
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
     for k in range(len(claims)):
@@ -130,7 +131,7 @@ def _ledger(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> Finding:
         spent = claims.spent(k, used)
         if found is None or not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
             figure = found if found is None else found[k]
-            wrong.append(f"{setup.ids[k]!r} has epsilon {figure}, {used} uses {spent:g}")
+            wrong.append(f"{setup.ids[k]!r} has epsilon {figure}, {used} uses {rounded_up(spent, 6)}")
     detail = f"{len(acted)} activations charged before they are released, epsilons of all owners"
     return exact("charges: activations in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 

@@ -1,0 +1,149 @@
+"""Figures of privacy are rounded up wherever they are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from fedmtl import ClientPrivacy
+from fedmtl._rounding import rounded_up
+from fedmtl.errors import BudgetExhausted
+from fedmtl.privacy.audit import table
+from fedmtl.privacy.audit.findings import too_large
+from fedmtl.privacy.calibration import calibrate_multiplier
+from fedmtl.privacy.release import step_event
+from fedmtl.privacy.report import PrivacyReport
+from fedmtl.report import _canvas, bands, figures, frontier, report
+from fedmtl.trainer.callbacks import ProgressBar
+
+from .trainer import settings
+
+DELTA = 1.0004e-5
+TARGET = 31.0049  # 31.00, 31.0 and 31 to the nearest; no other number of the run is near it
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1.00049, 4, "1.001"),
+        (1.00049, 3, "1.01"),
+        (1.0, 4, "1"),
+        (1e-5, 3, "1e-05"),
+        (1.0004e-5, 3, "1.01e-05"),
+        (0.1, 3, "0.1"),
+        (9.9996, 4, "10"),
+        (3.9999999, 6, "4"),
+        (123456.7, 4, "1.235e+05"),
+        (0.0, 4, "0"),
+        (math.inf, 4, "inf"),
+        (math.nan, 4, "nan"),
+    ],
+)
+def test_examples(value: float, digits: int, text: str) -> None:
+    assert rounded_up(value, digits) == text
+
+
+def test_never_below_and_never_far_above() -> None:
+    generator = np.random.default_rng(0)
+    for value in 10.0 ** generator.uniform(-12, 6, 3000):
+        for digits in (2, 3, 4, 6):
+            shown = rounded_up(value, digits)
+            assert float(shown) >= value
+            unit = Decimal(1).scaleb(Decimal(repr(float(value))).adjusted() - digits + 1)
+            assert Decimal(shown) == Decimal(repr(float(value))).quantize(unit, ROUND_CEILING)
+
+
+def below(text: str, value: float) -> list[str]:
+    """Numbers in ``text`` that are nearly ``value`` and below it."""
+    found = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?", text)
+    return [number for number in found if 0.99 * value < float(number) < value]
+
+
+def test_the_search_for_figures_finds_one_that_is_too_small() -> None:
+    assert below("epsilon 31.00 at delta = 1e-05", TARGET) == ["31.00"]
+    assert below("epsilon 31.00 at delta = 1e-05", DELTA) == ["1e-05"]
+    assert below("epsilon 31.1 at delta = 1.01e-05; 31.0049", TARGET) == []
+
+
+@pytest.fixture(scope="module")
+def noise() -> float:
+    run = settings.trainer()
+    sampler = run.schedule.bind(settings.CLIENTS)
+    law = sampler.law(stateful=True, observer="clients")
+    return calibrate_multiplier(lambda z: step_event((z,), sampler, law, "pld"), target=TARGET, delta=DELTA, uses=6)
+
+
+def test_no_output_of_a_run_shows_less_than_was_spent(
+    tmp_path: Path, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    save = _canvas.save
+
+    def keep(figure, path):
+        figure.canvas.draw()
+        drawn.extend(text.get_text() for text in figure.findobj(Text))
+        return save(figure, path)
+
+    for module in (figures, bands, frontier):
+        monkeypatch.setattr(module, "save", keep)
+    bar = ProgressBar()
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, delta=DELTA)
+    run = settings.trainer(folder=tmp_path / "run", privacy=privacy, baselines=("fedavg",), callbacks=(bar,))
+    found = run.fit()
+    assert 31.004 < found.epsilon <= TARGET
+    made = report([tmp_path / "run"], tmp_path / "report")
+    texts = [found.summary(), bar._bar.tasks[0].fields["numbers"], *drawn]
+    texts += [path.read_text() for path in (made.markdown, made.table)]
+    texts += [path.read_text() for path in sorted((tmp_path / "run").rglob("*.json"))]
+    shown = [text for text in texts if "31." in text]
+    assert len(shown) >= 7
+    for text in texts:
+        assert below(text, found.epsilon) == []
+        assert below(text, DELTA) == []
+    assert json.loads((tmp_path / "run/public/privacy.json").read_text())["epsilon"] == found.epsilon
+
+
+def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
+    fields = {
+        "private": True, "unit": "client", "relation": "add_remove", "observer": "clients", "epsilon": 1.00049,
+        "delta": DELTA, "claimed": 1.00049, "by_owner": (1.00041, 1.00045, 1.00049), "budget": 1.00049,
+        "clip_norm": 2.0, "noise_multiplier": 2.0, "noise_std": 2.0, "sampler": "all", "names": ("update",),
+        "releases": 6, "accountant": "pld", "source": "secure", "numerics": "float64", "guarantee": "sound",
+        "ledger": "none", "outside": (),
+    }  # fmt: skip
+    found = PrivacyReport(**fields)
+    assert found.headline == "private: epsilon = 1.001 at delta = 1.01e-05"
+    assert below(found.text(), 1.00049) == []
+    assert "smallest 1.001, median 1.001, largest 1.001" in found.text()
+
+
+def test_messages_bands_ticks_and_audits(noise: float) -> None:
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, epsilon=TARGET, delta=DELTA)
+    channel, _ = settings.trainer(privacy=privacy, rounds=50).open(*_problem(privacy))
+    with pytest.raises(BudgetExhausted) as spent:
+        _begin_all(channel, 50)
+    assert "31." in str(spent.value)
+    assert below(str(spent.value), channel.epsilon) == []
+    assert bands._label(1.0000004) == "epsilon 1.00001"
+    assert "1.001" in table([too_large("canary: epsilon", 1.00049, 2.0, "")])
+
+
+def _begin_all(channel, steps: int) -> None:
+    for step in range(steps):
+        channel.begin(step, channel.draw(step))
+
+
+def _problem(privacy: ClientPrivacy):
+    from fedmtl.execution import Execution
+    from fedmtl.trainer.problem import build_problem
+
+    run = settings.trainer(privacy=privacy, rounds=50)
+    problem = build_problem(run.data, run.model, run.loss, Execution(), 50, 0, "cpu", "float64")
+    return problem, "mark"
