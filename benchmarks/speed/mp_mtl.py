@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "reproduce" / "mp_mtl")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parent / "reproduce" / "mp_mtl")]
 
 from problems import Run, rows_of, run, synthetic  # noqa: E402
 from rounds import machine  # noqa: E402
 
+from benchmarks.baselines.mp_mtl import PaddedTasks  # noqa: E402
 from fedmtl.algorithms.mp_mtl import MPMTL  # noqa: E402
-from fedmtl.algorithms.mp_mtl_baselines import PaddedTasks  # noqa: E402
 
 Array = np.ndarray
 CLIP, RIDGE, LAM, RHO, EPSILON = 4.0, 0.01, 0.4, 1.5, 10.0

@@ -10,12 +10,12 @@ from functools import cache
 import numpy as np
 from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, seeded, simulate
 
+from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
+from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighbours
+from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear import LinearLoss
-from fedmtl.algorithms.p2p_admm import GossipADMM, GossipState, random_neighbours
 from fedmtl.algorithms.p2p_allocation import published_step
-from fedmtl.algorithms.p2p_baselines import PeerProblem, local_models, optimum
-from fedmtl.algorithms.p2p_local_dp import perturb_records
 from fedmtl.algorithms.p2p_start import spread
 from fedmtl.data import FederatedDataset, SyntheticAgents, make_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from peers import Array, Row, budgets, mean_and_error, objective_of, owners, refined, rmse, seeded, simulate
 
+from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from fedmtl import PeerToPeer
-from fedmtl.algorithms.p2p_baselines import PeerProblem, local_models, optimum
 from fedmtl.data import FederatedDataset, MovieLens, movielens_users
 from fedmtl.data.movielens_files import RATINGS
 from fedmtl.graphs import Graph, complete, knn_cosine

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.baselines.p2p import PeerProblem
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.p2p_baselines import PeerProblem
 from fedmtl.data import FederatedDataset
 from fedmtl.execution import Execution
 from fedmtl.schedules import PoissonClocks

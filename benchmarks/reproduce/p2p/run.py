@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 import agents  # noqa: E402
 import films  # noqa: E402

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._check import non_negative, one_of, positive, positive_int
-from ..errors import ConfigError
-from ..optim.proximal import PENALTIES
-from ..random import derive_key
-from .linear import LinearData, LinearLoss
+from fedmtl._check import non_negative, one_of, positive, positive_int
+from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.errors import ConfigError
+from fedmtl.optim.proximal import PENALTIES
+from fedmtl.random import derive_key
 
 TaskLoss = Literal["squared", "logistic"]
 TASK_LOSSES: tuple[TaskLoss, ...] = ("squared", "logistic")

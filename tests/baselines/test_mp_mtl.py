@@ -10,8 +10,7 @@ import torch
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 
-from fedmtl.algorithms.linear import LinearData
-from fedmtl.algorithms.mp_mtl_baselines import (
+from benchmarks.baselines.mp_mtl import (
     PaddedTasks,
     _folds,
     bounded_tasks,
@@ -21,6 +20,7 @@ from fedmtl.algorithms.mp_mtl_baselines import (
     multi_task,
     single_task,
 )
+from fedmtl.algorithms.linear import LinearData
 from fedmtl.errors import ConfigError, DataError
 
 COUNTS = (9, 4, 14, 6, 11)

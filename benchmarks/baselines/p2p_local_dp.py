@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._check import positive
-from ..errors import ConfigError
-from ..privacy import RecordPrivacy, calibrate_multiplier
-from ..privacy.composition import epsilon as epsilon_of
-from ..privacy.mechanisms import NoiseLaw
-from ..privacy.release import LAWS, StepEvent
-from ..privacy.sources import SeededSource
-from .linear import LinearData, LinearLoss
+from fedmtl._check import positive
+from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
+from fedmtl.privacy.composition import epsilon as epsilon_of
+from fedmtl.privacy.mechanisms import NoiseLaw
+from fedmtl.privacy.release import LAWS, StepEvent
+from fedmtl.privacy.sources import SeededSource
 
 _SHRINK = 1 - 2.0**-40
 """Norms are brought to this share of their bound, so that rounding cannot cross it."""

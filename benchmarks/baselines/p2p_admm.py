@@ -1,7 +1,7 @@
 """Asynchronous gossip ADMM: the peer-to-peer method that coordinate descent is compared with, without privacy.
 
 Vanhaesebrouck, Bellet, Tommasi: "Decentralized collaborative learning of personalized models over networks", AISTATS
-2017, section 4.2, for the objective (2) of Bellet et al. 2018 (see :mod:`~fedmtl.algorithms.p2p_baselines`). Agent i
+2017, section 4.2, for the objective (2) of Bellet et al. 2018 (see :mod:`benchmarks.baselines.p2p`). Agent i
 holds its own model Theta_i and a copy Theta_i^j of each neighbour's; the objective is split into
 
     Q^i = 1/4 sum_{j in N_i} W_ij ||Theta_i - Theta_i^j||^2 + mu D_ii c_i L_i(Theta_i)
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .._check import positive, positive_int
-from .p2p_baselines import PeerProblem
+from fedmtl._check import positive, positive_int
+
+from .p2p import PeerProblem
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from ..errors import ConfigError
-from .linear import LinearData, LinearLoss
-from .p2p_network import Network
+from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.algorithms.p2p_network import Network
+from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .base import Problem
-    from .p2p import PeerToPeer
+    from fedmtl.algorithms.base import Problem
+    from fedmtl.algorithms.p2p import PeerToPeer
 
 Array = NDArray[np.float64]
 _NEWTON_STEPS = 50

@@ -10,12 +10,12 @@ import scipy.stats
 import torch
 from scipy.optimize import minimize
 
+from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
+from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighbours
+from benchmarks.baselines.p2p_local_dp import perturb_records, record_vectors
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.linear import LinearData, LinearLoss
 from fedmtl.algorithms.linear_optimum import minimize_exactly
-from fedmtl.algorithms.p2p_admm import GossipADMM, GossipState, random_neighbours
-from fedmtl.algorithms.p2p_baselines import PeerProblem, local_models, optimum
-from fedmtl.algorithms.p2p_local_dp import perturb_records, record_vectors
 from fedmtl.algorithms.p2p_network import Network
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError

@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import non_negative, one_of, positive, positive_int
-from ..errors import ConfigError
-from ..privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
-from ..privacy.release import StepEvent
-from .linear import LinearData, LinearLoss
-from .mp_mtl_baselines import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
+from fedmtl._check import non_negative, one_of, positive, positive_int
+from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
+from fedmtl.privacy.release import StepEvent
+
+from .mp_mtl import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
 
 Unit = Literal["record_group", "task"]
 Mechanism = Literal["l2_laplace", "gaussian"]

@@ -12,12 +12,12 @@ import torch
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from benchmarks.baselines.mp_mtl import PaddedTasks, bounded_tasks
+from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
 from fedmtl.algorithms.linear import LinearData
-from fedmtl.algorithms.mp_mtl_baselines import PaddedTasks, bounded_tasks
-from fedmtl.algorithms.mp_mtl_baselines_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import SeededSource
-from tests.algorithms.test_mp_mtl_baselines import COUNTS, tasks
+from tests.baselines.test_mp_mtl import COUNTS, tasks
 
 ALPHA = 1e-6
 FREE = TaskBudget(epsilon=math.inf)

@@ -1,0 +1,1 @@
+"""Studies of the published methods, and timings beside other programs."""
