@@ -214,10 +214,6 @@ class AsyncLearner:
         """f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
         return self._fitness(problem).optimum.fitness if self.psi else None
 
-    def conflicts(self, problem: Problem) -> Literal["all"]:
-        """Every event moves the central model; :meth:`step` takes blocks of any length in order."""
-        return "all"
-
     def _fitness(self, problem: Problem) -> Fitness:
         def build() -> Fitness:
             x, y = self._work(problem).data.pooled()

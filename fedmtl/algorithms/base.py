@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from ..data import FederatedDataset
@@ -194,10 +193,6 @@ class Algorithm(Protocol):
         """The released shared model (D,), if the algorithm has one."""
         ...
 
-    def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
-        """Which clients' events do not commute."""
-        ...
-
 
 @runtime_checkable
 class AsyncAlgorithm(Protocol):
@@ -230,10 +225,6 @@ class AsyncAlgorithm(Protocol):
 
     def shared(self, state: State) -> Tensor | None:
         """The released shared model (D,), if the algorithm has one."""
-        ...
-
-    def conflicts(self, problem: Problem) -> Literal["none", "all"] | csr_array:
-        """Which clients' activations do not commute."""
         ...
 
 

@@ -8,7 +8,6 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedPr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
@@ -75,9 +74,6 @@ class FedAvg:
 
     def shared(self, state: State) -> Tensor | None:
         return state.public["global"]
-
-    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
-        return "all"
 
 
 @dataclass(frozen=True, kw_only=True)

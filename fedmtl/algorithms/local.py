@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
@@ -49,6 +48,3 @@ class Local:
 
     def shared(self, state: State) -> Tensor | None:
         return None
-
-    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
-        return "none"

@@ -61,9 +61,6 @@ class LocalFit:
     def shared(self, state: State) -> Tensor | None:
         return None
 
-    def conflicts(self, problem: Problem) -> Literal["none"]:
-        return "none"
-
 
 def single_task(algorithm: AnyAlgorithm) -> LocalFit | None:
     """What the clients of a linear method have alone, with its loss, its ridge and its bound on rows; else None.

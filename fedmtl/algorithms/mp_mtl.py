@@ -244,9 +244,6 @@ class MPMTL:
         """None: every task has its own model, and no model is common to all."""
         return None
 
-    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
-        return "all"
-
     def objective(self, problem: Problem, state: State) -> Tensor:
         """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
         d, what = self._features(problem), self.models(problem, state)

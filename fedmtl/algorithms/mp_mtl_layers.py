@@ -15,7 +15,6 @@ directions keep these, and what only one of them does is shrunk.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -146,6 +145,3 @@ class MPMTLayers:
     def shared(self, state: State) -> Tensor | None:
         """None: every client has its own model."""
         return None
-
-    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
-        return "all"

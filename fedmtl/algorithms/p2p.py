@@ -198,10 +198,6 @@ class PeerToPeer:
         """(n,) int64, the most wake-ups of each agent: T_i, as many as the schedule has."""
         return np.asarray(scheduled, dtype=np.int64).copy()
 
-    def conflicts(self, problem: Problem) -> Any:
-        """The graph: neighbours' wake-ups do not commute."""
-        return self.network(problem).graph.weights
-
     def channel_options(self, problem: Problem, privacy: Any, caps: np.ndarray) -> dict[str, Any]:
         """What the channel of a run needs besides rows and caps, by keyword.
 

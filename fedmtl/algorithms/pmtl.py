@@ -118,9 +118,6 @@ class PMTL:
     def shared(self, state: State) -> Tensor | None:
         return state.public["mean"]
 
-    def conflicts(self, problem: Problem) -> Literal["none", "all"]:
-        return "all"
-
     def _server_lr(self, denominator: float, clients: int) -> float:
         if self.delta == "local":
             return denominator / clients

@@ -195,11 +195,6 @@ class PPDMTL:
         """(n,) int64, the most answers of each task: as many as the schedule has."""
         return np.asarray(schedule_caps, dtype=np.int64).copy()
 
-    def conflicts(self, problem: Problem) -> Literal["none"]:
-        """A gradient of a task is taken at a point that its own last activation fixed, so those of different tasks are
-        computed together; the server's steps are taken in order within :meth:`step`."""
-        return "none"
-
     def published(self, problem: Problem) -> Published | None:
         """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
         if self.guarantee == "sound":

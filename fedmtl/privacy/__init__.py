@@ -9,7 +9,6 @@ from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
 from .coins import distinct_ranks
 from .composition import epsilon, largest_uses
-from .filters import Odometer, PrivacyFilter
 from .grid import grid_width, to_grid
 from .knorm import KNormDpEvent
 from .kov import kov_heterogeneous, kov_homogeneous
@@ -58,12 +57,10 @@ __all__ = [
     "Ledger",
     "NoiseLaw",
     "NoiseSource",
-    "Odometer",
     "OwnerChannel",
     "Owners",
     "PoissonSampling",
     "Privacy",
-    "PrivacyFilter",
     "PrivacyReport",
     "Published",
     "PureDpEvent",

@@ -349,5 +349,4 @@ def test_bad_settings_are_refused_by_name() -> None:
             AsyncLearner(**wrong).init(work)
     with pytest.raises(DataError, match="two classes"):
         AsyncLearner(loss="hinge").init(work)
-    assert AsyncLearner().conflicts(work) == "all"
     assert AsyncLearner().xi is None
