@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LossName = Literal["squared", "hinge", "logistic"]
 LOSS_NAMES: tuple[LossName, ...] = ("squared", "hinge", "logistic")
+TWO_CLASS_LOSSES: tuple[LossName, ...] = ("hinge", "logistic")
 Built = TypeVar("Built")
 
 

@@ -72,24 +72,36 @@ def stack_clients(clients: Mapping[str, tuple[Any, Any]], name: str) -> tuple[Te
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
-    """The largest label plus 1 for integer targets; None, regression, for floating ones."""
+    """The number of classes that targets are taken for, or None for a regression.
+
+    Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present; else the largest label plus 1 of
+    integer targets, and None for floating ones.
+    """
+    values = y.unique() if y.is_floating_point() or (len(y) and int(y.min()) < 0) else y[:0]
+    if values.tolist() in ([-1, 1], [0, 1]):
+        return 2
     if y.is_floating_point():
         return None
     if len(y) and int(y.min()) < 0:
         row = int((y < 0).nonzero()[0, 0])
         raise DataError(
             f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].min())}; "
-            "labels must be whole numbers from 0 on (for regression give classes=None)."
+            "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give classes=None)."
         )
     return int(y.max()) + 1 if len(y) else None
 
 
 def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
-    """Checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None."""
+    """Checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None.
+
+    Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1.
+    """
     if classes is None:
         y = y if y.is_floating_point() else y.float()
         checks.check_finite(y, offsets, ids, where, "y")
         return y
     y = checks.whole_labels(y, offsets, ids, where)
+    if classes == 2:
+        y = checks.zero_one(y)
     checks.check_labels(y, classes, offsets, ids, where)
     return y

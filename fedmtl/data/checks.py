@@ -94,7 +94,8 @@ def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], w
         number = int(value[(value < 0) | (value >= classes)][0])
         raise DataError(
             f"{where}: {locate(row, offsets, ids)}, field 'y' holds the label {number}; "
-            f"with {classes} classes a label must be in 0..{classes - 1}."
+            f"with {classes} classes a label must be in 0..{classes - 1}"
+            + (", or all labels -1 and +1." if classes == 2 else ".")
         )
 
 
@@ -112,6 +113,11 @@ def whole_labels(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> 
                 "numbers from 0 on (for regression give classes=None)."
             )
     return y.long()
+
+
+def zero_one(y: Tensor) -> Tensor:
+    """Labels of two classes as 0 and 1 where all are -1 and +1, else as they are."""
+    return (y + 1) // 2 if bool((y < 0).any()) and bool((y.abs() == 1).all()) else y
 
 
 def locate(row: int, offsets: Tensor, ids: Sequence[str]) -> str:

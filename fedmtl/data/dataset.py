@@ -19,7 +19,7 @@ from . import checks, rows, storage
 from .assemble import as_targets, infer_classes, stack_clients
 from .examples import DataSpec, Domain, Examples, Side, cut
 from .split import client_keys
-from .transforms import Cast, Transform, describe
+from .transforms import Bounded, Cast, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
@@ -34,7 +34,8 @@ class FederatedDataset:
         test: the test side, over the same clients in the same order.
         ids: the clients' ids, distinct texts.
         transform: applied by :meth:`gather`, from storage to float.
-        classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets).
+        classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets). Two classes
+            may be coded -1 and +1 too, and as floating numbers; ``train`` and ``test`` then have them as 0 and 1.
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
@@ -67,6 +68,13 @@ class FederatedDataset:
         transform = self.transform
         if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
             raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
+        if verify and self.classes == 2:
+            for name in ("train", "test", "public"):
+                part = getattr(self, name)
+                if part is not None and (part.y.is_floating_point() or bool((part.y < 0).any())):
+                    ids = self.ids if len(part.offsets) == len(self.ids) + 1 else [name] * (len(part.offsets) - 1)
+                    y = as_targets(part.y, 2, part.offsets, ids, f"{self.name} ({name})")
+                    object.__setattr__(self, name, Examples(part.x, y, part.offsets))
         self._check_side("train", verify)
         self._check_side("test", verify)
         if self.train.x.shape[1:] != self.test.x.shape[1:] or self.train.x.dtype != self.test.x.dtype:
@@ -176,8 +184,9 @@ class FederatedDataset:
             test: each client's test examples; None holds out ``test_fraction`` of each client's examples.
             test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example.
             seed: of the split, which is keyed by the client's id.
-            classes: number of classes, None for regression, ``"infer"``: the largest label plus 1 for integer
-                targets (that number then comes from the data), regression for floating ones.
+            classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
+                and 1.0, else the largest label plus 1 for integer targets and regression for floating ones (what is
+                inferred comes from the data).
             transform: from storage to float; None for :class:`Cast`.
             name: for messages and reports.
 
@@ -206,13 +215,8 @@ class FederatedDataset:
                 raise DataError(f"{name}: client {client!r} is in test only; it needs training examples, too.")
         test_x, test_y, test_offsets, _ = stack_clients({client: test[client] for client in ids}, f"{name} (test)")
         if classes == "infer":
-            classes = (
-                max(
-                    infer_classes(y, offsets, ids, name) or 0,
-                    infer_classes(test_y, test_offsets, ids, name) or 0,
-                )
-                or None
-            )
+            both = torch.cat([offsets, offsets[-1] + test_offsets[1:]])
+            classes = infer_classes(torch.cat([y, test_y]), both, (*ids, *ids), name)
         return cls(
             Examples(x, as_targets(y, classes, offsets, ids, f"{name} (train)"), offsets),
             Examples(test_x, as_targets(test_y, classes, test_offsets, ids, f"{name} (test)"), test_offsets),
@@ -285,6 +289,21 @@ class FederatedDataset:
         ids = tuple(self.ids[i] for i in chosen)
         checks.check_ids(ids, f"{self.name}, subset")
         return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
+
+    def as_two_classes(self) -> FederatedDataset:
+        """The same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and +1; else
+        the data as they are."""
+        parts = [part for part in (self.train, self.test, self.public) if part is not None]
+        values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
+        if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
+            return self
+        coded = [Examples(part.x, checks.zero_one(part.y.long()), part.offsets) for part in parts]
+        public = coded[2] if self.public is not None else None
+        return dataclasses.replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
+
+    def bounded(self, bound: RowBound) -> FederatedDataset:
+        """The same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
+        return dataclasses.replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """The features and targets on another device; offsets and keys stay on the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from .._check import one_of, positive_int
 from ..errors import DataError
 from .checks import check_fraction
 from .dataset import FederatedDataset
-from .examples import Examples
+from .examples import Domain, Examples
 from .owners import SHRINK
 
 FILE = "school.mat"
@@ -91,7 +92,10 @@ def read_school(
     )
     data = data if standardize is None else standardized(data)
     data = centred(data) if targets == "centred" else data
-    return with_unit_rows(data) if unit_rows else data
+    if not unit_rows:
+        return data
+    domain = Domain(data.train.x.shape[1] ** 0.5, 1.0, SCORES[1] if targets == "score" else 1.0)
+    return dataclasses.replace(with_unit_rows(data), domain=domain)
 
 
 def centred(data: FederatedDataset) -> FederatedDataset:

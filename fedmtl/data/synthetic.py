@@ -125,9 +125,10 @@ def make_synthetic_tasks(
         offsets = torch.arange(tasks + 1) * count
         sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
     name = f"synthetic tasks ({structure}, {problem})"
-    data = FederatedDataset(sides[0], sides[1], ids, classes=2 if problem == "classification" else None, name=name)
-    target = 1.0 if problem == "classification" else math.inf
-    return SyntheticTasks(data, weights, Domain(math.sqrt(features), 1.0, target))
+    domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
+    classes = 2 if problem == "classification" else None
+    data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, domain=domain)
+    return SyntheticTasks(data, weights, domain)
 
 
 load_synthetic_tasks = data_of(make_synthetic_tasks)

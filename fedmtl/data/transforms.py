@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from .._check import one_of, positive
 from ..errors import ConfigError, DataError
+
+_MARGIN = 2.0**-40
+"""Room for rounding below a bound."""
 
 
 @runtime_checkable
@@ -66,6 +70,57 @@ class Affine:
         if self.shift != 0.0:
             out = out.add(shift) if out is x else out.add_(shift)
         return out
+
+
+@dataclass(frozen=True)
+class RowBound:
+    """A public bound on the features of every record, enforced: x min(1, bound / ||x||).
+
+    A record whose norm is not finite becomes zero.
+
+    Args:
+        bound: on the norm of all features of a record together, above 0.
+        norm: ``"l2"`` or ``"l1"``.
+    """
+
+    bound: float
+    norm: Literal["l1", "l2"] = "l2"
+
+    def __post_init__(self) -> None:
+        positive(self, bound=self.bound)
+        one_of(self, ("l1", "l2"), norm=self.norm)
+
+    def norms(self, x: Tensor) -> Tensor:
+        """Norms of the records x (N, ...), float64 (N,)."""
+        return torch.linalg.vector_norm(x.reshape(len(x), -1).double(), ord=int(self.norm[1]), dim=1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Records x (N, ...) within the bound, in the dtype of x; those that are within it are unchanged."""
+        norms = self.norms(x)
+        limit = self.bound * (1 - _MARGIN)
+        factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))
+        valid = torch.isfinite(norms).reshape(factor.shape)
+        return torch.where(valid, x.double() * factor, 0.0).to(x.dtype)
+
+    def exceeded(self, x: Tensor) -> Tensor:
+        """bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
+        return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Another transform, and then a bound on every record.
+
+    Args:
+        inner: from storage to float.
+        bound: of the records.
+    """
+
+    inner: Transform
+    bound: RowBound
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.bound(self.inner(x, dtype))
 
 
 KINDS: dict[str, type] = {"Cast": Cast, "Affine": Affine}

@@ -121,6 +121,7 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
         errors = (shaped - y).to(torch.float64).square()
         return losses, errors.reshape(*y.shape[:2], -1).mean(-1)
     if y.dim() == 2:
+        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
         guess = outputs[..., 0] > 0 if outputs.shape[-1] == 1 else outputs.argmax(-1)  # one logit, or one a class
         return losses, (guess == y).to(torch.float64)
     return losses, ((outputs > 0) == (y > 0.5)).to(torch.float64).reshape(*y.shape[:2], -1).mean(-1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, AnyAlgorithm, Problem
+from ..algorithms.linear import TWO_CLASS_LOSSES
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..execution import Execution, Executor
@@ -22,7 +23,7 @@ from ..optim import LocalSolver
 from ..privacy import Owners, Privacy, RecordPrivacy
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
-from ..stacked.losses import Loss
+from ..stacked.losses import Loss, binary_cross_entropy
 
 
 def build_problem(
@@ -70,6 +71,14 @@ def build_problem(
         seed=seed,
         store_folder=store_folder,
     )
+
+
+def coded_for(data: FederatedDataset, algorithm: AnyAlgorithm, loss: str | Loss) -> FederatedDataset:
+    """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
+    0 and 1, or -1 and +1; else the data as they are."""
+    logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
+    logistic = logistic or getattr(algorithm, "loss", None) in TWO_CLASS_LOSSES
+    return data.as_two_classes() if logistic and data.classes is None else data
 
 
 def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> str:

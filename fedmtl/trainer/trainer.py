@@ -28,7 +28,7 @@ from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .folder import RunFolder
 from .loop import Loop
-from .problem import build_problem, fingerprint
+from .problem import build_problem, coded_for, fingerprint
 from .replicates import Replicates, chosen, init_state
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
@@ -43,7 +43,7 @@ class Trainer:
 
     Args:
         algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...
-        data: the clients' data.
+        data: the clients' data. Floating targets 0 and 1, or -1 and +1, are two classes under a logistic or hinge loss.
         model: a module, or a factory called with the data's :class:`~fedmtl.data.DataSpec`.
         schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
             whose clients act one at a time.
@@ -104,6 +104,7 @@ class Trainer:
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
+        object.__setattr__(self, "data", coded_for(self.data, self.algorithm, self.loss))
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds)
         one_of(self, ("float32", "float64"), dtype=self.dtype)

@@ -1,0 +1,160 @@
+"""Two classes are two classes whether they are coded 0 and 1 or -1 and +1, whole or floating."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss
+from torch import nn
+
+from fedmtl import (
+    MPMTL,
+    PPDMTL,
+    AsyncLearner,
+    FedAvg,
+    FullParticipation,
+    PeerToPeer,
+    PoissonClocks,
+    Trainer,
+    models,
+)
+from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.data import Examples, FederatedDataset
+from fedmtl.errors import DataError
+from fedmtl.graphs import Ring
+from fedmtl.optim import LocalSGD
+
+CODINGS = {
+    "0/1 int": lambda b: b.astype(np.int64),
+    "-1/+1 int": lambda b: (2 * b - 1).astype(np.int8),
+    "0/1 float": lambda b: b.astype(np.float32),
+    "-1/+1 float": lambda b: (2 * b - 1).astype(np.float64),
+}
+RIDGE = 0.05
+
+
+def records(seed=0, clients=4, count=40):
+    """Noisy separators: x (n, 3) of norm 1 and b (n,) in {0, 1} of every client and side."""
+    rng = np.random.default_rng(seed)
+    sides = ({}, {})
+    for i in range(clients):
+        w = np.array([1.0, -2.0, 0.5]) + 0.3 * rng.normal(size=3)
+        for side in sides:
+            x = rng.normal(size=(count, 3)).astype(np.float32)
+            x /= np.linalg.norm(x, axis=1, keepdims=True)
+            side[f"c{i}"] = x, (x @ w + 0.4 * rng.normal(size=count) > 0).astype(int)
+    return sides
+
+
+def dataset(coding, classes="infer"):
+    sides = [{name: (x, CODINGS[coding](b)) for name, (x, b) in side.items()} for side in records()]
+    return FederatedDataset.from_tensors(sides[0], test=sides[1], classes=classes)
+
+
+def fit(algorithm, data, *, rounds=30, loss="auto", model=None, asynchronous=False):
+    schedule = PoissonClocks(per_client=20) if asynchronous else FullParticipation()
+    return Trainer(
+        algorithm=algorithm,
+        data=data,
+        model=models.linear_regression(bias=False) if model is None else model,
+        schedule=schedule,
+        privacy=None,
+        rounds=1000 if asynchronous else rounds,
+        loss=loss,
+        dtype="float64",
+        progress=False,
+    ).fit()
+
+
+@pytest.mark.parametrize("classes", ["infer", 2, None])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_local_fits_and_their_scores_are_those_of_scikit_learn(coding, classes):
+    train, test = records()
+    result = fit(LocalFit(loss="logistic", ridge=RIDGE), dataset(coding, classes), rounds=1)
+    assert result.metric == "accuracy"
+    losses = []
+    for place, name in enumerate(train):
+        (x, b), (test_x, test_b) = train[name], test[name]
+        oracle = LogisticRegression(C=1 / (RIDGE * len(b)), fit_intercept=False, tol=1e-10, max_iter=1000)
+        oracle.fit(x.astype(np.float64), b)
+        np.testing.assert_allclose(result.personal[place].numpy(), oracle.coef_[0], atol=1e-5)
+        assert result.personal_accuracy[name] == accuracy_score(test_b, oracle.predict(test_x))
+        losses.append(log_loss(test_b, oracle.predict_proba(test_x)))
+    assert result.final["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", ["one output", "flat output", "two outputs"])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_module_is_trained_and_scored_alike_in_every_coding(coding, model):
+    built = {
+        "one output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
+        "flat output": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Flatten(0)),
+        "two outputs": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+    }[model]
+    torch.manual_seed(0)
+    for parameter in built.parameters():
+        nn.init.normal_(parameter)
+    if model == "flat output":
+        built = nn.Sequential(built[:3], _Squeeze())
+    local = LocalSGD(lr=0.5, batch_size=8)
+    result = fit(FedAvg(local=local), dataset(coding), rounds=3, model=built)
+    network, (_, test) = result.shared_model(), records()
+    assert result.metric == "accuracy"
+    scores, losses = [], []
+    for x, b in test.values():
+        outputs = network(torch.from_numpy(x).double()).detach()
+        positive = outputs.softmax(1)[:, 1] if model == "two outputs" else torch.sigmoid(outputs.reshape(-1))
+        scores.append(accuracy_score(b, (positive > 0.5).numpy()))
+        losses.append(log_loss(b, positive.numpy()))
+    assert result.final["global_accuracy"] == pytest.approx(np.mean(scores), abs=1e-12)
+    assert result.final["loss"] == pytest.approx(np.mean(losses), abs=1e-9)
+    assert np.mean(scores) > 0.6
+
+
+class _Squeeze(nn.Module):
+    def forward(self, x):
+        return x[:, 0]
+
+
+ALGORITHMS = {
+    "mp_mtl": (lambda: MPMTL(loss="logistic", lam=0.01), False),
+    "pp_dmtl": (lambda: PPDMTL(loss="logistic", lam=0.01), True),
+    "p2p": (lambda: PeerToPeer(graph=Ring(), loss="logistic"), True),
+    "async logistic": (lambda: AsyncLearner(loss="logistic", reg=1e-3), True),
+    "async hinge": (lambda: AsyncLearner(loss="hinge", reg=1e-3), True),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_linear_algorithm_gives_one_result_whatever_the_coding(name):
+    make, asynchronous = ALGORITHMS[name]
+    found = {coding: fit(make(), dataset(coding), asynchronous=asynchronous) for coding in CODINGS}
+    first = found["0/1 int"]
+    assert first.metric == "accuracy" and first.final["accuracy"] > 0.6
+    for coding, result in found.items():
+        assert result.metric == "accuracy", coding
+        assert torch.equal(result.personal, first.personal), coding
+        assert result.personal_accuracy == first.personal_accuracy, coding
+        assert result.final["loss"] == first.final["loss"], coding
+
+
+def test_floating_targets_of_a_regression_stay_one():
+    sides = [{name: (x, CODINGS["-1/+1 float"](b)) for name, (x, b) in side.items()} for side in records()]
+    data = FederatedDataset.from_tensors(sides[0], test=sides[1], classes=None)
+    assert fit(MPMTL(loss="squared", lam=0.01), data).metric == "mse"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_dataset_made_of_examples_takes_both_codings(dtype):
+    x, offsets = torch.randn(4, 2), torch.tensor([0, 2, 4])
+    side = Examples(x, torch.tensor([-1, 1, 1, -1], dtype=dtype), offsets)
+    data = FederatedDataset(side, side, ("a", "b"), classes=2, public=Examples(x, side.y, torch.tensor([0, 4])))
+    for part in (data.train, data.test, data.public):
+        assert part.y.tolist() == [0, 1, 1, 0] and part.y.dtype == torch.int64
+
+
+def test_other_labels_are_refused_and_both_codings_named():
+    with pytest.raises(DataError, match=r"label 2; with 2 classes a label must be in 0\.\.1, or all labels -1 and \+1"):
+        FederatedDataset.from_tensors({"a": (np.zeros((3, 1)), np.array([0, 1, 2]))}, classes=2)
+    with pytest.raises(DataError, match=r"label -1; labels must be whole numbers from 0 on, or -1 and \+1"):
+        FederatedDataset.from_tensors({"a": (np.zeros((3, 1)), np.array([0, 1, -1]))})
