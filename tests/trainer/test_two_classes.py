@@ -130,7 +130,8 @@ def test_every_linear_algorithm_gives_one_result_whatever_the_coding(name):
     make, asynchronous = ALGORITHMS[name]
     found = {coding: fit(make(), dataset(coding), asynchronous=asynchronous) for coding in CODINGS}
     first = found["0/1 int"]
-    assert first.metric == "accuracy" and first.final["accuracy"] > 0.6
+    assert first.metric == "accuracy"
+    assert first.final["accuracy"] > 0.6
     for coding, result in found.items():
         assert result.metric == "accuracy", coding
         assert torch.equal(result.personal, first.personal), coding
@@ -150,7 +151,8 @@ def test_a_dataset_made_of_examples_takes_both_codings(dtype):
     side = Examples(x, torch.tensor([-1, 1, 1, -1], dtype=dtype), offsets)
     data = FederatedDataset(side, side, ("a", "b"), classes=2, public=Examples(x, side.y, torch.tensor([0, 4])))
     for part in (data.train, data.test, data.public):
-        assert part.y.tolist() == [0, 1, 1, 0] and part.y.dtype == torch.int64
+        assert part.y.tolist() == [0, 1, 1, 0]
+        assert part.y.dtype == torch.int64
 
 
 def test_other_labels_are_refused_and_both_codings_named():
