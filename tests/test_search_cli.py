@@ -82,7 +82,7 @@ def test_an_interrupted_search_resumes(
     for name in ("search.json", "privacy.json"):
         assert (here / "part/public" / name).read_bytes() == (here / "whole/public" / name).read_bytes()
     both = [json.loads((here / name / "private/search.json").read_text()) for name in ("part", "whole")]
-    assert both[0] == both[1]
+    assert all(both[0][key] == both[1][key] for key in ("candidates", "scores"))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def open_channel(
     *,
     seed: int,
     steps: int,
+    source: NoiseSource | None = None,
     owners: Owners | None = None,
     fingerprint: str = "",
     ledger_path: Path | None = None,
@@ -95,6 +96,8 @@ def open_channel(
         sampler: who takes part, bound to the population.
         seed: of seeded noise and cohorts; unused by ``source="secure"``.
         steps: number of steps that the noise is calibrated for.
+        source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed`` give; of the same
+            kind. Not for repetitions.
         owners: of the records; needed by :class:`RecordPrivacy`.
         fingerprint: identifies data, configuration and execution; a seeded resume needs the same one.
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
@@ -116,7 +119,10 @@ def open_channel(
     if replicates != 1 or isinstance(privacy, Sequence):
         return open_replicates(privacy, plans, sampler, seed, steps, replicates, ledger_path, replay, notes)
     secure = privacy is not None and privacy.source == "secure"
-    source: NoiseSource = SecureSource() if secure else SeededSource(seed)
+    if source is None:
+        source = SecureSource() if secure else SeededSource(seed)
+    elif source.name != ("secure" if secure else "seeded"):
+        raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
     run = _Run(plans, sampler, source, steps, fingerprint, ledger_path, resume, replay, block)
     if privacy is None:
         refuse_rows(plans)

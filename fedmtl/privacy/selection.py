@@ -3,7 +3,9 @@ ICLR 2022).
 
 A candidate is a whole run: hyper-parameters drawn at random, training under noise, and a noised score. It is repeated K
 times, K drawn from a law of known mean, and the candidate with the best score is released, with its
-hyper-parameters and score and nothing of the others. Choosing K, or stopping, by looking at the scores is not covered.
+hyper-parameters and score and nothing of the others. Choosing K, or stopping, by looking at the scores is not covered,
+and neither is an output that tells which of the K runs it comes from: the runs must be independent draws of one
+mechanism, alike in everything that is public, such that the output is the best candidate and not its number.
 
 The law of K is the truncated negative binomial one of Definition 1 with shape eta and halting probability gamma,
 

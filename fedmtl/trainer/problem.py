@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
 from ..optim import LocalSolver
-from ..privacy import Owners, Privacy, RecordPrivacy
+from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
@@ -164,7 +164,12 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
 
 
 def fingerprint(
-    problem: Problem, algorithm: AnyAlgorithm, privacy: Privacy | None, schedule: Any, repeated: Any = None
+    problem: Problem,
+    algorithm: AnyAlgorithm,
+    privacy: Privacy | None,
+    schedule: Any,
+    repeated: Any = None,
+    coins: NoiseSource | None = None,
 ) -> str:
     """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
 
@@ -189,6 +194,8 @@ def fingerprint(
     }
     if repeated is not None and repeated.count > 1:
         parts["replicates"] = describe(repeated)
+    if coins is not None:
+        parts["coins"] = describe(coins)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -9,11 +9,20 @@ Papernot, Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR
 One repetition draws a candidate uniformly, trains it under calibrated noise, and releases its score with noise. It is
 repeated K times, K drawn from a public law and kept secret, and the repetition with the best noised score is the
 output; nothing else of the search leaves the private folder.
+
+The bound holds for repetitions of one and the same mechanism, of which only the output of the best is seen: which of
+them it was must stay as secret as their number. So all have the seed of the search, and with it the start, the batches
+and everything else that is public; they differ in their secret coins alone (candidate, cohorts, noise), which in seeded
+mode are addressed by the number of the repetition. What is published is a function of the chosen candidate and of what
+its run released.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -42,13 +51,14 @@ from ..privacy import (
 )
 from ..privacy.ledger import read_header
 from ..privacy.selection import halting_probability
-from ..random import derive_key
 from .checkpoint import write_json
 from .folder import RunFolder
 from .result import Result
 from .search_plan import SCORE, SCORE_BOUND, SearchPlan, check_candidates, plan_search
 from .search_report import SearchReport, search_report
 from .trainer import Trainer
+
+logger = logging.getLogger("fedmtl")
 
 
 @dataclass(frozen=True)
@@ -57,11 +67,11 @@ class Repetition:
 
     Attributes:
         candidate: its name.
-        score: noised; None where a crash lost it between its charge and its record, which takes the repetition out.
+        score: noised.
     """
 
     candidate: str
-    score: float | None
+    score: float
 
 
 @dataclass(frozen=True)
@@ -171,8 +181,10 @@ class PrivateSearch:
         """Run every repetition, choose, and save what is released.
 
         Args:
-            resume: continue the search in ``folder``. In seeded mode the result is that of an undisturbed search; in
-                secure mode a run that a crash has cost steps ends earlier, so the budget holds.
+            resume: continue the search in ``folder``. In seeded mode the result is that of an undisturbed search. In
+                secure mode the repetition that was interrupted is begun anew: continued, it would have had other noise
+                than the others and perhaps fewer steps, and could be told from them. Nothing of what it released
+                before has left the private folder.
 
         Raises:
             ConfigError: a budget that cannot be met, or candidates whose releases differ.
@@ -215,13 +227,17 @@ class _Search:
         privacy = self.settings._first.privacy
         assert isinstance(privacy, ClientPrivacy)
         self.privacy = privacy
-        self.source: NoiseSource = SecureSource() if privacy.source == "secure" else SeededSource(self.seed)
+        self.secure = privacy.source == "secure"
+        self.source: NoiseSource = SecureSource() if self.secure else SeededSource(self.seed)
+        self.began = time.time()
 
     def run(self) -> SearchResult:
+        self._announce()
         chosen, scores = self._begin()
         kept: Result | None = None
         for index in range(len(scores), len(chosen)):
             began = time.monotonic()
+            self._clear(index)
             result = self._train(index, chosen[index])
             scores.append(self._score(index, chosen[index], result))
             self._write(chosen, scores)
@@ -241,12 +257,13 @@ class _Search:
     def _state(self) -> Path | None:
         return None if self.root is None else self.root.private / "search.json"
 
-    def _begin(self) -> tuple[list[int], list[float | None]]:
+    def _begin(self) -> tuple[list[int], list[float]]:
         """The candidate of each repetition, and the scores that are there already. Drawn once, before any training."""
         path = self._state
         if path is not None and path.exists():
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
+                self.began = float(found["began"])
                 return [self.names.index(name) for name in found["candidates"]], list(found["scores"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
@@ -256,26 +273,35 @@ class _Search:
         self._write(chosen, [])
         return chosen, []
 
-    def _write(self, chosen: list[int], scores: list[float | None]) -> None:
+    def _write(self, chosen: list[int], scores: list[float]) -> None:
         if self._state is not None:
-            write_json(self._state, {"candidates": [self.names[k] for k in chosen], "scores": scores})
+            names = [self.names[k] for k in chosen]
+            write_json(self._state, {"began": self.began, "candidates": names, "scores": scores})
 
     # One repetition
 
     def _place(self, index: int) -> RunFolder | None:
         return None if self.root is None else RunFolder(self.root.private / "candidates" / str(index))
 
-    def _repetition_seed(self, index: int) -> int:
-        return derive_key(self.seed, "search/repetition", index) >> 1
+    def _coins(self, index: int) -> NoiseSource:
+        """Cohorts and noise of one repetition: all that its number addresses."""
+        return SecureSource() if self.secure else SeededSource(self.seed, index + 1)
+
+    def _clear(self, index: int) -> None:
+        """Take away what an interruption has left of a repetition without a score, where its noise cannot be drawn
+        again."""
+        place = self._place(index)
+        if place is not None and self.secure and place.root.exists():
+            shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
         """The run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
         name, place = self.names[candidate], self._place(index)
-        trainer = replace(self.plan.trainers[name], seed=self._repetition_seed(index))
+        trainer = self.plan.trainers[name]
         if place is not None:
             store = self.settings.candidates[name].client_store
             trainer = replace(trainer, folder=place.root, client_store=store)
-        result = trainer._run(place, place is not None and place.started)
+        result = trainer._run(place, place is not None and place.started, self._coins(index))
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
                 f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "
@@ -283,7 +309,7 @@ class _Search:
             )
         return result
 
-    def _score(self, index: int, candidate: int, result: Result) -> float | None:
+    def _score(self, index: int, candidate: int, result: Result) -> float:
         """The noised mean score, through a channel of its own with its own ledger."""
         place, n = self._place(index), len(result.personal_accuracy)
         plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
@@ -298,31 +324,34 @@ class _Search:
             privacy,
             plans,
             FullParticipation().bind(n),
-            seed=self._repetition_seed(index),
+            seed=self.seed,
             steps=1,
+            source=self._coins(index),
             fingerprint=self.plan.fingerprints[self.names[candidate]],
             ledger_path=None if place is None else place.private / "score.jsonl",
-            resume=True,
+            resume=not self.secure,
         )
         with closing(channel):
-            if self.privacy.source == "secure" and channel.charged_uses:
-                return None  # a second draw would be a second release
             everyone = channel.draw(0)
             channel.begin(0, everyone)
             scores = client_scores(torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound)
             return float(channel.release(SCORE, (scores - 0.5)[:, None], everyone)) + 0.5
 
-    def _say(self, index: int, candidate: int, score: float | None, seconds: float) -> None:
+    def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:
         if self.settings.progress:
-            told = "its score was lost in a crash" if score is None else f"noised score {score:.3f}"
-            text = f"private: repetition {index + 1}, {self.names[candidate]}: {told}, {seconds:.0f} s"
-            print(text, file=sys.stderr, flush=True)
+            told = f"noised score {score:.3f}, {seconds:.0f} s"
+            print(f"private: repetition {index + 1}, {self.names[candidate]}: {told}", file=sys.stderr, flush=True)
+
+    def _announce(self) -> None:
+        """How loud the noise is, once for each candidate: a line for each repetition would tell how many there are."""
+        for name, signal in self.plan.signals.items():
+            if signal is not None:
+                text = f"candidate {name!r}: {signal.warning or signal.text()}"
+                logger.log(logging.WARNING if signal.warning else logging.INFO, text)
 
     # What is released
 
-    def _result(
-        self, chosen: list[int], scores: list[float | None], best: int | None, run: Result | None
-    ) -> SearchResult:
+    def _result(self, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> SearchResult:
         settings = self.settings
         accuracy = (
             "test accuracy" if settings.score_bound is None else f"1 - min(mse, {settings.score_bound:g}) / bound"
@@ -352,6 +381,7 @@ class _Search:
         )
         if self.root is not None:
             self._publish(self.root, found, best)
+            self._date(self.root.public)
         return found
 
     def _publish(self, root: RunFolder, found: SearchResult, best: int | None) -> None:
@@ -365,6 +395,11 @@ class _Search:
             write_bytes(root.public / model.name, model.read_bytes())
         trainer = self.settings.candidates[found.chosen]
         root.write_result(found.best, trainer._settings() | {"candidate": found.chosen}, trainer.data)
+
+    def _date(self, public: Path) -> None:
+        """The published files bear the time at which the search began: the end would tell the number of repetitions."""
+        for path in (*public.iterdir(), public):
+            os.utime(path, (self.began, self.began))
 
 
 def client_scores(values: Tensor, bound: float | None) -> Tensor:
@@ -382,7 +417,10 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
     return torch.nan_to_num(scores, nan=0.0)
 
 
-def _best(scores: list[float | None]) -> int | None:
-    """The first repetition with the highest score, or None without one."""
-    known = [(score, -index) for index, score in enumerate(scores) if score is not None]
-    return -max(known)[1] if known else None
+def _best(scores: list[float]) -> int | None:
+    """The first repetition with the highest score, or None without one.
+
+    Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
+    the rule that breaks ties tells nothing.
+    """
+    return max(range(len(scores)), key=scores.__getitem__) if scores else None

@@ -26,6 +26,7 @@ from ..privacy import (
     Release,
     ReleasePlan,
     SamplingLaw,
+    SignalToNoise,
     calibrate_selection,
     epsilon,
     open_channel,
@@ -50,8 +51,9 @@ class SearchPlan:
     Attributes:
         trainers: by candidate, with the calibrated noise and the budget of one run, and without folder, baselines,
             callbacks and progress.
-        fingerprints: by candidate: everything its released numbers depend on but the repetition.
+        fingerprints: by candidate: everything its released numbers depend on but the secret coins.
         reports: by candidate, what its run states before its first step.
+        signals: by candidate, how loud its noise is.
         score: the typed release of the sum of ``score - 1/2`` over all clients.
         event: of one candidate, its score included.
         noise_multiplier: of every release of every candidate.
@@ -62,6 +64,7 @@ class SearchPlan:
     trainers: Mapping[str, Trainer]
     fingerprints: Mapping[str, str]
     reports: Mapping[str, PrivacyReport]
+    signals: Mapping[str, SignalToNoise | None]
     score: Release
     event: Any
     noise_multiplier: float
@@ -164,16 +167,17 @@ def plan_search(
                 f"PrivateSearch: a search over runs with schedule {sampler.describe()}: {error}"
             ) from error
     budget = _run_budget(run_event(z), times, delta, per_participation=law.per_participation)
-    trainers, marks, reports = {}, {}, {}
+    trainers, marks, reports, signals = {}, {}, {}, {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta, accountant="rdp")
         trainers[name] = replace(_bare(trainer), privacy=inner)
         with _named(name):
-            marks[name], reports[name] = _opened(trainers[name], plans[name])
+            marks[name], reports[name], signals[name] = _opened(trainers[name], plans[name])
     return SearchPlan(
         trainers=trainers,
         fingerprints=marks,
         reports=reports,
+        signals=signals,
         score=score,
         event=candidate(z),
         noise_multiplier=z,
@@ -298,8 +302,9 @@ def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleaseP
         return in_rounds(trainer.algorithm, trainer.schedule)[0].plan(problem, sampler)
 
 
-def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport]:
-    """The run's fingerprint, and its channel's report before the first step; refuses what the run would refuse."""
+def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport, SignalToNoise | None]:
+    """The run's fingerprint, and its channel's report and loudness before the first step; refuses what the run would
+    refuse."""
     sampler = in_rounds(trainer.algorithm, trainer.schedule)[1].bind(len(trainer.data))
     with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
@@ -307,7 +312,7 @@ def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, Priv
         trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=trainer.data.notes
     )
     with closing(channel):
-        return mark, channel.report
+        return mark, channel.report, channel.snr()
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from typing import Any
 from ..privacy import PrivacyReport
 from ..privacy.report import OUTSIDE
 
-SECRET = "number of repetitions: secret"
+SECRET = "number of repetitions: secret, and which of them won"
 SEARCH_OUTSIDE = (
     OUTSIDE[0],
     "the list of candidates and the law of the number of repetitions, which are public",
     "how long the search took, which tells the number of repetitions",
+    "copies of the search's folder that are continued apart, each of which is a search of its own",
     "the server and the other clients, who take part in every repetition",
     OUTSIDE[2],
 )
@@ -26,7 +27,7 @@ class SearchReport(PrivacyReport):
     Attributes:
         candidates: what was searched, public.
         mean, shape: of the law of the number of repetitions, see :mod:`fedmtl.privacy.selection`.
-        repetitions: the number itself is secret.
+        repetitions: their number, and which of them won, are secret.
         score: what was compared.
         score_noise: standard deviation of the noise on it.
     """

@@ -19,7 +19,7 @@ from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
 from ..execution import Execution, operation_threads
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, FullParticipation, OwnerChannel, Privacy, RecordPrivacy
+from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, OwnerChannel, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
@@ -188,7 +188,15 @@ class Trainer:
             "eval_every": None,
         }
 
-    def _run(self, folder: RunFolder | None, resume: bool) -> Result:
+    def _run(self, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None) -> Result:
+        """One run, without baselines.
+
+        Args:
+            folder: where it is kept, if anywhere.
+            resume: continue the run there.
+            coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
+                seed, and nothing is logged.
+        """
         problem = build_problem(
             self.data,
             self.model,
@@ -207,17 +215,19 @@ class Trainer:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
             settled = self.settled(problem)
-            result = settled._follow(problem, folder, resume)
+            result = settled._follow(problem, folder, resume, coins)
         result = replace(result, chosen=chosen(self.algorithm, settled.algorithm, self.repeated))
         if folder is not None:
             folder.write_run(result, problem)
         return result
 
-    def _follow(self, problem: Problem, folder: RunFolder | None, resume: bool) -> Result:
+    def _follow(
+        self, problem: Problem, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None
+    ) -> Result:
         """The run of a trainer whose settings are settled."""
         repeated = self.repeated
-        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated)
-        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume)
+        mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
+        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         if isinstance(channel, Channel):
             problem = replace(problem, records=channel.records)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
@@ -228,7 +238,8 @@ class Trainer:
                 step, history = found.step, found.history
                 channel.restore(found.channel)
             channel.start(step)  # also when no round is left to draw
-            self._announce(channel)
+            if coins is None:
+                self._announce(channel)
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
                 run = self.loop(self, problem, channel, source, folder, mark, history, callbacks)
@@ -248,6 +259,7 @@ class Trainer:
         ledger: Path | None = None,
         resume: bool = False,
         replay: Recording | None = None,
+        coins: NoiseSource | None = None,
     ) -> tuple[Channel | OwnerChannel, Source]:
         """The way out and the events of a run."""
         repeated = self.repeated
@@ -267,7 +279,7 @@ class Trainer:
             kept["cuts"] = () if self.checkpoint_every is None else (self.checkpoint_every,)
             return open_activations(self.algorithm, problem, self.schedule, privacy, **kept)
         algorithm, schedule = in_rounds(self.algorithm, self.schedule)
-        return open_cohorts(algorithm, problem, schedule, privacy, **kept)
+        return open_cohorts(algorithm, problem, schedule, privacy, source=coins, **kept)
 
     def _announce(self, channel: Channel | OwnerChannel) -> None:
         signal = channel.snr()

@@ -110,6 +110,60 @@ def test_a_pure_candidate_costs_at_most_two_plus_eta_of_it() -> None:
     )
 
 
+def exact_deltas(mu: float, mean: float, shape: float, eps: float) -> tuple[float, float]:
+    """Delta at ``eps`` of a search over scores N(0, 1) against N(mu, 1), the larger of both directions, by summing
+    densities: of the best score alone, and of the best score with the number of the repetition that has it.
+
+    Of K repetitions the i-th (i <= K) is the best, at score s, with density f(s) F(s)^(K - 1).
+    """
+    scores, width = np.linspace(-12.0, 14.0, 4001, retstep=True)
+    ks = np.arange(1, 60 * int(mean))
+    probabilities = pmf(mean, shape, ks)
+
+    def densities(centre: float) -> np.ndarray:
+        terms = stats.norm.cdf(scores, centre) ** (ks[:, None] - 1) * stats.norm.pdf(scores, centre)
+        return np.cumsum((probabilities[:, None] * terms)[::-1], axis=0)[::-1]  # (numbers, scores)
+
+    def delta(p: np.ndarray, q: np.ndarray) -> float:
+        return float(np.maximum(p - math.exp(eps) * q, 0.0).sum() * width)
+
+    one, other = densities(0.0), densities(mu)
+    assert one.sum() * width == pytest.approx(probabilities.sum(), abs=1e-9)
+    hidden, told = (one.sum(0), other.sum(0)), (one, other)
+    return max(delta(*hidden), delta(*hidden[::-1])), max(delta(*told), delta(*told[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape", "mu", "told"),
+    [(4.0, 1.0, 0.54, 9.5e-5), (10.0, 1.0, 0.46, 2.87e-4), (10.0, 1.0, 1.0, 3.2e-3)],
+)
+def test_the_bound_holds_exactly_where_the_number_of_the_winner_is_hidden(
+    mean: float, shape: float, mu: float, told: float
+) -> None:
+    """The true delta at the claimed epsilon: within 1e-5 for the best score, and beyond it with the number."""
+    claimed = selection_epsilon(GaussianDpEvent(1 / mu), 1e-5, mean=mean, shape=shape)
+    hidden, shown = exact_deltas(mu, mean, shape, claimed)
+    assert hidden <= 1e-5
+    assert shown == pytest.approx(told, rel=0.02)
+    assert shown > 1e-5
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(6.0, 0.0), (6.0, 3.0), (6.0, math.inf)])
+@pytest.mark.parametrize("mu", [0.3, 0.6, 1.2])
+def test_the_bound_holds_exactly_under_every_law(mean: float, shape: float, mu: float) -> None:
+    """Under Poisson also an empty search is an output, equally likely with either neighbour: it adds nothing."""
+    claimed = selection_epsilon(GaussianDpEvent(1 / mu), 1e-5, mean=mean, shape=shape)
+    assert exact_deltas(mu, mean, shape, claimed)[0] <= 1e-5
+    assert exact_deltas(mu, mean, shape, 0.5 * mu)[0] > 1e-5  # the sum can tell
+
+
+def test_the_true_epsilon_with_the_number_of_the_winner() -> None:
+    """Mean 10, scores one standard deviation apart: 8.51 claimed, more than twice that with the number."""
+    claimed = selection_epsilon(GaussianDpEvent(1.0), 1e-5, mean=10.0, shape=1.0)
+    assert claimed == pytest.approx(8.51, abs=0.01)
+    assert exact_deltas(1.0, 10.0, 1.0, 18.75)[1] > 1e-5 > exact_deltas(1.0, 10.0, 1.0, 18.85)[1]
+
+
 def test_calibration_meets_the_target_tightly() -> None:
     def candidate(z: float) -> ComposedDpEvent:
         return ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(z), 40), GaussianDpEvent(3 * z)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from dp_accounting.rdp import RdpAccountant
 from safetensors.torch import load_file
 from scipy import stats
 
+import fedmtl.trainer.trainer
 from fedmtl import (
     PMTL,
     ClientPrivacy,
@@ -33,7 +35,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import SeededSource, draw_repetitions
+from fedmtl.privacy import SecureSource, SeededSource, draw_repetitions
 from fedmtl.privacy.sources import SystemCoins
 from fedmtl.trainer.search import _Search, client_scores
 from fedmtl.trainer.trainer import Trainer
@@ -214,11 +216,34 @@ def test_secure_mode_draws_its_coins_from_the_system(monkeypatch):
     assert len(asked) == 2
 
 
-def test_every_repetition_has_a_seed_of_its_own():
+def test_the_number_of_a_repetition_addresses_its_coins_alone():
     search = _Search(searching(), SimpleNamespace(), None)
     other = _Search(searching(candidates=candidates(seed=1)), SimpleNamespace(), None)
-    seeds = [one._repetition_seed(k) for one in (search, other) for k in range(50)]
-    assert len({0, 1, *seeds}) == 102
+    sources = [one._coins(k) for one in (search, other) for k in range(50)]
+    assert len({(source.seed, source.replicate) for source in [*sources, search.source, other.source]}) == 102
+    assert {search._coins(k).seed for k in range(50)} == {search.seed}
+    secret = _Search(searching(candidates=candidates(privacy=SECURE)), SimpleNamespace(), None)
+    assert [secret._coins(k) for k in range(50)] == [SecureSource()] * 50
+
+
+@pytest.mark.parametrize("privacy", [PRIVACY, SECURE], ids=["seeded", "secure"])
+def test_all_repetitions_have_one_start_and_one_order_of_batches(monkeypatch, privacy):
+    """With a start of its own the released model would name the repetition that won: the nearest start."""
+    whole, started = fedmtl.trainer.trainer.build_problem, []
+
+    def build(*args, **options):
+        problem = whole(*args, **options)
+        started.append(problem)
+        return problem
+
+    plan = searching(candidates=candidates(privacy=privacy)).plan()
+    monkeypatch.setattr("fedmtl.trainer.trainer.build_problem", build)
+    monkeypatch.setattr("fedmtl.trainer.search.draw_repetitions", lambda *_: 4)
+    found = _Search(searching(candidates=candidates(privacy=privacy)), plan, None).run()
+    assert len(started) == len(found.repetitions) == 4
+    assert all(torch.equal(problem.initial, started[0].initial) for problem in started)
+    assert {problem.seed for problem in started} == {0}
+    assert len({one.score for one in found.repetitions}) == 4
 
 
 # The score
@@ -294,7 +319,8 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     run = settings.candidates[found.chosen]
     search = _Search(settings, settings.plan(), None)
     own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA, observer="public")
-    alone = replace(run, privacy=own, seed=search._repetition_seed(index)).fit()
+    assert run.seed == search.seed
+    alone = replace(run, privacy=own)._run(None, False, SeededSource(search.seed, index + 1))
     assert torch.equal(alone.personal, found.best.personal)
     assert found.best.personal_accuracy == alone.personal_accuracy
 
@@ -313,6 +339,39 @@ def test_nothing_else_is_public(finished):
     assert told["candidates"] == ["lam=0.1", "lam=1"]
     kept = json.loads((folder / "private/search.json").read_text())
     assert kept["scores"] == [one.score for one in found.repetitions]
+
+
+def test_published_files_bear_the_time_at_which_the_search_began(monkeypatch, tmp_path):
+    """That of their writing would tell how long it took, and so about how many repetitions there were."""
+    settings = searching(candidates=candidates(seed=seed_with(2)), folder=tmp_path / "run")
+    earliest = time.time()
+    with monkeypatch.context() as patch:
+        crash_at(patch, _Search, "_train", 2)
+        with pytest.raises(Crash):
+            settings.fit()
+    interrupted = time.time()
+    settings.fit(resume=True)
+    public = tmp_path / "run/public"
+    dates = {path.stat().st_mtime for path in (public, *public.iterdir())}
+    assert len(dates) == 1
+    assert earliest - 1 <= dates.pop() < interrupted
+
+
+def test_loud_noise_is_announced_once_for_each_candidate(caplog):
+    """A line for each repetition would tell how many there are."""
+    quiet = {
+        f"lam={lam:g}": replace(one, privacy=replace(PRIVACY, epsilon=1.0))
+        for lam, one in zip((0.1, 1.0), candidates().values(), strict=True)
+    }
+    told = []
+    for count in (1, 3):
+        caplog.clear()
+        same = {name: replace(one, seed=seed_with(count)) for name, one in quiet.items()}
+        searching(candidates=same, score_noise=0.6).fit()
+        told.append([record.getMessage() for record in caplog.records])
+    assert told[0] == told[1]
+    assert [text.split(": ")[0] for text in told[0]] == ["candidate 'lam=0.1'", "candidate 'lam=1'"]
+    assert all("little will be learned" in text for text in told[0])
 
 
 def test_every_epsilon_that_is_told_is_that_of_the_whole_search(finished):
@@ -438,11 +497,12 @@ def charged(folder) -> list[tuple[int, int]]:
     return [tuple(sum(charges(place / "private" / name).values()) for name in names) for place in places]
 
 
-def test_a_secure_search_never_exceeds_its_budget(monkeypatch, tmp_path):
-    """Crashes in the middle of runs, and one after a score was drawn and before it was written."""
+def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, tmp_path):
+    """Crashes in the middle of runs, and one after a score was drawn and before it was written: no repetition of the
+    finished search can be told from another."""
     monkeypatch.setattr("fedmtl.trainer.search.draw_repetitions", lambda *_: 3)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
-    for resume, crash in enumerate([(PMTL, "step", 3), (PMTL, "step", 2), (_Search, "_write", 1), (PMTL, "step", 2)]):
+    for resume, crash in enumerate([(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]):
         with monkeypatch.context() as patch:
             crash_at(patch, *crash)
             with pytest.raises(Crash):
@@ -451,28 +511,38 @@ def test_a_secure_search_never_exceeds_its_budget(monkeypatch, tmp_path):
     before = json.loads((tmp_path / "run/private/search.json").read_text())
     found = settings.fit(resume=True)
     after = json.loads((tmp_path / "run/private/search.json").read_text())
+    assert len(before["scores"]) == 1
     assert after["candidates"] == before["candidates"]
-    assert after["scores"][: len(before["scores"])] == before["scores"]
+    assert after["scores"][:1] == before["scores"]
     assert charged(tmp_path / "run") == [(ROUNDS, 1)] * 3
-    assert [one.score is None for one in found.repetitions] == [True, False, False]
-    assert found.score == max(one.score for one in found.repetitions[1:])
-    first = json.loads((tmp_path / "run/private/candidates/0/public/privacy.json").read_text())
-    assert first["epsilon"] <= first["budget"] == settings.plan().budget
-    assert found.privacy.headline == f"private: epsilon = {found.epsilon:.4g} at delta = 1e-05"
+    assert found.score == max(one.score for one in found.repetitions)
+    places = [tmp_path / f"run/private/candidates/{k}" for k in range(3)]
+    assert len({(place / "public/privacy.json").read_bytes() for place in places}) == 1
+    assert found.privacy.releases == ROUNDS + 1
+    public = released(tmp_path / "run")
     again = settings.fit(resume=True)
     assert (again.score, charged(tmp_path / "run")) == (found.score, [(ROUNDS, 1)] * 3)
+    assert all(
+        torch.equal(released(tmp_path / "run")["model.safetensors"][k], v)
+        for k, v in public["model.safetensors"].items()
+    )
 
 
-def test_a_search_that_lost_every_score_releases_nothing(monkeypatch, tmp_path):
+def test_a_score_that_a_crash_lost_is_that_of_a_new_run(monkeypatch, tmp_path):
+    """Left out, it would change the law of the number of repetitions that can win."""
     monkeypatch.setattr("fedmtl.trainer.search.draw_repetitions", lambda *_: 1)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
     with monkeypatch.context() as patch:
         crash_at(patch, _Search, "_write", 2)
         with pytest.raises(Crash):
             settings.fit()
+    lost = load_file(tmp_path / "run/private/candidates/0/public/model.safetensors")
     found = settings.fit(resume=True)
-    assert (found.chosen, found.best) == (None, None)
-    assert not (tmp_path / "run/public/model.safetensors").exists()
+    assert found.best is not None
+    assert len(found.repetitions) == 1
+    assert charged(tmp_path / "run") == [(ROUNDS, 1)]
+    model = load_file(tmp_path / "run/public/model.safetensors")
+    assert not any(torch.equal(model[name], lost[name]) for name in lost)
 
 
 def test_a_resume_with_other_settings_is_refused(monkeypatch, tmp_path):
