@@ -34,7 +34,7 @@ from ..errors import ConfigError
 from ..privacy import OwnerChannel
 from ..schedules import BoundSchedule
 from .async_updates import Step, Updates
-from .base import Problem, State
+from .base import AsyncAlgorithm, Problem, State
 from .fitness import Fitness
 from .groups import copies_of, expand_groups
 from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared
@@ -47,7 +47,7 @@ __all__ = ["AsyncLearner", "Work", "expand_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncLearner:
+class AsyncLearner(AsyncAlgorithm):
     """Settings of the asynchronous learner; all of them public.
 
     Args:
@@ -57,7 +57,7 @@ class AsyncLearner:
         step: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for which
             the sum of a over a run moves the mean of the models by kappa / 2 in units of gradient flow.
         kappa: of ``step="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy simulation
-            on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`settle`).
+            on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
         horizon: T, planned number of ticks; None: the problem's number of events.
         cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
             hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
@@ -96,7 +96,7 @@ class AsyncLearner:
     psi: bool = False
 
     name = "async_learner"
-    replicates = True
+    supports_replicates = True
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)
@@ -135,7 +135,7 @@ class AsyncLearner:
         """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
         return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
 
-    def settle(self, problem: Problem, schedule: BoundSchedule, privacy: Privacies) -> AsyncLearner:
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Privacies) -> AsyncLearner:
         """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
 
         Args:
@@ -148,9 +148,9 @@ class AsyncLearner:
         """
         if "auto" not in (self.kappa, self.domain):
             return self
-        from .settling import settle_learner
+        from .automatic import resolve_learner
 
-        return settle_learner(self, problem, schedule, privacy)
+        return resolve_learner(self, problem, schedule, privacy)
 
     def rows(self, problem: Problem) -> list[Tensor]:
         """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.
@@ -189,7 +189,9 @@ class AsyncLearner:
         if self.step_size != "auto":
             return float(self.step_size)
         if self.kappa == "auto":
-            raise ConfigError("AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or settle().")
+            raise ConfigError(
+                "AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or resolve_auto()."
+            )
         ticks = (self.horizon or events) * copies / owners  # a group's tick is all its members' answers
         kappa = np.array(self.kappa) if isinstance(self.kappa, tuple) else self.kappa
         return kappa * (copies + 1) / (2 * ticks)
@@ -251,7 +253,9 @@ class Work:
         """From records; ``ids`` name the owners."""
         LinearLoss(settings.loss).check_targets(data.y, data.name)
         if settings.domain == "auto":
-            raise ConfigError("AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or settle().")
+            raise ConfigError(
+                "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
+            )
         data = data if settings.domain is None else data.bounded(settings.domain)
         copy_of = copies_of(settings.groups, ids)
         copies = int(copy_of.max()) + 1

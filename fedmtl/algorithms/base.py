@@ -1,10 +1,11 @@
-"""What every algorithm is made of: the problem, the state, events, and four methods."""
+"""What every algorithm is made of: the problem, the state, and the parts of clients and server in a round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from ..execution.executor import by_decreasing
 from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
 from ..optim.batches import plannable
 from ..optim.private import train_privately
-from ..privacy import BoundSampler, Channel, OwnerChannel, RecordReleases, ReleasePlan
-from ..schedules import Event, EventTable
+from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
+from ..schedules import BoundSchedule, EventTable
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from .store import ClientStore, Fields, MappedClientStore
@@ -167,65 +168,185 @@ class Problem:
         return result
 
 
-@runtime_checkable
-class Algorithm(Protocol):
-    """An algorithm: one file a paper. Everything that leaves a client goes through ``channel.release``."""
+@dataclass(frozen=True)
+class Round:
+    """What a client knows of the round it takes part in, beside the public state.
 
-    name: str
-
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-        """Every release the algorithm will make, and how often: what calibration needs."""
-        ...
-
-    def init(self, problem: Problem) -> State:
-        """The state before the first event; the public part never reads data."""
-        ...
-
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        """The state after one event; may change ``state`` in place."""
-        ...
-
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """The personal models (k, D) of ``clients``, int64 (k,), also of clients that never took part."""
-        ...
-
-    def shared(self, state: State) -> Tensor | None:
-        """The released shared model (D,), if the algorithm has one."""
-        ...
-
-
-@runtime_checkable
-class AsyncAlgorithm(Protocol):
-    """An algorithm whose clients act one at a time: a block of activations in, everything out through ``channel``.
-
-    R repetitions run together; the trainer runs one.
+    Attributes:
+        number: of the round, from 0; it addresses batches and dropout masks.
+        clip: (name, rows (k, D)) -> the rows as the release ``name`` counts them; for clients that remember what they
+            sent.
     """
 
-    name: str
+    number: int
+    clip: Callable[[str, Tensor], Tensor]
 
-    def rows(self, problem: Problem) -> list[Tensor]:
-        """(n_i, p) float64: the rows of which the gradients of each client's records are multiples."""
-        ...
 
-    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
-        """Hard cap on the answers of each client, int64 (n,), given the most that the schedule has for it."""
-        ...
+@dataclass(frozen=True)
+class Released:
+    """What the server knows of a round: public values only.
+
+    Attributes:
+        values: the releases of the round by name, each a noised sum over ``denominator``; (D,) float64, (D, D) for a
+            symmetric one, with a leading R for several repetitions.
+        denominator: m, the public constant that divides every sum.
+        noise_std: name -> (R,) float64, standard deviation of the noise on a coordinate of that release (of a matrix:
+            on its diagonal); 0 without noise.
+    """
+
+    values: Mapping[str, Tensor]
+    denominator: float
+    noise_std: Callable[[str], Tensor]
+
+
+Own = dict[str, Tensor]
+"""What the clients of a round keep for themselves, by name: (k, *shape) each, rows in the order of the clients."""
+
+
+class Algorithm:
+    """A federated algorithm: what a client computes, what the server does with what was released.
+
+    A round is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and ``receive`` are the clients' part:
+    they read the public state and the data and tensors of their own clients, and nothing else, so that they give the
+    same numbers for one client in a process of its own as for a stack of clients. ``server`` never sees a client. The
+    smallest algorithm defines ``name``, :meth:`init`, :meth:`plan`, :meth:`client`, :meth:`server`, and
+    :meth:`personal`; settings are the fields of a frozen dataclass.
+
+    Attributes:
+        name: of the algorithm, in results and reports.
+        local: the clients' local solver, where they train by one; record-level privacy takes local steps from it.
+        supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
+        accepts_empty_clients: whether clients without training examples can take part.
+    """
+
+    name: ClassVar[str]
+    supports_replicates: ClassVar[bool] = False
+    accepts_empty_clients: ClassVar[bool] = False
+    local: LocalSolver | None = None
+
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> Algorithm:
+        """This algorithm with its settings that are ``"auto"`` filled in from public rows and bounds.
+
+        Args:
+            problem: of the run.
+            schedule: of the activations.
+            privacy: settings of the run, or a sequence of those of its repetitions.
+        """
+        return self
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Every release the algorithm will make, and how often: what calibration needs. None by default."""
+        return ()
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """The state before the first activation; the public part never reads data."""
-        ...
+        """The state before the first event; the public part never reads data. Empty by default."""
+        return State({}, ClientStore(problem.clients, {}))
 
-    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
-        """The state after a block of activations: one release for each, in order."""
-        ...
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        """What the clients of a cohort compute: the rows that they hand to the releases, and what they keep.
+
+        Args:
+            problem: the data and the model; only the examples of ``clients`` are read.
+            public: the public state, not to be changed.
+            own: what the clients keep, copies of their rows of the store.
+            clients: int64 (k,), positions in the data.
+            round: number of the round and clip of the releases.
+
+        Returns:
+            Rows (k, D) by release, and what the clients keep from now on.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        """The public state after the round: free post-processing of what was released. Unchanged by default.
+
+        Args:
+            problem: its public parts: the starting point, the dimension, the number of clients.
+            public: the public state, not to be changed.
+            released: the values, and what is publicly known of them.
+        """
+        return dict(public)
+
+    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+        """What the cohort does with the new public state at the end of the round: what its clients keep from now on.
+
+        Unchanged by default. The arguments are those of :meth:`client`.
+        """
+        return own
+
+    def step(self, problem: Problem, state: State, event: Any, channel: Any) -> State:
+        """The state after one round; changes ``state`` in place.
+
+        Args:
+            problem: the data and the model.
+            state: before the round.
+            event: the :class:`~fedmtl.schedules.Event` of the round, charged already; an algorithm whose clients act
+                one at a time gets a block of them, an :class:`~fedmtl.schedules.EventTable`.
+            channel: the only way out of the clients.
+        """
+        clients, store = event.cohort, state.private
+        round = Round(event.step, channel.clip)
+        rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
+        store.scatter_all(clients, own)
+        values = {name: channel.release(name, message, clients) for name, message in rows.items()}
+        state.public = self.server(problem, state.public, Released(values, channel.denominator, channel.noise_std))
+        if type(self).receive is not Algorithm.receive:
+            store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))
+        return state
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """The personal models (k, D) of clients, from the public state and what they keep; no client takes part.
+
+        The arguments are those of :meth:`client`. Clients that never took part have a model, too.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what the personal models are.")
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """The personal models (k, D) of ``clients``, int64 (k,)."""
-        ...
+        return self.personal(problem, state.public, state.private.gather_all(clients), clients)
 
     def shared(self, state: State) -> Tensor | None:
-        """The released shared model (D,), if the algorithm has one."""
-        ...
+        """The released shared model (D,), or None, the default: every client has its own."""
+        return None
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """The personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
+        raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
+
+    def objective(self, problem: Problem, state: State) -> Tensor | None:
+        """The training objective of every repetition, (R,) float64, or None, the default; it is not private."""
+        return None
+
+    def least_objective(self, problem: Problem) -> float | None:
+        """The least value of the objective, where the algorithm knows it; it is not private."""
+        return None
 
 
-AnyAlgorithm = Algorithm | AsyncAlgorithm
+class AsyncAlgorithm(Algorithm):
+    """An algorithm whose clients act one at a time: a block of activations in, everything out through ``channel``."""
+
+    def rows(self, problem: Problem) -> list[Tensor] | None:
+        """(n_i, p) float64: the rows of which the gradients of each client's records are multiples; None, the default,
+        where they are multiples of no fixed rows."""
+        return None
+
+    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
+        """Hard cap on the activations of each client, int64 (n,), given the most that the schedule has for it."""
+        return scheduled
+
+    def published(self, problem: Problem) -> Any:
+        """The published accounting, where one is reproduced and does not hold; None by default."""
+        return None
+
+    def channel_options(self, problem: Problem, privacy: Any, caps: np.ndarray) -> dict[str, Any]:
+        """What else the algorithm needs of its channel, by keyword."""
+        return {}
+
+    def step(self, problem: Problem, state: State, event: EventTable, channel: OwnerChannel) -> State:
+        """The state after a block of activations: one release for each, in order."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what an activation does.")
+
+
+AnyAlgorithm = Algorithm

@@ -7,21 +7,21 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedPr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from .._check import non_negative, positive
 from ..optim import LocalSGD, LocalSolver
-from ..privacy import BoundSampler, Channel, ReleasePlan
-from ..schedules import Event
-from .base import Problem, State
+from ..privacy import BoundSampler, ReleasePlan
+from .base import Algorithm, Own, Problem, Released, Round, State
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Algorithm):
     """Federated averaging with uniform client weights.
 
     Args:
@@ -56,21 +56,25 @@ class FedAvg:
             ),
         )
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"global": problem.initial.clone()}, ClientStore(problem.clients, {}))
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        clients, model = event.cohort, state.public["global"]
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        model = public["global"]
         models = problem.train_locally(
-            self.local, model, clients, round=event.step, lam=self.proximal_strength, anchor=model
+            self.local, model, clients, round=round.number, lam=self.proximal_strength, anchor=model
         )
-        released = channel.release("update", models.sub_(model), clients)
-        apply_update(state.public, "global", released, lr=self.server_lr, optimizer=self.server_optimizer)
-        return state
+        return {"update": models.sub_(model)}, own
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        update, optimizer = released.values["update"], self.server_optimizer
+        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The global model, for everyone."""
-        return state.public["global"].expand(len(clients), -1)
+        return public["global"].expand(len(clients), -1)
 
     def shared(self, state: State) -> Tensor | None:
         return state.public["global"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..optim import LocalSGD, LocalSolver
-from ..privacy import BoundSampler, Channel, ReleasePlan
-from ..schedules import Event
-from .base import PERSONALIZE_ROUND, Problem, State
+from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Algorithm):
     """Local training from the public initial model, on the same schedule as the other methods.
 
     Args:
@@ -25,26 +24,20 @@ class Local:
 
     name = "local"
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return ()
-
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({}, problem.client_store(personal_fields(problem)))
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        clients, store = event.cohort, state.private
-        models = starting_models(store, clients, problem.initial)
-        problem.train_locally(self.local, models, clients, round=event.step, out=models)
-        keep_models(store, clients, models, problem.initial)
-        return state
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        start = starting_models(own, problem.initial)
+        models = problem.train_locally(self.local, start, clients, round=round.number)
+        return {}, keep_models(own, models, start)
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The clients' own models; a client that was never called trains once from the initial model."""
 
         def train_new(ids: Tensor) -> Tensor:
             return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
 
-        return personal_models(state.private, clients, train_new)
-
-    def shared(self, state: State) -> Tensor | None:
-        return None
+        return personal_models(own, clients, train_new)

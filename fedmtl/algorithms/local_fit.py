@@ -12,7 +12,7 @@ from .._check import one_of, positive
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Event
 from .async_learner import AsyncLearner
-from .base import AnyAlgorithm, Problem, State
+from .base import Algorithm, AnyAlgorithm, Problem, State
 from .mp_mtl import MPMTL
 from .mp_mtl_tasks import TaskStack
 from .pp_dmtl import PPDMTL
@@ -21,7 +21,7 @@ _UNBOUNDED = 1e150
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalFit:
+class LocalFit(Algorithm):
     """argmin_w L_i(w) + (ridge / 2) ||w||^2 for every client i, of a linear model.
 
     Args:
@@ -45,7 +45,7 @@ class LocalFit:
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, replicates: int = 1) -> State:
         """The fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         tasks = TaskStack.of(problem, self.loss, _UNBOUNDED if self.row_norm is None else self.row_norm)

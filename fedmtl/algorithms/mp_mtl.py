@@ -36,7 +36,7 @@ from ..privacy.clip import L2Clip, clip_rows
 from ..privacy.row_noise import RowNoise
 from ..privacy.samplers import BoundFull
 from ..schedules import Event
-from .base import Problem, State
+from .base import Algorithm, Problem, State
 from .mp_mtl_sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
 from .mp_mtl_tasks import TaskLoss, TaskStack
 from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty
@@ -46,7 +46,7 @@ _BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPMTL:
+class MPMTL(Algorithm):
     """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
 
     Args:
@@ -101,7 +101,7 @@ class MPMTL:
     guarantee: Literal["sound", "paper"] = "sound"
 
     name = "mp_mtl"
-    replicates = True
+    supports_replicates = True
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)

@@ -14,6 +14,7 @@ directions keep these, and what only one of them does is shrunk.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,9 +23,8 @@ from torch import Tensor
 from .._check import non_negative, one_of
 from ..errors import ConfigError
 from ..optim import LocalSGD, LocalSolver
-from ..privacy import BoundSampler, Channel, ReleasePlan
-from ..schedules import Event
-from .base import PERSONALIZE_ROUND, Problem, State
+from ..privacy import BoundSampler, ReleasePlan
+from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .mp_mtl_sharing import SHARING, SharedPenalty, budget_weights
 from .personal import keep_models, personal_fields, personal_models, starting_models
 
@@ -34,7 +34,7 @@ LARGEST = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPMTLayers:
+class MPMTLayers(Algorithm):
     """Multi-task learning of networks from a private covariance of the changes of chosen layers.
 
     Args:
@@ -105,7 +105,7 @@ class MPMTLayers:
                 chosen[layout.offsets[k] : layout.offsets[k + 1]] = True
         return chosen
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, replicates: int = 1) -> State:
         d, form = int(self.places(problem).sum()), SHARING[self.penalty].form
         shape = (d, d) if form == "symmetric" else (d,)
         return State(
@@ -113,35 +113,39 @@ class MPMTLayers:
             problem.client_store(personal_fields(problem)),
         )
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        sharing, clients, store = SHARING[self.penalty], event.cohort, state.private
-        places = self.places(problem).to(problem.initial.device)
-        first = problem.initial[places].double()
-        # every member trains alone, from its own last model
-        models = starting_models(store, clients, problem.initial)
-        problem.train_locally(self.local, models, clients, round=event.step, out=models)
-        rows = models[:, places].double() - first
-        # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift
-        released = channel.release(RELEASE, rows, clients) * channel.denominator
-        rho = 1.5 if self.rho is None else self.rho
-        shift = rho * (2 * rows.shape[1]) ** 0.5 * channel.noise_std(RELEASE) * channel.denominator
-        covariance = sharing.shifted(released[None], shift)
-        map = sharing.map(covariance, self.threshold)
-        state.public |= {"covariance": covariance[0], "map": map[0]}
-        # every member projects its own row
-        projected = sharing.apply(map, rows.cpu()[None])[0].to(rows.device) + first
-        models[:, places] = projected.to(models)
-        keep_models(store, clients, models, problem.initial)
-        return state
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        # every member trains alone, from its own last model, and sends what has changed of the chosen layers
+        start = starting_models(own, problem.initial)
+        models = problem.train_locally(self.local, start, clients, round=round.number)
+        return {RELEASE: self._changed(problem, models)}, keep_models(own, models, start)
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
+        sharing, total = SHARING[self.penalty], released.values[RELEASE] * released.denominator
+        rho = 1.5 if self.rho is None else self.rho
+        shift = rho * (2 * len(total)) ** 0.5 * released.noise_std(RELEASE) * released.denominator
+        covariance = sharing.shifted(total[None], shift)
+        return {"covariance": covariance[0], "map": sharing.map(covariance, self.threshold)[0]}
+
+    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+        # every member projects its own row
+        places, models = self.places(problem).to(problem.initial.device), own["model"].clone()
+        rows = self._changed(problem, models)
+        projected = SHARING[self.penalty].apply(public["map"][None], rows.cpu()[None])[0].to(rows.device)
+        models[:, places] = (projected + problem.initial[places].double()).to(models)
+        return keep_models(own, models, own["model"])
+
+    def _changed(self, problem: Problem, models: Tensor) -> Tensor:
+        """(k, d) float64: the chosen layers of models (k, D), less the public starting point."""
+        places = self.places(problem).to(problem.initial.device)
+        return models[:, places].double() - problem.initial[places].double()
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The clients' own models; a client that never took part trains once from the public start."""
 
         def train_new(ids: Tensor) -> Tensor:
             return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
 
-        return personal_models(state.private, clients, train_new)
-
-    def shared(self, state: State) -> Tensor | None:
-        """None: every client has its own model."""
-        return None
+        return personal_models(own, clients, train_new)

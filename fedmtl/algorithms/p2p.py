@@ -43,7 +43,8 @@ from ..graphs import Graph, GraphSettings
 from ..privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
 from ..privacy.kov import kov_heterogeneous
 from ..schedules import Dropouts, EventTable
-from .base import Problem, State
+from .automatic import stated_domain
+from .base import AsyncAlgorithm, Problem, State
 from .linear import LinearData, LinearLoss, prepared
 from .p2p_allocation import Allocation, wakeup_weights
 from .p2p_model import LinearRecords, ModelRecords
@@ -52,7 +53,6 @@ from .p2p_presence import Presence, arrival_steps
 from .p2p_start import LocalFits, make_warm_start
 from .p2p_steps import Wakeups, Work
 from .pp_dmtl_task import bounded_rows, fit_own
-from .settling import stated_domain
 
 REFUTED = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
@@ -62,7 +62,7 @@ REFUTED_START = "; and the run starts from models fitted to the raw records, whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer:
+class PeerToPeer(AsyncAlgorithm):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -120,8 +120,8 @@ class PeerToPeer:
     guarantee: Literal["sound", "paper"] = "sound"
 
     name = "p2p"
-    replicates = True
-    idle = True  # takes clients without training examples
+    supports_replicates = True
+    accepts_empty_clients = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.graph, (Graph, GraphSettings)):
@@ -167,7 +167,7 @@ class PeerToPeer:
     def __hash__(self) -> int:
         return hash((self.mu, self.loss, self.lam, self.row_norm, self.guarantee))  # mappings are compared, not hashed
 
-    def settle(self, problem: Problem, *public: object) -> PeerToPeer:
+    def resolve_auto(self, problem: Problem, *public: object) -> PeerToPeer:
         """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
 
         Raises:

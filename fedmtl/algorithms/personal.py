@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Problem
-from .store import ClientStore, Fields
+from .base import Own, Problem
+from .store import Fields
 
 
 def personal_fields(problem: Problem) -> Fields:
@@ -16,30 +16,33 @@ def personal_fields(problem: Problem) -> Fields:
     return {"model": ((problem.dimension,), problem.initial.dtype), "seen": ((), torch.bool)}
 
 
-def starting_models(store: ClientStore, clients: Tensor, first: Tensor) -> Tensor:
-    """Each client's own last model, or ``first`` (D,) for a client seen for the first time: (k, D)."""
-    rows = store.gather("model", clients)
-    new = ~store.gather("seen", clients)
-    if bool(new.any()):
-        rows[new] = first
-    return rows
+def starting_models(own: Own, first: Tensor) -> Tensor:
+    """Each client's own last model, or ``first`` (D,) for a client seen for the first time: (k, D).
+
+    May be ``own["model"]`` itself.
+    """
+    rows, seen = own["model"], own["seen"]
+    return rows if bool(seen.all()) else torch.where(seen[:, None], rows, first)
 
 
-def keep_models(store: ClientStore, clients: Tensor, models: Tensor, first: Tensor) -> None:
-    """Remember ``models`` (k, D); a client whose model is no longer finite keeps its last one, a new one ``first``."""
+def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
+    """What clients keep that have trained from ``start`` (k, D) to ``models`` (k, D).
+
+    A client whose model is no longer finite keeps its start.
+    """
     if models.numel():
         extremes = torch.stack(torch.aminmax(models, dim=1))  # NaN passes through both
         finite = torch.isfinite(extremes).all(dim=0)
         if not bool(finite.all()):
-            models = torch.where(finite[:, None], models, starting_models(store, clients, first))
-    store.scatter("model", clients, models)
-    store.scatter("seen", clients, torch.ones(len(clients), dtype=torch.bool))
+            models = torch.where(finite[:, None], models, start)
+    return own | {"model": models, "seen": torch.ones_like(own["seen"])}
 
 
-def personal_models(store: ClientStore, clients: Tensor, train_new: Callable[[Tensor], Tensor]) -> Tensor:
+def personal_models(own: Own, clients: Tensor, train_new: Callable[[Tensor], Tensor]) -> Tensor:
     """The clients' own models (k, D); ``train_new(ids)`` computes those of clients that never took part."""
-    rows = store.gather("model", clients)
-    new = (~store.gather("seen", clients)).nonzero()[:, 0].cpu()
-    if len(new):
-        rows[new.to(rows.device)] = train_new(clients[new])
+    new = (~own["seen"]).nonzero()[:, 0].cpu()
+    if not len(new):
+        return own["model"]
+    rows = own["model"].clone()
+    rows[new.to(rows.device)] = train_new(clients[new])
     return rows

@@ -15,6 +15,7 @@ trusted aggregator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,15 +24,14 @@ from torch import Tensor
 from .._check import non_negative, one_of, positive
 from ..errors import ConfigError
 from ..optim import LocalSGD, LocalSolver
-from ..privacy import BoundSampler, Channel, ReleasePlan
-from ..schedules import Event
-from .base import PERSONALIZE_ROUND, Problem, State
+from ..privacy import BoundSampler, ReleasePlan
+from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 from .server import ServerOptimizer, apply_update
 
 
 @dataclass(frozen=True, kw_only=True)
-class PMTL:
+class PMTL(Algorithm):
     """Private mean-regularized multi-task learning (Hu et al. 2023, Algorithm 1).
 
     Args:
@@ -80,40 +80,42 @@ class PMTL:
             ),
         )
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem, replicates: int = 1) -> State:
         fields = dict(personal_fields(problem))
         if self.delta == "local":
             fields["sent"] = fields["model"]
         store = problem.client_store(fields)
         return State({"mean": problem.initial.clone()}, store)
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        clients, mean, store = event.cohort, state.public["mean"], state.private
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        mean = public["mean"]
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
-        models = starting_models(store, clients, mean)
-        problem.train_locally(self.local, models, clients, round=event.step, lam=self.lam, anchor=mean, out=models)
-        keep_models(store, clients, models, mean)
-        # 3. the answer of every member: one release of the clipped, noised sum over the public denominator
-        if self.delta == "local":
-            sent = store.gather("sent", clients)  # relative to wtilde^0, so u_k = wtilde^0 + sent
-            update = channel.clip("update", models - problem.initial - sent)
-            store.scatter("sent", clients, sent + update)
-        else:
-            update = models.sub_(mean)  # the store has its copy
-        released = channel.release("update", update, clients)
-        # 4. the server moves the mean
-        lr = self._server_lr(channel.sampler.denominator, problem.clients)
-        apply_update(state.public, "mean", released, lr=lr, optimizer=self.server_optimizer)
-        return state
+        start = starting_models(own, mean)
+        models = problem.train_locally(self.local, start, clients, round=round.number, lam=self.lam, anchor=mean)
+        own = keep_models(own, models, start)
+        # 3. what every member sends
+        if self.delta == "global":
+            return {"update": models - mean}, own
+        update = round.clip(
+            "update", models - problem.initial - own["sent"]
+        )  # relative to wtilde^0: u_k = wtilde^0 + sent
+        return {"update": update}, own | {"sent": own["sent"] + update}
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # 4. the server moves the mean by the clipped, noised sum over the public denominator
+        lr = self._server_lr(released.denominator, problem.clients)
+        return apply_update(public, "mean", released.values["update"], lr=lr, optimizer=self.server_optimizer)
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The clients' own models; a client that never took part trains once from the shared mean."""
-        mean = state.public["mean"]
+        mean = public["mean"]
 
         def train_new(ids: Tensor) -> Tensor:
             return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
 
-        return personal_models(state.private, clients, train_new)
+        return personal_models(own, clients, train_new)
 
     def shared(self, state: State) -> Tensor | None:
         return state.public["mean"]

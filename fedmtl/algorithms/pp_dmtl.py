@@ -39,12 +39,12 @@ from .._check import non_negative, one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from ..privacy import OwnerChannel, Published
 from ..schedules import EventTable, block_bounds
-from .base import Problem, State
+from .automatic import stated_domain
+from .base import AsyncAlgorithm, Problem, State
 from .linear import LinearData, LinearLoss
 from .pp_dmtl_published import REFUTED, published_epsilon
 from .pp_dmtl_server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
 from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, own_step
-from .settling import stated_domain
 
 
 def largest_delay(clients: Tensor) -> int:
@@ -61,7 +61,7 @@ def largest_delay(clients: Tensor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL:
+class PPDMTL(AsyncAlgorithm):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -124,7 +124,7 @@ class PPDMTL:
     batch_rate: float = 1.0
 
     name = "pp_dmtl"
-    replicates = True
+    supports_replicates = True
 
     def __post_init__(self) -> None:
         one_of(self, ("logistic", "squared"), loss=self.loss)
@@ -175,7 +175,7 @@ class PPDMTL:
         """Whether the personal models fit q_t to the raw records."""
         return self.guarantee == "sound" if self.refine is None else self.refine
 
-    def settle(self, problem: Problem, *public: object) -> PPDMTL:
+    def resolve_auto(self, problem: Problem, *public: object) -> PPDMTL:
         """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
 
         Raises:
@@ -280,7 +280,7 @@ class PPDMTL:
     @property
     def _row_norm(self) -> float:
         if self.row_norm == "auto":
-            raise ConfigError("PPDMTL.row_norm is 'auto', which a Trainer fills in; give a number, or settle().")
+            raise ConfigError("PPDMTL.row_norm is 'auto', which a Trainer fills in; give a number, or resolve_auto().")
         return self.row_norm
 
     def _data(self, problem: Problem) -> LinearData:

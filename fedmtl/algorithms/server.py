@@ -35,8 +35,8 @@ class ServerOptimizer:
         )
         one_of(self, names, optimizer_name=self.optimizer_name)
 
-    def step(self, public: dict[str, Tensor], name: str, update: Tensor) -> None:
-        """Move ``public[name]`` (D,) by one step; the optimizer's state is kept in ``public``."""
+    def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
+        """``public`` with ``public[name]`` (D,) moved by one step; the optimizer's own state is kept in it, too."""
         parameter = public[name].clone().requires_grad_()
         parameter.grad = -update.to(parameter)
         optimizer = getattr(torch.optim, self.optimizer_name)([parameter], lr=self.lr, **dict(self.options))
@@ -44,26 +44,23 @@ class ServerOptimizer:
         if state:
             optimizer.state[parameter] = state
         optimizer.step()
-        public[name] = parameter.detach()
-        for key, value in optimizer.state[parameter].items():
-            if isinstance(value, Tensor):
-                public[_PREFIX + key] = value
+        kept = {_PREFIX + k: v for k, v in optimizer.state[parameter].items() if isinstance(v, Tensor)}
+        return {**public, name: parameter.detach(), **kept}
 
 
 def apply_update(
-    public: dict[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
-) -> None:
-    """``public[name] += lr * update``, or the server optimizer's step with ``lr * update``.
+    public: Mapping[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
+) -> dict[str, Tensor]:
+    """``public`` with ``public[name] + lr * update``, or the server optimizer's step with ``lr * update``.
 
     Args:
-        public: the public state, changed in place.
+        public: the public state, not changed.
         name: of the shared model (D,).
         update: the released mean update, float64 (D,).
         lr: the server's step size.
         optimizer: ``None`` for the plain step.
     """
     if optimizer is not None:
-        optimizer.step(public, name, lr * update)
-    else:
-        model = public[name]
-        public[name] = (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)
+        return optimizer.step(public, name, lr * update)
+    model = public[name]
+    return {**public, name: (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)}

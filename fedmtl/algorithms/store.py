@@ -45,6 +45,15 @@ class ClientStore:
         tensor = self._tensors[name]
         tensor[ids.to(tensor.device)] = rows.to(tensor)
 
+    def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
+        """A copy of the rows of ``ids``, int64 (k,), of every field: (k, *shape) each."""
+        return {name: self.gather(name, ids) for name in self.fields}
+
+    def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
+        """Replace the rows of ``ids`` in every field of ``rows``, (k, *shape) each."""
+        for name, values in rows.items():
+            self.scatter(name, ids, values)
+
     def whole(self, name: str) -> Tensor:
         """The rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be changed."""
         return self._tensors[name]

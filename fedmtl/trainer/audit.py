@@ -54,7 +54,7 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    trainer = _settled(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
+    trainer = _resolved(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
     findings: list[Finding] = []
     setup, owners = setup_of(trainer), owner_setup_of(trainer)
     if setup is not None:
@@ -118,9 +118,8 @@ def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
 
     counts = tuple(trainer.data.train.counts.tolist())
     bound = bind_schedule(schedule, problem)
-    needs = getattr(algorithm, "channel_options", None)
     caps = algorithm.caps(problem, bound.caps.clip(max=problem.rounds))
-    options = {} if needs is None else needs(problem, trainer.privacy, caps)
+    options = algorithm.channel_options(problem, trainer.privacy, caps)
     rows = algorithm.rows(problem)
     generator = torch.Generator().manual_seed(0)  # where gradients are no multiples of rows, any ones are theirs
     some = [torch.randn(n, problem.dimension, generator=generator, dtype=torch.float64) for n in counts]
@@ -251,13 +250,13 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
     return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
 
 
-def _settled(trainer: Trainer) -> Trainer:
+def _resolved(trainer: Trainer) -> Trainer:
     """With its settings from public rows, chosen once for all that is checked."""
     problem = _problem(trainer, trainer.data)
     with closing(problem.executor):
         if isinstance(trainer.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
-        return trainer.settled(problem)
+        return trainer.resolved(problem)
 
 
 def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:

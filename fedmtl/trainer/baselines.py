@@ -8,7 +8,6 @@ from ..algorithms import PMTL, FedAvg, FedProx, Local
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
 from ..algorithms.local_fit import single_task
 from ..errors import ConfigError
-from ..optim import LocalSolver
 
 _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL}
 
@@ -34,7 +33,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
             "others run apart."
         )
-    solver: LocalSolver | None = getattr(algorithm, "local", None)
+    solver = algorithm.local
     built: dict[str, Algorithm] = {}
     for item in baselines:
         if isinstance(item, str):

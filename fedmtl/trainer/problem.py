@@ -19,7 +19,6 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
-from ..optim import LocalSolver
 from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
@@ -136,8 +135,8 @@ def record_owners(
     """
     if not isinstance(privacy, RecordPrivacy):
         return None
-    solver = getattr(algorithm, "local", None)
-    if not isinstance(solver, LocalSolver):
+    solver = algorithm.local
+    if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
             f"use pmtl, fedavg, fedprox or local."

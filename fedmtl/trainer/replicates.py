@@ -100,9 +100,9 @@ class Replicates:
                 raise ConfigError(f"epsilons is [{shown}], but privacy.epsilon has budgets by client; leave out one.")
         if self.count == 1:
             return
-        if not getattr(algorithm, "replicates", False):
+        if not algorithm.supports_replicates:
             known = [getattr(algorithms, name) for name in algorithms.__all__]
-            able = ", ".join(one.name for one in known if getattr(one, "replicates", False))
+            able = ", ".join(one.name for one in known if getattr(one, "supports_replicates", False))
             raise ConfigError(
                 f"replicates: {algorithm.name} cannot compute {self.count} runs as one program; accepted: {able}. "
                 "Others are swept: fedmtl -m seed=1,2,3."
@@ -135,10 +135,7 @@ class Replicates:
 
 def init_state(algorithm: AnyAlgorithm, problem: Problem, replicates: Replicates) -> State:
     """The state before the first event, of all runs."""
-    if replicates.count == 1:
-        return algorithm.init(problem)
-    state: State = algorithm.init(problem, replicates.count)  # type: ignore[call-arg]
-    return state
+    return algorithm.init(problem, replicates.count)
 
 
 def spent_by_run(channel: Channel | OwnerChannel, count: int) -> np.ndarray:
@@ -161,12 +158,10 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
 
 def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[str, Tensor]:
     """float64 (M,) each: ``objective``, and ``psi`` where the algorithm knows the least objective; {} without one."""
-    objective = getattr(algorithm, "objective", None)
+    objective = algorithm.objective(problem, state)
     if objective is None:
         return {}
-    found = {"objective": objective(problem, state)}
-    least = getattr(algorithm, "least_objective", None)
-    best = None if least is None else least(problem)
+    found, best = {"objective": objective}, algorithm.least_objective(problem)
     if best is not None and best > 0:
         found["psi"] = found["objective"] / best - 1
     return found
@@ -174,7 +169,7 @@ def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[
 
 def measure_all(problem: Problem, algorithm: AnyAlgorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
     """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
-    scores = evaluate_models(problem, algorithm.models(problem, state))  # type: ignore[union-attr]
+    scores = evaluate_models(problem, algorithm.models(problem, state))
     each = [Metrics(loss, score) for loss, score in zip(scores.loss, scores.score, strict=True)]
     return columns_of(problem, each) | objectives(problem, algorithm, state), each[0]
 
@@ -248,12 +243,12 @@ def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None,
     return rows
 
 
-def chosen(asked: AnyAlgorithm, settled: AnyAlgorithm, replicates: Replicates) -> dict[str, Any]:
-    """The settings of ``settled`` that were ``"auto"`` in ``asked`` and were filled in; one value for each budget
+def chosen(asked: AnyAlgorithm, resolved: AnyAlgorithm, replicates: Replicates) -> dict[str, Any]:
+    """The settings of ``resolved`` that were ``"auto"`` in ``asked`` and were filled in; one value for each budget
     where the replicates have values of their own."""
     found = {}
     for name, value in vars(asked).items():
-        new = getattr(settled, name, value)
+        new = getattr(resolved, name, value)
         if value == "auto" and not isinstance(new, str):
             several = isinstance(new, tuple) and len(new) == replicates.count
             found[name] = describe(list(new[:: replicates.repetitions]) if several else new)

@@ -143,13 +143,13 @@ def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | No
 
 
 def check_idle(algorithm: AnyAlgorithm, problem: Problem) -> None:
-    """Refuse clients without training examples where the algorithm (attribute ``idle``) has no use for them.
+    """Refuse clients without training examples where the algorithm has no use for them.
 
     Raises:
         ConfigError: named.
     """
     counts = problem.data.train.counts
-    if bool((counts == 0).any()) and not getattr(algorithm, "idle", False):
+    if bool((counts == 0).any()) and not algorithm.accepts_empty_clients:
         name = problem.data.ids[int((counts == 0).nonzero()[0])]
         raise ConfigError(
             f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} needs them of everyone."
@@ -224,10 +224,8 @@ def open_activations(
     check_idle(algorithm, problem)
     bound = bind_schedule(schedule, problem)
     stop = min(problem.rounds, bound.steps)
-    published = getattr(algorithm, "published", None)  # only where an algorithm has an accounting that is refuted
-    needs = getattr(algorithm, "channel_options", None)  # what else an algorithm needs of its channel, by keyword
     caps = algorithm.caps(problem, bound.caps.clip(max=stop))
-    own: dict[str, Any] = {} if needs is None else needs(problem, privacy, caps)
+    own = algorithm.channel_options(problem, privacy, caps)
     channel = open_owner_channel(
         privacy,
         algorithm.rows(problem),
@@ -237,7 +235,7 @@ def open_activations(
         replicates=replicates,
         schedule=bound.describe(),
         notes=(*problem.data.notes, *own.pop("notes", ())),
-        published=own.pop("published", None if published is None else published(problem)),
+        published=own.pop("published", algorithm.published(problem)),
         **own,
         **options,
     )

@@ -100,7 +100,7 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, (Algorithm, AsyncAlgorithm)):
+        if isinstance(self.algorithm, type) or not isinstance(self.algorithm, Algorithm):
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
@@ -126,13 +126,14 @@ class Trainer:
         """The repetitions and their budgets."""
         return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
 
-    def settled(self, problem: Problem) -> Trainer:
+    def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
-        settle = getattr(self.algorithm, "settle", None)
-        if settle is None or not isinstance(self.schedule, AsynchronousSchedule):
+        if not isinstance(self.schedule, AsynchronousSchedule):
             return self
         bound = bind_schedule(self.schedule, problem)
-        return replace(self, algorithm=settle(problem, bound, self.repeated.privacies(self.privacy)))
+        return replace(
+            self, algorithm=self.algorithm.resolve_auto(problem, bound, self.repeated.privacies(self.privacy))
+        )
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines and folder."""
@@ -214,9 +215,9 @@ class Trainer:
         else:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
-            settled = self.settled(problem)
-            result = settled._follow(problem, folder, resume, coins)
-        result = replace(result, chosen=chosen(self.algorithm, settled.algorithm, self.repeated))
+            resolved = self.resolved(problem)
+            result = resolved._follow(problem, folder, resume, coins)
+        result = replace(result, chosen=chosen(self.algorithm, resolved.algorithm, self.repeated))
         if folder is not None:
             folder.write_run(result, problem)
         return result
@@ -224,7 +225,7 @@ class Trainer:
     def _follow(
         self, problem: Problem, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None
     ) -> Result:
-        """The run of a trainer whose settings are settled."""
+        """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
@@ -294,8 +295,8 @@ class Trainer:
         if self.repeated.count > 1:
             settings |= {"repetitions": self.replicates}
         for name in ("lam", "mu", "delta", "server_lr"):
-            if hasattr(self.algorithm, name):
-                settings["update" if name == "delta" else name] = getattr(self.algorithm, name)
+            if name in vars(self.algorithm):
+                settings["update" if name == "delta" else name] = vars(self.algorithm)[name]
         return settings
 
 

@@ -12,7 +12,7 @@ from .p2p_harness import COUNTS, agents, arrays, random_graph
 EVERYBODY = torch.arange(len(COUNTS))
 
 
-def settled(loss, refine, replicates=2):
+def resolved(loss, refine, replicates=2):
     """A problem, an algorithm, and a state with some models in it."""
     problem = agents(loss)
     algorithm = PeerToPeer(graph=random_graph(len(COUNTS)), loss=loss, refine=refine)
@@ -22,7 +22,7 @@ def settled(loss, refine, replicates=2):
 
 
 def test_squared_loss_is_a_ridge_regression_toward_the_learned_model():
-    problem, algorithm, state = settled("squared", 3.0)
+    problem, algorithm, state = resolved("squared", 3.0)
     found = algorithm.models(problem, state).numpy()
     for r in range(2):
         for i, (x, y) in enumerate(arrays(problem)):
@@ -32,7 +32,7 @@ def test_squared_loss_is_a_ridge_regression_toward_the_learned_model():
 
 
 def test_logistic_loss_has_no_gradient_left():
-    problem, algorithm, state = settled("logistic", 0.7, replicates=1)
+    problem, algorithm, state = resolved("logistic", 0.7, replicates=1)
     found = algorithm.models(problem, state)[0].numpy()
     for i, (x, y) in enumerate(arrays(problem)):
         slope = -y / (1 + np.exp(y * (x @ found[i])))
@@ -42,12 +42,12 @@ def test_logistic_loss_has_no_gradient_left():
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_a_strong_pull_leaves_the_learned_model(loss):
-    problem, algorithm, state = settled(loss, 1e9)
+    problem, algorithm, state = resolved(loss, 1e9)
     torch.testing.assert_close(algorithm.models(problem, state), state.public["theta"], rtol=0, atol=1e-6)
 
 
 def test_the_personal_models_are_those_of_the_first_replicate_and_the_public_state_stays():
-    problem, algorithm, state = settled("squared", 3.0)
+    problem, algorithm, state = resolved("squared", 3.0)
     before = {name: value.clone() for name, value in state.public.items()}
     some = torch.tensor([4, 1])
     personal = algorithm.personalize(problem, state, some)

@@ -49,17 +49,17 @@ def trainer(data: FederatedDataset, algorithm: object, **settings) -> Trainer:
     return Trainer(data=data, algorithm=algorithm, **defaults | settings)
 
 
-def settled(run: Trainer):
+def resolved(run: Trainer):
     from fedmtl.trainer.problem import build_problem
     from fedmtl.trainer.sources import bind_schedule
 
     problem = build_problem(run.data, run.model, run.loss, run.execution, run.rounds, 0, "cpu", "float64")
-    return run.settled(replace(problem, rounds=bind_schedule(run.schedule, problem).steps)).algorithm
+    return run.resolved(replace(problem, rounds=bind_schedule(run.schedule, problem).steps)).algorithm
 
 
 def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():
     run = trainer(dataset(), AsyncLearner(kappa="auto"), replicates=2, epsilons=(0.05, math.inf))
-    kappa = settled(run).kappa
+    kappa = resolved(run).kappa
     assert len(kappa) == 4
     assert kappa[0] == kappa[1] == min(KAPPAS)  # all noise
     assert kappa[2] == kappa[3] > 5.0  # no noise, and only eight answers: long steps get further
@@ -72,19 +72,19 @@ def test_every_budget_has_its_own_step_and_louder_noise_a_smaller_one():
 
 def test_private_records_do_not_enter():
     learner = AsyncLearner(kappa="auto", domain="auto")
-    first, second = (settled(trainer(dataset(seed), learner)) for seed in (1, 2))
+    first, second = (resolved(trainer(dataset(seed), learner)) for seed in (1, 2))
     assert first == second
     assert first.domain == DomainBound(x_l1=float(P), y=1.3)
-    bias = settled(trainer(dataset(), learner, model=models.linear_regression(bias=True)))
+    bias = resolved(trainer(dataset(), learner, model=models.linear_regression(bias=True)))
     assert bias.domain == DomainBound(x_l1=P + 1.0, y=1.3)
 
 
 def test_kappa_is_chosen_for_secure_noise_and_for_budgets_by_name_too():
     learner = AsyncLearner(kappa="auto")
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, mechanism="laplace", delta=0.0)
-    chosen = settled(trainer(dataset(), learner, privacy=privacy))
+    chosen = resolved(trainer(dataset(), learner, privacy=privacy))
     for changed in (replace(privacy, source="secure"), replace(privacy, epsilon={"a": 1.0, "b": 1.0, "c": 1.0})):
-        assert settled(trainer(dataset(), learner, privacy=changed)) == chosen
+        assert resolved(trainer(dataset(), learner, privacy=changed)) == chosen
 
 
 def test_a_bound_of_the_domain_in_place_of_the_clip():
@@ -92,7 +92,7 @@ def test_a_bound_of_the_domain_in_place_of_the_clip():
     xi = 2 * (P + 1.3) * P  # 2 (theta_max X + Y) X
     privacy = RecordPrivacy(clip_norm=xi, epsilon=5.0, mechanism="laplace", delta=0.0)
     run = trainer(dataset(), algorithm, privacy=privacy)
-    assert settled(run).xi == pytest.approx(xi)
+    assert resolved(run).xi == pytest.approx(xi)
     assert run.fit().epsilon == pytest.approx(5.0)
 
 
@@ -102,7 +102,7 @@ def test_rows_of_pp_dmtl_are_within_the_stated_bound():
         schedule=Latencies(latency=ConstantLatency(1.0), activations=2),
         privacy=RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     )  # fmt: skip
-    assert settled(run).row_norm == 2.0
+    assert resolved(run).row_norm == 2.0
     run.fit()
 
 
@@ -118,7 +118,7 @@ def test_data_without_public_rows_or_bounds_are_refused(algorithm, left_out, sai
         trainer(dataset(**{left_out: False}), algorithm).fit()
 
 
-def test_unsettled_settings_are_not_computed_with():
+def test_unresolved_settings_are_not_computed_with():
     data = LinearData((torch.ones(2, 1).double(),), (torch.ones(2).double(),), bias=False)
     clients = torch.zeros(1, 2, dtype=torch.int64)
     for learner in (AsyncLearner(kappa="auto"), AsyncLearner(domain="auto")):

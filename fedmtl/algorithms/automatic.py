@@ -35,7 +35,7 @@ def stated_domain(data: FederatedDataset, what: str) -> Domain:
     return data.domain
 
 
-def settle_learner(
+def resolve_learner(
     learner: AsyncLearner, problem: Problem, schedule: BoundSchedule, privacy: Privacies
 ) -> AsyncLearner:
     """``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows, once for each budget.
