@@ -36,11 +36,11 @@ def search(words: list[str], debug: bool) -> int:
 
     Args:
         words: overrides as for a sweep, and ``--mean``, ``--shape``, ``--score-noise``, ``--score-bound``,
-            ``--folder``, ``--config-dir``.
+            ``--folder``, ``--config-dir``, ``--audit``.
         debug: unused; errors are handled by the caller.
 
     Returns:
-        0.
+        0, or 1 where the audit refutes something.
     """
     options = _options(words)
     for text in options.overrides:
@@ -54,6 +54,8 @@ def search(words: list[str], debug: bool) -> int:
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
     made = _build(configs, asked, folder)
+    if options.audit:
+        return _audit(made)
     made.plan()  # what cannot be accounted is refused before anything is written
     _keep(" ".join(["fedmtl search", *words]), configs, asked, folder)
     _fit(made, folder, resume=False)
@@ -108,6 +110,7 @@ def _options(words: list[str]) -> argparse.Namespace:
         "--score-noise", type=float, default=0.01, help="standard deviation of the noise on a score (default 0.01)"
     )
     parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
+    parser.add_argument("--audit", action="store_true", help="check that nothing tells which run won; search nothing")
     parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
     parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
     return parser.parse_intermixed_args(words)
@@ -128,6 +131,16 @@ def _build(configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> P
     trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
     return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **asked)
+
+
+def _audit(search: PrivateSearch) -> int:
+    """Print what :func:`~fedmtl.trainer.search_audit.audit_search` finds."""
+    from .privacy.audit import any_refuted, table
+    from .trainer.search_audit import audit_search
+
+    findings = audit_search(search)
+    print(table(findings))
+    return int(any_refuted(findings))
 
 
 def _keep(command: str, configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> None:

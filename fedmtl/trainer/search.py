@@ -267,6 +267,11 @@ class _Search:
                 return [self.names.index(name) for name in found["candidates"]], list(found["scores"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
+        if path is not None and (path.parent / "candidates").exists():
+            raise ResumeError(
+                f"{path} is missing, but repetitions have been run. Their number cannot be drawn again, since scores "
+                f"may have been seen; put the file back, or start a search in another folder."
+            )
         count = draw_repetitions(self.source.coins("search/repetitions", 0), self.settings.mean, self.settings.shape)
         uniform = np.asarray(self.source.coins("search/candidates", 0).uniform(max(1, count)))[:count]
         chosen = [int(number) for number in np.floor(uniform * len(self.names))]

@@ -545,6 +545,14 @@ def test_a_score_that_a_crash_lost_is_that_of_a_new_run(monkeypatch, tmp_path):
     assert not any(torch.equal(model[name], lost[name]) for name in lost)
 
 
+def test_the_number_of_repetitions_is_never_drawn_again(tmp_path):
+    settings = searching(candidates=candidates(seed=seed_with(1)), folder=tmp_path / "run")
+    settings.fit()
+    (tmp_path / "run/private/search.json").unlink()
+    with pytest.raises(ResumeError, match=r"search.json is missing, but repetitions have been run"):
+        settings.fit(resume=True)
+
+
 def test_a_resume_with_other_settings_is_refused(monkeypatch, tmp_path):
     settings = searching(folder=tmp_path / "run")
     with monkeypatch.context() as patch:
