@@ -1,21 +1,24 @@
 """One file a method: PMTL, PP-DMTL, MP-MTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
 
 from .async_learner import AsyncLearner
-from .base import Algorithm, AsyncAlgorithm, Problem, State
+from .base import PERSONALIZE_ROUND, Algorithm, AsyncAlgorithm, Own, Problem, Released, Round, State
 from .collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
+from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .linear import DomainBound
 from .local import Local
 from .mp_mtl import MPMTL
 from .mp_mtl_layers import MPMTLayers
 from .p2p import PeerToPeer
+from .personal import keep_models, personal_fields, personal_models, starting_models
 from .pmtl import PMTL
 from .pp_dmtl import PPDMTL
-from .server import ServerOptimizer
+from .server import ServerOptimizer, apply_update
 from .store import ClientStore, MappedClientStore
 
 __all__ = [
     "MPMTL",
+    "PERSONALIZE_ROUND",
     "PMTL",
     "PPDMTL",
     "Algorithm",
@@ -23,6 +26,7 @@ __all__ = [
     "AsyncLearner",
     "ClientStore",
     "Collaboration",
+    "Ditto",
     "DomainBound",
     "FedAvg",
     "FedProx",
@@ -30,10 +34,18 @@ __all__ = [
     "Local",
     "MPMTLayers",
     "MappedClientStore",
+    "Own",
     "PeerToPeer",
     "Problem",
+    "Released",
+    "Round",
     "ServerOptimizer",
     "State",
+    "apply_update",
     "choose_kappa",
     "fit_forecast",
+    "keep_models",
+    "personal_fields",
+    "personal_models",
+    "starting_models",
 ]

@@ -9,6 +9,7 @@ _TITLES = {
     "local": "Local",
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
+    "ditto": "Ditto",
     "pp_dmtl": "PP-DMTL",
     "async_learner": "Asynchronous learner",
     "mp_mtl": "MP-MTL",

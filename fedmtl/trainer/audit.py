@@ -76,15 +76,15 @@ def setup_of(trainer: Trainer) -> Setup | None:
     with closing(problem.executor):
         algorithm, schedule = in_rounds(trainer.algorithm, trainer.schedule)
         sampler = schedule.bind(problem.clients)
-        offsets = problem.layout.offsets
+        offsets, plans = problem.layout.offsets, algorithm.plan(problem, sampler)
         return Setup(
             privacy=trainer.privacy,
             # noise that clients add to their own rows is another account, and hides what the release adds up
-            plans=tuple(replace(plan, rows=None) for plan in algorithm.plan(problem, sampler)),
+            plans=tuple(replace(plan, rows=None) for plan in plans),
             sampler=sampler,
             steps=trainer.rounds,
             tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
-            owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1]),
+            owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1], plans),
         )
 
 

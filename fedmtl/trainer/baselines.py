@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..algorithms import PMTL, FedAvg, FedProx, Local
+from ..algorithms import PMTL, Ditto, FedAvg, FedProx, Local
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
 from ..algorithms.local_fit import single_task
 from ..errors import ConfigError
 
-_NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL}
+_NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL, "ditto": Ditto}
 
 
 def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorithm) -> dict[str, Algorithm]:

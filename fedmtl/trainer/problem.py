@@ -19,7 +19,7 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
-from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy
+from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy, ReleasePlan
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
@@ -119,7 +119,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def record_owners(
-    problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor, trainings: int = 1
+    problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor, plans: Sequence[ReleasePlan]
 ) -> Owners | None:
     """The clients as owners of their records, for privacy whose unit is a record; else None.
 
@@ -128,7 +128,7 @@ def record_owners(
         algorithm: its local solver says how many local steps a participation has, and on how many records each.
         privacy: the settings.
         ranks: int64 (n,), rank of each client in the sampler.
-        trainings: local trainings of one participation.
+        plans: the algorithm's releases; they say how many local trainings a participation has.
 
     Raises:
         ConfigError: an algorithm that does not train locally.
@@ -139,9 +139,9 @@ def record_owners(
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
-            f"use pmtl, fedavg, fedprox or local."
+            f"use pmtl, ditto, fedavg, fedprox or local."
         )
-    data = problem.data
+    data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
     return Owners(
         ids=tuple(data.ids),
         keys=data.keys,

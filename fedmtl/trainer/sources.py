@@ -186,13 +186,12 @@ def open_cohorts(
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
     plans = algorithm.plan(problem, sampler)
-    trainings = max((plan.trainings for plan in plans), default=1)
     channel = open_channel(
         privacy,
         plans,
         sampler,
         steps=problem.rounds,
-        owners=record_owners(problem, algorithm, privacy, ranks, trainings),
+        owners=record_owners(problem, algorithm, privacy, ranks, plans),
         notes=problem.data.notes,
         **options,
     )

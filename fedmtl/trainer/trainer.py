@@ -55,8 +55,8 @@ class Trainer:
             (outputs, targets) -> (N,).
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
-        baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, with this
-            algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
+        baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
+            with this algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
         client_store: where the clients' own tensors are, ``"memory"`` or ``"mapped"``: in files of the folder, for
             populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one.

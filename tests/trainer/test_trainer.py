@@ -338,7 +338,7 @@ def test_baselines_are_runs_of_their_own(tmp_path):
         ({"algorithm": PMTL}, r"algorithm is .*PMTL.*; give an algorithm object"),
         ({"privacy": 4.0}, r"privacy is 4\.0; give ClientPrivacy"),
         ({"baselines": "local"}, r"baselines is 'local'; give a list"),
-        ({"baselines": ("ditto",)}, r"baselines has 'ditto'; accepted: local, fedavg, fedprox, pmtl"),
+        ({"baselines": ("scaffold",)}, r"baselines has 'scaffold'; accepted: local, fedavg, fedprox, pmtl, ditto"),
         ({"baselines": ("local", Local())}, r"baselines has 'local' twice"),
     ],
 )

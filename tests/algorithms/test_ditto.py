@@ -1,0 +1,90 @@
+"""Ditto against hand-written rounds, and at the ends of lambda."""
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from fedmtl import Ditto, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import FixedCohort
+from fedmtl.trainer.audit import audit_trainer
+from tests.algorithms.harness import everyone, problem_of, run
+from tests.algorithms.test_pmtl import blocks
+from tests.helpers import regression
+from tests.trainer.settings import DATA, DELTA, trainer
+
+SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.5])
+def test_rounds_by_hand(lam):
+    """Algorithm 1 with full gradients: the update from w^t, and v_k pulled to the same w^t."""
+    data = regression(clients=5)
+    problem, algorithm = problem_of(data, rounds=4), Ditto(lam=lam, local=SOLVER)
+    state = run(algorithm, problem)
+    w, own = np.zeros(4), [np.zeros(4) for _ in range(5)]
+    for _ in range(4):
+        updates = []
+        for k, (x, y) in enumerate(blocks(data)):
+            v, local = own[k], w.copy()
+            for _ in range(3):
+                local = local - 0.05 * 2 / len(x) * x.T @ (x @ local - y)
+                v = v - 0.05 * (2 / len(x) * x.T @ (x @ v - y) + lam * (v - w))
+            own[k] = v
+            updates.append(local - w)
+        w = w + np.mean(updates, axis=0)
+    np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
+    np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-9)
+
+
+def test_the_global_model_is_fedavg_and_without_a_pull_the_personal_ones_are_local():
+    data, rounds = regression(), 5
+    sampler = FixedCohort(3)
+    ditto, fedavg, local = Ditto(lam=0.0, local=SOLVER), FedAvg(local=SOLVER), Local(local=SOLVER)
+    problem = problem_of(data, rounds=rounds)
+    states = [run(algorithm, problem, sampler=sampler) for algorithm in (ditto, fedavg, local)]
+    assert torch.equal(states[0].public["global"], states[1].public["global"])
+    seen = states[0].private.whole("seen")
+    assert torch.equal(everyone(problem, ditto, states[0])[seen], everyone(problem, local, states[2])[seen])
+
+
+def test_a_strong_pull_leads_every_personal_model_to_the_global_one():
+    data = regression()
+    far = Ditto(lam=1e9, local=LocalSGD(lr=0.05, steps=3, batch_size=None, proximal=True))
+    before = []
+    state = run(far, problem_of(data, rounds=4), watch=lambda step, state: before.append(state.public["global"]))
+    anchors = before[-2].expand(len(data), -1)  # the global model that the last round began with
+    torch.testing.assert_close(state.private.whole("model"), anchors, rtol=0, atol=1e-8)
+
+
+def test_both_trainings_of_a_record_are_charged():
+    solver = LocalSGD(lr=0.2, epochs=1, batch_size=4)
+    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
+    found = trainer(
+        algorithm=Ditto(local=solver), privacy=privacy, schedule=FullParticipation(), rounds=2, eval_every=2
+    ).fit()
+    counts = DATA.train.counts.tolist()
+    spent = []
+    for count in counts:
+        event = dp_event.GaussianDpEvent(1.3)
+        event = dp_event.PoissonSampledDpEvent(4 / count, event) if count > 4 else event
+        spent.append(PLDAccountant().compose(event, 2 * 2 * -(-count // 4)).get_epsilon(DELTA))
+    assert found.epsilon == pytest.approx(max(spent), rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_the_audit_refutes_nothing(unit):
+    changed = {} if unit == "client" else {"privacy": RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)}
+    findings = audit_trainer(trainer(algorithm=Ditto(local=LocalSGD(lr=0.2, epochs=1, batch_size=4)), **changed))
+    assert not [finding for finding in findings if finding.refuted]
+
+
+def test_impossible_settings_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"Ditto\.lam"):
+        Ditto(lam=-1.0)
+    with pytest.raises(ConfigError, match="lam"):
+        Ditto(lam=30.0, local=LocalSGD(lr=0.1))
+    with pytest.raises(ConfigError, match=r"Ditto\.server_lr"):
+        Ditto(server_lr=0.0)
