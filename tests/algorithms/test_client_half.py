@@ -1,0 +1,104 @@
+"""The client's half of a round, for one client in a process of its own: the rows it sends are those of the stacked run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedmtl import PMTL, Ditto, FedAvg, FedProx, Local, LocalSGD, MPMTLayers, models
+from fedmtl.algorithms import Released, Round
+from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
+from fedmtl.schedules import rounds as round_events
+from fedmtl.trainer.problem import client_ranks
+from tests.algorithms.harness import problem_of
+from tests.helpers import ragged_classification
+
+ROUNDS, SOLVER = 4, LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
+ALGORITHMS = {
+    "pmtl": PMTL(lam=0.5, local=SOLVER),
+    "pmtl, running mean": PMTL(lam=0.5, local=SOLVER, delta="local"),
+    "fedavg": FedAvg(local=SOLVER),
+    "fedprox": FedProx(mu=0.3, local=SOLVER),
+    "ditto": Ditto(lam=0.3, local=SOLVER),
+    "local": Local(local=SOLVER),
+    "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
+}
+PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
+
+
+class _Client:
+    """One client's process: a problem that has its data only, and a store with its tensors only."""
+
+    def __init__(self, algorithm, problem, client: int) -> None:
+        data = problem.data.subset([problem.data.ids[client]])
+        self.algorithm, self.problem = algorithm, replace(problem, data=data)
+        self.store = algorithm.init(self.problem).private
+
+    def send(self, public, round):
+        rows, own = self.algorithm.client(self.problem, public, self.store.gather_all(ONE), ONE, round)
+        self.store.scatter_all(ONE, own)
+        return rows
+
+    def receive(self, public, round) -> None:
+        own = self.algorithm.receive(self.problem, public, self.store.gather_all(ONE), ONE, round)
+        self.store.scatter_all(ONE, own)
+
+    def model(self, public):
+        return self.algorithm.personal(self.problem, public, self.store.gather_all(ONE), ONE)[0]
+
+
+ONE = torch.tensor([0])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    problem = problem_of(ragged_classification(9), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
+    bound = PoissonSampling(cohort=5).bind(problem.clients)
+    plans = algorithm.plan(problem, bound)
+    stacked, alone = (open_channel(PRIVACY, plans, bound, seed=3, steps=ROUNDS) for _ in range(2))
+    stacked.record, alone.record = [], []
+    order, ranks = client_ranks(problem.data)
+    state = algorithm.init(problem)
+    public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
+    clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]
+    for event in round_events(stacked.draw, order, start=0, stop=ROUNDS):
+        stacked.begin(event.step, ranks[event.cohort])
+        state = algorithm.step(problem, state, event, stacked)
+        alone.begin(event.step, alone.draw(event.step))
+        round = Round(event.step, alone.clip)
+        sent = [clients[client].send(public, round) for client in event.cohort.tolist()]
+        values = {
+            plan.name: alone.release(plan.name, torch.cat([rows[plan.name] for rows in sent]), event.cohort)
+            for plan in plans
+        }
+        public = algorithm.server(problem, public, Released(values, alone.denominator, alone.noise_std))
+        for client in event.cohort.tolist():
+            clients[client].receive(public, round)
+    assert [key[:2] for key in stacked.record] == [key[:2] for key in alone.record]
+    assert len(alone.record) == ROUNDS * len(plans)
+    for (*_, one), (*_, other) in zip(stacked.record, alone.record, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+    for key, value in state.public.items():
+        torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
+    everyone = torch.arange(problem.clients)
+    personal = torch.stack([client.model(public) for client in clients])
+    torch.testing.assert_close(personal, algorithm.personalize(problem, state, everyone), rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:
+    """The test above fails for an algorithm whose clients read the data of others."""
+
+    class Curious(FedAvg):
+        def client(self, problem, public, own, clients, round):
+            rows, own = super().client(problem, public, own, clients, round)
+            return {"update": rows["update"] * problem.data.train.x.float().mean()}, own
+
+    ALGORITHMS["curious"] = Curious(local=SOLVER)
+    try:
+        with pytest.raises(AssertionError):
+            test_one_client_at_a_time_sends_what_the_stack_sends("curious")
+    finally:
+        del ALGORITHMS["curious"]
