@@ -162,9 +162,13 @@ def settings(config: Config) -> Config:
     from .trainer.replicates import Replicates
 
     made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
+    logger = config.get("logger")
+    if logger and "_target_" not in logger:
+        raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
     with ByKey(config):
         execution = config["execution"]
-        made["execution"] = Execution(**execution) if isinstance(execution, Mapping) else Execution(strategy=execution)
+        known = _fields("execution", execution, Execution) if isinstance(execution, Mapping) else {"strategy": execution}
+        made["execution"] = Execution(**known)
         if config["early_stopping"] is not None:
             made["early_stopping"] = EarlyStopping(**_fields("early_stopping", config["early_stopping"], EarlyStopping))
         positive_int("Trainer", rounds=config["rounds"])
@@ -256,8 +260,11 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
     base = compose(tuple(chosen), extra)
     for text, override in parsed:
         key = override.key_or_group
-        if text in chosen or override.is_add() or key.split(".")[0] == "hydra" or key.startswith("hydra/"):
+        top = key.split(".")[0]
+        if text in chosen or top == "hydra" or key.startswith("hydra/"):
             continue
+        if override.is_add() and "." in key and top not in _INTERNAL and _has(base, top):
+            continue  # what is added to a group is an argument of its object, which refuses what it has no name for
         if OmegaConf.select(base, key, throw_on_missing=False) is not None or _has(base, key):
             continue
         parent = key.rpartition(".")[0]
