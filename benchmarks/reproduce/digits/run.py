@@ -2,14 +2,16 @@
 
 A thousand writers with label skew and a style of their own, by how many images each has for training.
 Launches ``fedmtl -m`` sweeps, then writes table.csv, accuracy.png and the table of README.md beside this file.
-Finished sweeps are kept in --out and not repeated.
+Finished sweeps are kept in --out and not repeated. The table and the plot also show what finetune.py found.
 
     python benchmarks/reproduce/digits/run.py
+    python benchmarks/reproduce/digits/finetune.py
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shlex
@@ -35,6 +37,7 @@ SWEEPS = {  # name: the words that choose the method; one curve each
     "Local": ("algorithm=local",),
 }
 EPSILONS = "1,2,4,8"
+FINETUNED, FINETUNING_STEPS = "FedAvg, then 5 local steps", 5
 COLUMNS = ("train_images", "method", "epsilon", "seeds", "accuracy", "accuracy_sd", "low", "high",
            "worst_tenth", "shared_accuracy", "noise_multiplier", "command")  # fmt: skip
 
@@ -111,6 +114,22 @@ def outcomes(sweep: Sweep, seeds: list[int], out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def finetuned() -> list[dict[str, Any]]:
+    """The rows of finetuning.csv for FedAvg's released model and a few local steps of every client."""
+    with open(HERE / "finetuning.csv", newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if row["method"] == "FedAvg"]
+    return [
+        {
+            "train_images": int(row["train_images"]),
+            "method": FINETUNED,
+            "seeds": int(row["seeds"]),
+            **{name: float(row[name]) for name in ("epsilon", "accuracy", "accuracy_sd", "low", "high")},
+        }
+        for row in found
+        if int(row["steps"]) == FINETUNING_STEPS
+    ]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """One line a (training images, method), one column an epsilon; the best of a column is bold."""
     epsilons = sorted({round(r["epsilon"], 2) for r in rows if r["method"] != "Local"})
@@ -150,9 +169,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         dress(axes, xlabel="epsilon, protecting all data of one writer", title=title)
         axes.set_xscale("log", base=2)
         ends.append([])
-        for method in SWEEPS:
+        for method in (*SWEEPS, FINETUNED):
             own = [r for r in rows if r["train_images"] == images and r["method"] == method]
-            colour, marker = styles[method.split()[0].lower()]
+            colour, marker = ("#000000", "D") if method == FINETUNED else styles[method.split()[0].lower()]
             if not own:
                 continue
             if method == "Local":
@@ -161,7 +180,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 x, y = [r["epsilon"] for r in own], [r["accuracy"] for r in own]
                 bars = [[r["accuracy"] - r["low"] for r in own], [r["high"] - r["accuracy"] for r in own]]
                 axes.errorbar(x, y, yerr=bars, color=colour, marker=marker, markersize=5, linewidth=2, capsize=2.5)
-            ends[-1].append((8.8, own[-1]["accuracy"], method, colour))
+            label = "FedAvg + 5 steps" if method == FINETUNED else method
+            ends[-1].append((8.8, own[-1]["accuracy"], label, colour))
         axes.set_xlim(0.9, 8.8)
         axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     panels[0].set_ylabel("test accuracy, mean over writers")
@@ -186,9 +206,9 @@ def main() -> None:
             launch(sweep, arguments.seeds, arguments.out)
     rows = [row for sweep in sweeps for row in outcomes(sweep, arguments.seeds, arguments.out)]
     write_csv(HERE / "table.csv", rows, COLUMNS)
-    replace_section(HERE / "README.md", "table", table(rows))
+    replace_section(HERE / "README.md", "table", table([*rows, *finetuned()]))
     replace_section(HERE / "README.md", "commands", command_list(rows))
-    plot(rows, HERE / "accuracy.png")
+    plot([*rows, *finetuned()], HERE / "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 from sweep import markdown, replace_section, write_csv
 
 from fedmtl.report._canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",
-           "standard_error", "pooled", "difference", "difference_error", "note")  # fmt: skip
+           "standard_error", "pooled", "difference", "difference_error", "difference_low", "difference_high",
+           "pooled_difference", "pooled_low", "pooled_high", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
 ALONE = "STL"
@@ -85,8 +87,14 @@ def error_of(values: list[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """The 95% interval of the mean of paired differences, one a deal, by Student's distribution."""
+    half = float(student.ppf(0.975, len(values) - 1)) * error_of(values)
+    return mean(values) - half, mean(values) + half
+
+
 def summary(rows: list[Row]) -> list[Row]:
-    """Means over deals with standard errors, and the paired difference to STL on the same deals."""
+    """Means over deals with standard errors, and the paired differences to STL on the same deals with 95% intervals."""
     alone = next(r for r in rows if r["method"] == ALONE)
     found = []
     for r in rows:
@@ -100,10 +108,12 @@ def summary(rows: list[Row]) -> list[Row]:
                 "standard_error": error_of(own),
                 "difference": mean(paired),
                 "difference_error": error_of(paired),
-                "alone_error": error_of(alone["deals"]),
+                "difference_low": interval(paired)[0],
+                "difference_high": interval(paired)[1],
                 "pooled": mean(r["pooled_deals"]),
                 "pooled_difference": mean(pooled),
-                "pooled_alone_error": error_of(alone["pooled_deals"]),
+                "pooled_low": interval(pooled)[0],
+                "pooled_high": interval(pooled)[1],
                 "deals": len(own),
             }
         )
@@ -141,34 +151,36 @@ def tradeoff_table(rows: list[Row]) -> str:
 
 
 def _cell(row: Row) -> str:
-    better = row["difference"] < -2 * row["difference_error"]
-    worse = row["difference"] > row["alone_error"]
     value = text(row["nmse"])
-    return f"**{value}**" if better else f"{value} ✗" if worse else value
+    return f"**{value}**" if row["difference_high"] < 0 else f"{value} ✗" if row["difference_low"] > 0 else value
 
 
 def claims_table(problems: dict[str, list[Row]]) -> str:
-    """Where MP-MTL is within a standard error of STL, and where it is better."""
+    """Where MP-MTL is better and where it is worse than STL, both by the 95% interval of the paired difference."""
     lines = []
     for name, rows in problems.items():
         for method in ("MP-MTL-LR 1.5", "MP-MTL-GS 1.5", "MP-MTL-LR 0.25", "MP-MTL-GS 0.25"):
             own = [r for r in rows if r["method"] == method and math.isfinite(r["epsilon"])]
-            within = [r for r in own if r["difference"] <= r["alone_error"]]
-            worst, best = max(own, key=lambda r: r["difference"]), min(own, key=lambda r: r["difference"])
-            pooled = [r for r in own if r["pooled_difference"] <= r["pooled_alone_error"]]
-            bad = ", ".join(f"{r['epsilon']:g}" for r in own if r not in within) or "none"
+            best = min(own, key=lambda r: r["difference"])
             lines.append(
-                [PROBLEMS[name], NAMES[method], f"{len(within)} of {len(own)}", bad, _difference(worst),
-                 _difference(best), f"{best['difference'] / (best['nmse'] - best['difference']):+.0%}",
-                 f"{len(pooled)} of {len(own)}"]
+                [PROBLEMS[name], NAMES[method], _where(own, "difference", -1), _where(own, "difference", 1),
+                 _difference(max(own, key=lambda r: r["difference"])), _difference(best),
+                 f"{best['difference'] / (best['nmse'] - best['difference']):+.0%}",
+                 _where(own, "pooled", -1), _where(own, "pooled", 1)]
             )  # fmt: skip
-    titles = ["problem", "method", "within 1 se of STL or better:", "worse at ε", "largest difference:",
-              "best difference:", "of STL:", "pooled nMSE within 1 se:"]  # fmt: skip
+    titles = ["problem", "method", "better at ε", "worse at ε", "largest difference:", "best difference:", "of STL:",
+              "pooled: better at ε", "worse at ε"]  # fmt: skip
     return markdown(titles, lines)
 
 
+def _where(rows: list[Row], key: str, sign: int) -> str:
+    """The budgets at which the interval of a difference lies below (-1) or above 0 (1)."""
+    found = [r["epsilon"] for r in rows if (r[f"{key}_high"] < 0 if sign < 0 else r[f"{key}_low"] > 0)]
+    return "all" if len(found) == len(rows) else ", ".join(f"{e:g}" for e in found) or "none"
+
+
 def _difference(row: Row) -> str:
-    return f"{row['difference']:+.4f} ± {row['difference_error']:.4f} (ε {row['epsilon']:g})"
+    return f"{row['difference']:+.4f} [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}] (ε {row['epsilon']:g})"
 
 
 def grid_table(grids: dict[str, list[Row]]) -> str:
