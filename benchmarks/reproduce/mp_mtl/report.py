@@ -180,7 +180,8 @@ def _where(rows: list[Row], key: str, sign: int) -> str:
 
 
 def _difference(row: Row) -> str:
-    return f"{row['difference']:+.4f} [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}] (ε {row['epsilon']:g})"
+    low, high = row["difference_low"], row["difference_high"]
+    return f"{row['difference']:+.4f} [{low:+.4f}, {high:+.4f}] (ε {row['epsilon']:g})"
 
 
 def grid_table(grids: dict[str, list[Row]]) -> str:
