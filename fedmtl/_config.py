@@ -167,8 +167,8 @@ def settings(config: Config) -> Config:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
     with ByKey(config):
         execution = config["execution"]
-        known = _fields("execution", execution, Execution) if isinstance(execution, Mapping) else {"strategy": execution}
-        made["execution"] = Execution(**known)
+        by_name = execution if isinstance(execution, Mapping) else {"strategy": execution}
+        made["execution"] = Execution(**_fields("execution", by_name, Execution))
         if config["early_stopping"] is not None:
             made["early_stopping"] = EarlyStopping(**_fields("early_stopping", config["early_stopping"], EarlyStopping))
         positive_int("Trainer", rounds=config["rounds"])
