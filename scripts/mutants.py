@@ -3,8 +3,8 @@
     python scripts/mutants.py [ALGORITHM ...] > mutants.md
 
 Every mutant is audited with all checks in its configuration of each algorithm: of pmtl, pmtl-local, fedavg and fedprox,
-which go in rounds, of mp_mtl, which releases covariances, and of async_learner and pp_dmtl, whose owners act one at a
-time.
+which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose owners act one
+at a time; some of the latter with further releases.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def main(algorithms: list[str]) -> int:
                 failed += bool(found) if mutant in gate.NO_OP else not expected
             names = "; ".join(checks) or "nothing"
             print(f"| {mutant.name} | {mutant.configuration} | {', '.join(having) or 'none'} | {names} |", flush=True)
+    for name, mutant in owners.FEATURED_MUTANTS if not algorithms else ():
+        found = owners.caught(name, mutant)
+        failed += not any(check.startswith(mutant.caught_by) for check in found)
+        print(f"| {mutant.name} | {mutant.configuration} | {name} | {'; '.join(found) or 'nothing'} |", flush=True)
     return 1 if failed else 0
 
 

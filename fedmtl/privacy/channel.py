@@ -40,7 +40,8 @@ class Channel:
         records: the record-level releases of local training, under :class:`RecordPrivacy` only; what clients send is
             then post-processing, and :meth:`release` adds it up as it is.
         noise_multiplier: z of every release together with its count of unclipped clients, or None without noise.
-        record: set it to a list, and (step, name, value) of every release is appended.
+        record: set it to a list, and (step, name, value) of every release is appended; (step, "<name>/rows", rows) too
+            of what clients release to the server, where they add noise to their own rows.
         notes: what the data's own preparation leaves outside of every epsilon.
         rows: noise that clients add to their own rows, by release.
         multipliers: z of every repetition, 0 for one without noise; empty where none has any.
@@ -205,6 +206,8 @@ class Channel:
         value = self._replayed(step, name)
         if value is None:
             rows = self._hidden(name, rows, clients, step)
+            if name in self.rows:
+                self._note(step, f"{name}/rows", rows)
             value = self._noised(name, contributions(rows, self._clip(name), self._plans[name].form), step)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):

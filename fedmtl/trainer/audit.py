@@ -27,12 +27,14 @@ from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
 from ..errors import BudgetExhausted
 from ..execution import operation_threads
-from ..privacy import Channel, OwnerChannel, RecordPrivacy
-from ..privacy.audit import Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
+from ..privacy import Channel, OwnerChannel, RecordPrivacy, SeededSource
+from ..privacy.audit import CHECKS, Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
 from ..privacy.audit.findings import exact, skipped
 from ..privacy.channel import Recording
+from ..privacy.sources import NoiseSource
 from ..random import derive_key
 from ..schedules import AsynchronousSchedule
+from .audit_runs import audit_runs
 from .problem import build_problem, client_ranks, record_owners
 from .sources import bind_schedule, in_rounds, open_activations
 from .trainer import Trainer
@@ -63,6 +65,8 @@ def audit_trainer(
         findings += audit_owners(owners, seed=seed, effort=effort)
     else:
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
+    if setup is not None or owners is not None:
+        findings += audit_runs(trainer, setup or owners, seed, CHECKS if effort is None else effort.checks)
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
     return findings
@@ -79,8 +83,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
         offsets, plans = problem.layout.offsets, algorithm.plan(problem, sampler)
         return Setup(
             privacy=trainer.privacy,
-            # noise that clients add to their own rows is another account, and hides what the release adds up
-            plans=tuple(replace(plan, rows=None) for plan in plans),
+            plans=plans,
             sampler=sampler,
             steps=trainer.rounds,
             tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
@@ -137,10 +140,11 @@ def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
 def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:
     """The public state is a function of the releases alone.
 
-    A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced
-    and the releases forced to the recording. The public state and the shared model must be bit-identical from the
-    start to the last round. Under record-level privacy the numbers of examples are public and stay, and the clients'
-    own models must be bit-identical too.
+    A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced,
+    the secret coins drawn anew, and the releases forced to the recording. The public state, the shared model and the
+    clip norms must be bit-identical from the start to the last round. Secret coins are the cohorts; under record-level
+    privacy who takes part when and the numbers of examples are public and stay, the coins are the subsamples of
+    records, and the clients' own models must be bit-identical too.
 
     Args:
         trainer: the configuration.
@@ -153,14 +157,14 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
     if first[-1] == _digest({}, None):
         return skipped(check, "the algorithm has no public state")
     data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
-    again = public_states(trainer, data, rounds, replay=recording)
+    again = public_states(trainer, data, rounds, replay=recording, coins=derive_key(seed, "audit/coins") >> 1)
     differing = [index for index, (a, b) in enumerate(zip(first, again, strict=False)) if a != b]
     if len(first) != len(again):
         differing.append(min(len(first), len(again)))
-    detail = f"states that differ of {len(first)}, data replaced and releases forced"
+    detail = f"states that differ of {len(first)}, data replaced, coins drawn anew and releases forced"
     if differing:
         when = "at the start" if differing[0] == 0 else f"after round {differing[0]}"
-        detail = f"the public state depends on private data otherwise than through the releases, first {when}"
+        detail = f"the public state depends on private data or coins otherwise than through the releases, first {when}"
     return exact(check, len(differing), detail)
 
 
@@ -171,8 +175,17 @@ def public_states(
     *,
     record: list[tuple[int, str, Tensor]] | None = None,
     replay: Recording | None = None,
+    coins: int | None = None,
 ) -> list[str]:
-    """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``."""
+    """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``.
+
+    Args:
+        trainer, data: the configuration.
+        rounds: rounds that are run.
+        record: where releases are appended.
+        replay: releases that are forced.
+        coins: seed of the secret coins, in place of the run's.
+    """
     problem, algorithm = _problem(trainer, data), trainer.algorithm
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit", replay=replay)
@@ -180,8 +193,10 @@ def public_states(
             if channel.records is not None:  # messages are functions of the released gradients: only these are forced
                 channel._replay = None
             problem = replace(problem, records=channel.records)
+        if coins is not None:
+            _redraw(channel, SeededSource(coins))
         channel.record = record
-        digest = partial(_digest_of, algorithm, private=isinstance(trainer.privacy, RecordPrivacy))
+        digest = partial(_digest_of, algorithm, channel, private=isinstance(trainer.privacy, RecordPrivacy))
         state = algorithm.init(problem)
         digests = [digest(state)]
         with closing(channel):
@@ -196,6 +211,17 @@ def public_states(
             except BudgetExhausted:
                 pass
     return digests
+
+
+def _redraw(channel: Channel | OwnerChannel, source: NoiseSource) -> None:
+    """Take the secret coins of a channel from ``source``: its cohorts, or the records that take part, where these are
+    secret and the cohorts are public."""
+    if isinstance(channel, OwnerChannel):
+        channel._sources = channel.participation._sources = [source]
+    elif channel.records is not None:
+        channel.records._source = source
+    else:
+        channel.source = source
 
 
 def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
@@ -273,9 +299,11 @@ def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
     )
 
 
-def _digest_of(algorithm: AnyAlgorithm, state: State, *, private: bool) -> str:
+def _digest_of(algorithm: AnyAlgorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:
     """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
     public = dict(state.public)
+    if isinstance(channel, Channel):
+        public |= {f"clip norm of {name}": value for name, value in channel.state().items()}
     if private:
         public |= {f"own {name}": value for name, value in state.private.snapshot(0).items()}
     return _digest(public, algorithm.shared(state))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from fedmtl.privacy import ClientPrivacy, PoissonSampling, ReleasePlan
+from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, ReleasePlan
 from fedmtl.privacy.audit import Effort, Setup, audit_channel
+from fedmtl.privacy.row_noise import RowNoise
 
 EFFORT = Effort(
     noise=1600,
@@ -28,13 +31,28 @@ def setup() -> Setup:
     )
 
 
-def audits(first: int, last: int) -> tuple[list[str], dict[str, list[float]]]:
+def rows_setup() -> Setup:
+    """12 clients that add noise to their own rows of 20 coordinates, 6 steps."""
+    plan = ReleasePlan(name="update", dimension=20, uses=6, stateful=True, rows=RowNoise(8.0))
+    return Setup(
+        privacy=ClientPrivacy(clip_norm=1.5, noise_multiplier=2.0),
+        plans=(plan,),
+        sampler=FullParticipation().bind(12),
+        steps=6,
+    )
+
+
+SETUPS = {"sums": (setup, EFFORT), "rows": (rows_setup, replace(EFFORT, noise=480, checks=("noise law", "freshness")))}
+
+
+def audits(which: str, first: int, last: int) -> tuple[list[str], dict[str, list[float]]]:
     """Refuted checks and all statistics by check, of the seeds in [first, last)."""
     torch.set_num_threads(1)
+    made, effort = SETUPS[which]
     refuted: list[str] = []
     statistics: dict[str, list[float]] = {}
     for seed in range(first, last):
-        for finding in audit_channel(setup(), seed=seed, effort=EFFORT):
+        for finding in audit_channel(made(), seed=seed, effort=effort):
             statistics.setdefault(finding.check, []).append(finding.statistic)
             if finding.refuted:
                 refuted.append(f"seed {seed}: {finding}")

@@ -14,6 +14,7 @@ from fedmtl.algorithms import MPMTL, MPMTLayers
 from fedmtl.data.synthetic import make_synthetic_tasks
 from fedmtl.optim import LocalSGD
 from fedmtl.privacy import (
+    Channel,
     ClientPrivacy,
     FullParticipation,
     L2LaplaceNoise,
@@ -22,12 +23,26 @@ from fedmtl.privacy import (
     SeededSource,
     forms,
     opening,
+    row_noise,
     symmetric,
 )
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.release import ReleasePlan
 
-from .mutants import CANARY, CHARGES, CHECKS, NOISE, SENSITIVITY, TRANSCRIPT, Mutant, audit
+from .mutants import (
+    CANARY,
+    CHARGES,
+    CHECKS,
+    FRESH,
+    GRID,
+    NOISE,
+    SENSITIVITY,
+    TRANSCRIPT,
+    Mutant,
+    _accountant_halved,
+    _plain_float_sum,
+    audit,
+)
 
 _PRIVACY = ClientPrivacy(clip_norm=0.5, epsilon=8.0, delta=1e-4)
 MATRIX_CONFIGURATIONS = {
@@ -36,6 +51,7 @@ MATRIX_CONFIGURATIONS = {
     "k-norm": (MPMTL(lam=0.1, own_penalty="l1", alpha=1.0), replace(_PRIVACY, mechanism="l2_laplace")),
     "diagonal": (MPMTL(lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
     "curator": (MPMTL(lam=0.1, curator_epsilon=10.0), _PRIVACY),
+    "curator, secure": (MPMTL(lam=0.1, curator_epsilon=10.0), replace(_PRIVACY, source="secure")),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _PRIVACY),
 }
 ALGORITHMS = ("mp_mtl",)
@@ -155,6 +171,42 @@ def _step_size_from_data(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(MPMTL, "_step_size", of)
 
 
+# Noise on the rows that the curator gets
+
+_row_draw = L2LaplaceNoise.draw_rows
+
+
+def _rows_drawn(make: Callable[..., Any]) -> Apply:
+    return lambda patch, trainer: patch.setattr(L2LaplaceNoise, "draw_rows", make)
+
+
+def _rows_scaled(self: L2LaplaceNoise, *address: Any) -> Any:
+    return 0.01 * _row_draw(self, *address)
+
+
+def _one_row_noise(self: L2LaplaceNoise, source: Any, purpose: str, step: int, keys: torch.Tensor, size: int) -> Any:
+    return _row_draw(self, source, purpose, step, keys[:1], size).repeat(len(keys), axis=0)
+
+
+def _row_noise_reused(self: L2LaplaceNoise, source: Any, purpose: str, step: int, *rest: Any) -> Any:
+    return _row_draw(self, source, purpose, 0, *rest)
+
+
+def _rows_not_hidden(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(Channel, "_hidden", lambda self, name, rows, *of: rows)
+
+
+def _rows_not_clipped(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(row_noise, "clip_rows", lambda rows, clip: rows)
+
+
+def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Noise on rows is calibrated to one use, and its epsilon is that of one."""
+    calibrate, epsilon_at = row_noise.calibrate_multiplier, row_noise.BoundRowNoise.epsilon_at
+    patch.setattr(row_noise, "calibrate_multiplier", lambda *a, uses, **options: calibrate(*a, uses=1, **options))
+    patch.setattr(row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1)))
+
+
 NO_OP = [Mutant(f"no-op: {name}", lambda patch, trainer: None, (), name) for name in MATRIX_CONFIGURATIONS]
 MUTANTS = [
     Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), "symmetric"),
@@ -177,4 +229,13 @@ MUTANTS = [
     Mutant("clip skipped, layers", _clip_with(lambda rows, clip: _clip(rows, None)), SENSITIVITY, "layers"),
     Mutant("shift from the models, layers", _shift_from_data, TRANSCRIPT, "layers"),
     Mutant("shift from the models, curator", _shift_from_data, TRANSCRIPT, "curator"),
+    Mutant("row noise x 0.01", _rows_drawn(_rows_scaled), NOISE, "curator"),
+    Mutant("no noise on rows", _rows_not_hidden, NOISE, "curator"),
+    Mutant("one row noise for all clients", _rows_drawn(_one_row_noise), FRESH, "curator"),
+    Mutant("row noise reused", _rows_drawn(_row_noise_reused), FRESH, "curator"),
+    Mutant("rows not clipped before their noise", _rows_not_clipped, SENSITIVITY, "curator"),
+    Mutant("rows charged for one use", _rows_charged_once, CHARGES, "curator"),
+    Mutant("accountant halved, K-norm", _accountant_halved, CHARGES, "k-norm"),
+    Mutant("accountant halved, allocated", _accountant_halved, CHARGES, "allocated"),
+    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "curator, secure"),
 ]

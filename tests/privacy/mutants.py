@@ -32,11 +32,15 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     account,
+    calibration,
+    channel,
     clip,
+    composition,
     forms,
     opening,
     records,
     release,
+    row_noise,
     samplers,
 )
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
@@ -386,6 +390,46 @@ def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Ledger, "_append", late)
 
 
+def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Every epsilon is half of what it is, wherever one is computed: noise is calibrated to it, and claims state it."""
+    whole = composition._epsilon
+    patch.setattr(composition, "_epsilon", lambda *of: whole(*of) / 2)
+    patch.setattr(calibration, "_calibrated", calibration._calibrated.__wrapped__)  # what is cached is sound
+
+
+def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Noise and budget are those of the delta that is stated; the epsilon beside it is that of a hundred times it."""
+
+    def other(self, uses):
+        return replace(self.cost, delta=100 * self.cost.delta).epsilon(uses)
+
+    patch.setattr(account.Account, "epsilon_at", other)
+
+
+def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(account.Account, "forfeit", lambda self, done: None)
+
+
+# The public grid of secure mode
+
+
+def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    for module in (channel, records, row_noise):
+        patch.setattr(module, "to_grid", lambda total, noise, width, dither=None: total + noise)
+
+
+def _grid_of_the_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The width follows what is added up, and says how large that is."""
+    exact = channel.to_grid
+
+    def follows(total, noise, width, dither=None):
+        largest = float(total.abs().max())
+        return exact(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
+
+    for module in (channel, records, row_noise):
+        patch.setattr(module, "to_grid", follows)
+
+
 # Gradients of single records
 
 _draw_rows, _segment_sums = GaussianNoise.draw_rows, clip.clipped_segment_sums
@@ -524,8 +568,42 @@ def _counts_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(kind, "step", leaky)
 
 
+def _in_public(what: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    """The public state gets a tensor of the round."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        kind = type(trainer.algorithm)
+        step = kind.step
+
+        def leaky(self, problem, state, event, door):
+            state = step(self, problem, state, event, door)
+            state.public["round"] = what(event.cohort)
+            return state
+
+        patch.setattr(kind, "step", leaky)
+
+    return apply
+
+
+def _members(cohort: torch.Tensor) -> torch.Tensor:
+    return torch.isin(torch.arange(CLIENTS), cohort)
+
+
+def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The noised count is released, and the clip norm of the next step follows the count without noise."""
+    adapt = Channel._adapt
+
+    def raw(self, name, rows, step, settings):
+        release = self.releases[name]
+        adapt(self, name, rows, step, settings)
+        share = float((rows.norm(dim=1) <= release.clip.bound).sum()) / self.denominator
+        self.releases[name] = release.clipped_at(settings.updated_norm(release.clip.bound, share))
+
+    patch.setattr(Channel, "_adapt", raw)
+
+
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
-SAMPLER, CHARGES, TRANSCRIPT = ("sampler",), ("charges",), ("transcript",)
+SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
 
 NO_OP = [
     Mutant("no-op: noise", _scaled(1.0), ()),
@@ -597,4 +675,19 @@ MUTANTS = [
     Mutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT),
     Mutant("numbers of examples in the public state", _counts_in_public, TRANSCRIPT),
+    Mutant("cohort in the public state", _in_public(_members), TRANSCRIPT),
+    Mutant("size of the cohort in the public state", _in_public(lambda c: torch.tensor(len(c))), TRANSCRIPT),
+    Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, "adaptive"),
+    Mutant("accountant halved", _accountant_halved, CHARGES),
+    Mutant("accountant halved, everybody takes part", _accountant_halved, CHARGES, "full"),
+    Mutant("accountant halved, fixed cohort", _accountant_halved, CHARGES, "fixed"),
+    Mutant("accountant halved, Laplace", _accountant_halved, CHARGES, "laplace"),
+    Mutant("accountant halved, L2-Laplace", _accountant_halved, CHARGES, "l2_laplace"),
+    Mutant("accountant halved, records", _accountant_halved, CHARGES, "records"),
+    Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
+    Mutant("early stop not charged", _early_stop_for_free, CHARGES),
+    Mutant("early stop not charged, fixed cohort", _early_stop_for_free, CHARGES, "fixed"),
+    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),
+    Mutant("plain float sum in secure mode, records", _plain_float_sum, GRID, "records, secure"),
+    Mutant("grid of the sum in secure mode", _grid_of_the_sum, GRID, "secure"),
 ]

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
+from fedmtl.algorithms import p2p_start
+from fedmtl.algorithms.linear import DomainBound
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Ring
 from fedmtl.privacy import (
@@ -28,7 +30,7 @@ from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit import audit_trainer
 
-from .mutants import _charged_after
+from .mutants import _accountant_halved, _charged_after
 
 OWNERS, ANSWERS, FEATURES = 5, 8, 6
 EFFORT = Effort(noise=4800, cohorts=200, processes=False)
@@ -63,6 +65,14 @@ class Featured(AsyncLearner):
 FEATURED = {
     "featured": (Featured(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
     "subsampled": (PPDMTL(a1=0.05, batch_rate=0.4), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
+    "warm start": (
+        PeerToPeer(graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
+        PoissonClocks(per_client=ANSWERS),
+    ),
+    "bounded": (
+        AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
+        PoissonClocks(per_client=ANSWERS),
+    ),
 }
 _PRIVACY = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
 CONFIGURATIONS = {
@@ -70,6 +80,8 @@ CONFIGURATIONS = {
     "l2_laplace": replace(_PRIVACY, mechanism="l2_laplace"),
     "gaussian": replace(_PRIVACY, mechanism="gaussian", delta=1e-3, accountant="rdp"),
     "secure": replace(_PRIVACY, source="secure"),
+    "tight clip": replace(_PRIVACY, clip_norm=0.05),
+    "loose clip": replace(_PRIVACY, clip_norm=40.0),
 }
 
 
@@ -523,7 +535,40 @@ def _charged_at_a_lower_rate(self, *of):
     return _events(replace(self, rate=self.rate / 2), *of)
 
 
+def _fit_without_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    fit = p2p_start.local_minimizer
+    patch.setattr(p2p_start, "local_minimizer", lambda loss, x, y, lam, *clip: fit(loss, x, y, lam))
+
+
+def _start_sensitivity(factor: float) -> _Patch:
+    moves = p2p_start.minimizer_sensitivity
+    return lambda patch, trainer: patch.setattr(p2p_start, "minimizer_sensitivity", lambda *of: factor * moves(*of))
+
+
+def _bounded_without_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    bounded = OwnerChannel.release_bounded
+
+    def bare(self, means):
+        self._noised = lambda value, at: value
+        try:
+            return bounded(self, means)
+        finally:
+            del self._noised
+
+    patch.setattr(OwnerChannel, "release_bounded", bare)
+
+
+def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(owner_account.OwnerAccount, "forfeit", lambda self: None)
+
+
+def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    for module in (owner_channel, owner_first):
+        patch.setattr(module, "to_grid", lambda total, noise, width, dither=None: total + noise)
+
+
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
+GRID = ("grid",)
 CHARGES, TRANSCRIPT, SAMPLER = ("charges",), ("transcript",), ("sampler",)
 
 NO_OP = [OwnerMutant(f"no-op: {name}", _scaled(1.0), (), name) for name in CONFIGURATIONS]
@@ -571,6 +616,10 @@ MUTANTS = [
     OwnerMutant("charged after the release", _charged_after, ("charges: activations",)),
     OwnerMutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
     OwnerMutant("raw start", _raw_start, TRANSCRIPT),
+    OwnerMutant("accountant halved", _accountant_halved, CHARGES, "gaussian"),
+    OwnerMutant("accountant halved, K-norm", _accountant_halved, CHARGES, "l2_laplace"),
+    OwnerMutant("accountant halved, pure", _accountant_halved, CHARGES, "laplace"),
+    OwnerMutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),
 ]
 
 FEATURED_MUTANTS = [
@@ -596,4 +645,16 @@ FEATURED_MUTANTS = [
     ("subsampled", OwnerMutant("subsample of a known seed", _subsets(_known_subsample), SAMPLER, "secure")),
     ("subsampled", OwnerMutant("charged at half the rate", _kinds(_charged_at_a_lower_rate), (*NOISE, *CHARGES))),
     ("subsampled", OwnerMutant("noise halved", _scaled(0.5), NOISE, "l2_laplace")),
+    ("subsampled", OwnerMutant("accountant halved, subsampled", _accountant_halved, CHARGES, "l2_laplace")),
+    (
+        "warm start",
+        OwnerMutant("sensitivity of the warm start x 0.01", _start_sensitivity(0.01), ("sensitivity: first",)),
+    ),
+    (
+        "warm start",
+        OwnerMutant("fit of the warm start without clip", _fit_without_clip, ("sensitivity: first",), "tight clip"),
+    ),
+    ("warm start", OwnerMutant("plain float sum in secure mode", _plain_float_sum, ("grid: first",), "secure")),
+    ("bounded", OwnerMutant("bounded means without noise", _bounded_without_noise, NOISE, "loose clip")),
+    ("featured", OwnerMutant("early stop not charged", _early_stop_for_free, CHARGES)),
 ]

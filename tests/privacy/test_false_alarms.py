@@ -6,16 +6,18 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import numpy as np
+import pytest
 from scipy import stats
 
-from .false_alarms import audits
+from .false_alarms import SETUPS, audits
 
 SEEDS = 1000
 
 
-def test_a_sound_release_path_raises_no_alarm() -> None:
+@pytest.mark.parametrize("which", SETUPS)
+def test_a_sound_release_path_raises_no_alarm(which: str) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        parts = list(pool.map(audits, (0, SEEDS // 2), (SEEDS // 2, SEEDS)))
+        parts = list(pool.map(audits, (which, which), (0, SEEDS // 2), (SEEDS // 2, SEEDS)))
     refuted = [finding for part, _ in parts for finding in part]
     assert len(refuted) <= 1, refuted
     # the p-values behind the verdicts: no more of them below 1 % than binomial chance allows, and not all near 1
@@ -23,6 +25,8 @@ def test_a_sound_release_path_raises_no_alarm() -> None:
     for check in parts[0][1]:
         values = np.concatenate([part[check] for _, part in parts])
         assert len(values) == SEEDS
+        if np.isnan(values).all():  # not checked
+            continue
         if check.startswith(("noise law", "sampler")) and check != "sampler: distinct clients":
             assert (values < 0.01).sum() <= most, check
             assert values.min() < 0.05, check

@@ -22,7 +22,13 @@ def test_a_mutant_is_caught_by_the_checks_that_should(algorithm: str, mutant: Ow
     assert any(check.startswith(mutant.caught_by) for check in found), found
 
 
-_SOUND = [(name, mutant) for name in FEATURED for mutant in NO_OP if mutant.configuration in ("l2_laplace", "secure")]
+_WHERE = {"bounded": ("loose clip",)}  # elsewhere the domain's own bound is above the clip
+_SOUND = [
+    (name, mutant)
+    for name in FEATURED
+    for mutant in NO_OP
+    if mutant.configuration in _WHERE.get(name, ("l2_laplace", "secure"))
+]
 
 
 @pytest.mark.parametrize(("algorithm", "mutant"), _SOUND, ids=lambda one: getattr(one, "name", one))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from .canary import canaries_composed, canaries_per_release, shortened
 from .charges import charges
 from .cohorts import cohorts
 from .findings import Finding, skipped
+from .grid import channel_grid, owner_grid, record_grid
 from .noise import fresh_names, fresh_steps, fresh_within, noise_law, standardized
 from .owner_charges import owner_charges
 from .owner_noise import owner_freshness, owner_noise, owner_noise_law
@@ -30,12 +31,15 @@ from .records import (
     record_sensitivity,
     record_subsets,
 )
+from .rows import row_charges, row_claims, row_freshness, row_noise_law, row_sensitivity, rows_noise
 from .sensitivity import sensitivity
 from .setup import Claim, Setup, claims_of, clip_claims, released
+from .stated import stated_channel, stated_owners
 from .statistics import auditor, seeds
 
-CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "transcript")
-"""Kinds of checks; the last one needs the algorithm: :func:`fedmtl.trainer.audit.transcript`."""
+CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript")
+"""Kinds of checks; the last one needs the algorithm: :func:`fedmtl.trainer.audit.transcript`. So do the sensitivity of
+first releases and the charge of an early stop: :mod:`fedmtl.trainer.audit_runs`."""
 
 _CHANNELS = 50  # at most opened for more noise
 
@@ -108,7 +112,28 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         claim = next(iter(claims.values()), None)
         findings += cohorts(setup, claim, (one, two), effort.cohorts, effort.alpha, auditor(seed, "cohorts"))
     if claims and "charges" in effort.checks:
-        findings += charges(setup, claims, seed)
+        findings += [*charges(setup, claims, seed), *stated_channel(setup, seed)]
+    if claims and not published and "grid" in effort.checks:
+        findings += channel_grid(setup, claims, seed, auditor(seed, "grid"))
+    return [*findings, *_audit_rows(replace(setup, rows=True), seed, effort)]
+
+
+def _audit_rows(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
+    """The checks of noise that clients add to their own rows, where releases have it."""
+    claims = row_claims(setup, setup.open(seed)) if any(plan.rows is not None for plan in setup.plans) else {}
+    findings: list[Finding] = []
+    if not claims:
+        return findings
+    if "noise law" in effort.checks:
+        findings += row_noise_law(setup, claims, seed, effort.noise, effort.alpha)
+    if "freshness" in effort.checks:
+        first, second = seeds(seed, "rows/channels", 2)
+        findings += row_freshness(setup, claims, first)
+        findings += fresh_elsewhere(setup, partial(rows_noise, setup, claims), first, second, 2, effort)
+    if "sensitivity" in effort.checks:
+        findings += row_sensitivity(setup, claims, seed)
+    if "charges" in effort.checks:
+        findings += row_charges(setup, claims, seed)
     return findings
 
 
@@ -139,7 +164,9 @@ def _audit_records(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
         coins = auditor(seed, "cohorts")
         findings += record_subsets(setup, claims, (one, two), effort.cohorts, effort.alpha, coins)
     if "charges" in effort.checks:
-        findings += record_charges(setup, claims, seed)
+        findings += [*record_charges(setup, claims, seed), *stated_channel(setup, seed)]
+    if "grid" in effort.checks:
+        findings += record_grid(setup, claims, seed, auditor(seed, "grid"))
     return findings
 
 
@@ -172,7 +199,9 @@ def audit_owners(setup: OwnerSetup, *, seed: int = 0, effort: Effort | None = No
         coins = auditor(seed, "subsamples")
         findings += owner_subsamples(setup, claims, seed, effort.cohorts, effort.alpha, coins)
     if "charges" in effort.checks:
-        findings += owner_charges(setup, claims, seed)
+        findings += [*owner_charges(setup, claims, seed), *stated_owners(setup, claims, seed)]
+    if "grid" in effort.checks:
+        findings += owner_grid(setup, claims, seed)
     return findings
 
 

@@ -1,0 +1,283 @@
+"""A second accountant: epsilon from below, by ``dp_accounting`` and by quadrature, apart from the run's own accountant.
+
+Gaussian and Laplace noise, also under Poisson sampling, are left to ``dp_accounting`` with
+``pessimistic_estimate=False``, so its figure is not above the true epsilon of the composition. For the laws that it
+does not have, K-norm noise and a unit replaced in a secret subsample, the losses are those of two data sets that are
+neighbours indeed: (1 - q) f(0) + q f(c) against (1 - q) f(0) + q f(c'), f(c) the density of the noise around c. They
+are taken at the nodes of a quadrature of these densities, rounded down to a grid, and composed by ``dp_accounting``. So
+a figure is at most the true epsilon, but for the error of the quadrature, which is far below that of the rounding, and
+a claim below it is wrong. Where the accounting of a run is an upper bound that is not tight, the two differ and nothing
+is refuted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import attr
+import numpy as np
+from scipy import special, stats
+
+Composition = Sequence[tuple[Any, int]]
+"""Events of ``dp_accounting`` (or of this package), each with its number of uses."""
+
+_SAMPLED = ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent", "SampledWithoutReplacementDpEvent")
+_COARSE = 0.005  # of the epsilon that is looked at: the most by which rounding down lowers the figure
+_WIDEST, _NARROWEST = 1e-2, 5e-6
+_POINTS = 200_000  # of one law on its grid
+_LAWS = 64  # laws composed with one another; more of one kind are grouped
+_DEEPEST = 1e-14
+_NODES = np.polynomial.legendre.leggauss(4)
+
+
+def least_epsilon(composition: Composition, delta: float, scale: float) -> float | None:
+    """A lower bound on the epsilon of a composition.
+
+    Args:
+        composition: events and their numbers of uses.
+        delta: in [0, 1); at 0 the pure epsilons are added.
+        scale: the epsilon that it is compared with, above 0: the grid of losses follows it.
+
+    Returns:
+        Epsilon, infinite where something is released without noise; None where a law is not covered: several releases
+        under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm noise.
+    """
+    from dp_accounting import dp_event
+
+    counts: dict[Any, int] = {}
+    precision = 0.0
+    for event, count in _flat(composition):
+        if isinstance(event, dp_event.NonPrivateDpEvent):
+            return math.inf
+        if isinstance(event, dp_event.GaussianDpEvent):  # T Gaussian releases are one
+            precision += count / event.noise_multiplier**2
+            continue
+        if type(event).__name__ in _SAMPLED:
+            inner = _alone(event.event)
+            if inner is None:
+                return None
+            event = attr.evolve(event, event=inner)
+        counts[event] = counts.get(event, 0) + count
+    if not counts and not precision:
+        return 0.0
+    if delta == 0:
+        pure = [None if precision else _pure(event) for event in counts]
+        return math.inf if precision else _sum(pure, counts.values())
+    counts = _grouped(counts)
+    uses = sum(counts.values())
+    width = min(max(_COARSE * 2 * scale / max(uses, 1), _NARROWEST), _WIDEST)
+    laws: list[tuple[Any, int]] = [(event, count) for event, count in counts.items()]
+    if precision:
+        laws.append((dp_event.GaussianDpEvent(precision**-0.5), 1))
+    whole = None
+    for event, count in laws:
+        law = _law(event, width)
+        if law is None:
+            return None
+        law = law.self_compose(count) if count > 1 else law
+        whole = law if whole is None else whole.compose(law)
+    assert whole is not None
+    return max(0.0, float(whole.get_epsilon_for_delta(delta)))
+
+
+def library_epsilon(composition: Composition, delta: float) -> float | None:
+    """``dp_accounting``'s own figure by Renyi DP, an upper bound: a claim by that accountant is not below it.
+
+    Args:
+        composition: events and their numbers of uses.
+        delta: in (0, 1).
+
+    Returns:
+        Epsilon; None where the library does not support an event.
+    """
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    parts = list(_flat(composition))
+    without = any(type(event).__name__ == "SampledWithoutReplacementDpEvent" for event, _ in parts)
+    relation = NeighboringRelation.REPLACE_ONE if without else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = RdpAccountant(neighboring_relation=relation)
+    logger = logging.getLogger("absl")
+    disabled, logger.disabled = logger.disabled, True  # notes on orders that are left out
+    try:
+        for event, count in parts:
+            if not accountant.supports(event):
+                return None
+            accountant.compose(event, count)
+        return max(0.0, float(accountant.get_epsilon(delta)))
+    finally:
+        logger.disabled = disabled
+
+
+def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
+    from dp_accounting import dp_event
+
+    for event, count in composition:
+        if not count:
+            continue
+        if isinstance(event, dp_event.ComposedDpEvent):
+            yield from _flat((part, count) for part in event.events)
+        elif isinstance(event, dp_event.SelfComposedDpEvent):
+            yield from _flat([(event.event, event.count * count)])
+        elif not isinstance(event, dp_event.NoOpDpEvent):
+            yield event, count
+
+
+def _sum(pure: Sequence[float | None], counts: Iterable[int]) -> float | None:
+    known = [value for value in pure if value is not None]
+    return None if len(known) < len(pure) else sum(v * c for v, c in zip(known, counts, strict=True))
+
+
+def _pure(event: Any) -> float | None:
+    """The largest loss of one event."""
+    name = type(event).__name__
+    if name == "GaussianDpEvent":
+        return math.inf
+    if name == "LaplaceDpEvent":
+        return 1 / float(event.noise_multiplier)
+    if name in ("KNormDpEvent", "PureDpEvent"):
+        return float(event.epsilon)
+    if name in ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent"):
+        inner = _pure(event.event)
+        return None if inner is None else math.log1p(float(event.sampling_probability) * math.expm1(inner))
+    return None
+
+
+def _grouped(counts: Mapping[Any, int]) -> dict[Any, int]:
+    """Few laws for many: a multiplier counts as the next one of a geometric series, which is more noise."""
+    laws = dict(counts)
+    ratio = 1.001
+    while len(laws) > _LAWS:
+        grouped: dict[Any, int] = {}
+        for event, count in counts.items():
+            louder = _with_noise(event, ratio)
+            grouped[louder] = grouped.get(louder, 0) + count
+        if ratio > 4:
+            return grouped
+        laws, ratio = grouped, ratio**1.5
+    return laws
+
+
+def _with_noise(event: Any, ratio: float) -> Any:
+    name = type(event).__name__
+    if name in ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent"):
+        return type(event)(event.sampling_probability, _with_noise(event.event, ratio))
+    if name in ("GaussianDpEvent", "LaplaceDpEvent"):
+        return type(event)(_above(event.noise_multiplier, ratio))
+    if name == "KNormDpEvent":
+        return type(event)(epsilon=1 / _above(1 / event.epsilon, ratio), dimension=event.dimension)
+    return event
+
+
+def _above(multiplier: float, ratio: float) -> float:
+    return max(multiplier, ratio ** math.ceil(math.log(multiplier) / math.log(ratio) - 1e-9))
+
+
+@lru_cache(maxsize=256)
+def _law(event: Any, width: float) -> Any | None:
+    """The privacy loss distribution of one event, from below, on a grid of ``width``; None where it is not covered."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    name, inner, q = type(event).__name__, event, 1.0
+    options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
+    options["use_connect_dots"] = False  # it has no estimate from below
+    if name == "TruncatedSubsampledGaussianDpEvent":
+        sizes = np.arange(event.dataset_size + 1)
+        drawn = stats.binom.pmf(sizes, event.dataset_size, event.sampling_probability)
+        q = float((drawn * np.minimum(sizes, event.truncated_batch_size)).sum()) / event.dataset_size
+        return pld.from_gaussian_mechanism(event.noise_multiplier, sampling_prob=q, **options)
+    if name in _SAMPLED:
+        inner = event.event
+        without = name == "SampledWithoutReplacementDpEvent"
+        q = float(event.sample_size / event.source_dataset_size if without else event.sampling_probability)
+        if name != "PoissonSampledDpEvent":  # one unit replaced: the sum with it moves by half of S, or the other way
+            return _pair(inner, {0.0: 1 - q, 0.5: q}, {0.0: 1 - q, -0.5: q}, width)
+    kind = type(inner).__name__
+    if kind == "GaussianDpEvent":
+        return pld.from_gaussian_mechanism(inner.noise_multiplier, sampling_prob=q, **options)
+    if kind == "LaplaceDpEvent":
+        return pld.from_laplace_mechanism(inner.noise_multiplier, sampling_prob=q, **options)
+    return _pair(inner, {0.0: 1 - q, 1.0: q}, {0.0: 1.0}, width)
+
+
+def _alone(event: Any) -> Any | None:
+    """What is under one coin, where that is one law: Gaussian releases are one. None elsewhere."""
+    parts = list(_flat([(event, 1)]))
+    if all(type(part).__name__ == "GaussianDpEvent" for part, _ in parts):
+        from dp_accounting import dp_event
+
+        return dp_event.GaussianDpEvent(sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5)
+    return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else None
+
+
+def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any | None:
+    """The losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    density, nodes = _noise(noise)
+    if density is None:
+        return None
+
+    def losses(over: Mapping[float, float], against: Mapping[float, float]) -> Any:
+        values, masses = [], []
+        for centre, weight in over.items():
+            if weight == 0:
+                continue
+            x, y, mass = nodes
+            values.append(_mixed(density, over, x + centre, y) - _mixed(density, against, x + centre, y))
+            masses.append(weight * mass)
+        loss, mass = np.concatenate(values), np.concatenate(masses)
+        cells = max(1, math.ceil(float(np.ptp(loss)) / width / _POINTS))  # rounded down to every so many
+        cell = np.floor(loss / (cells * width) + 1e-9).astype(np.int64) * cells
+        lowest = int(cell.min())
+        return pld_pmf.DensePLDPmf(width, lowest, np.bincount(cell - lowest, weights=mass), 0.0, False)
+
+    return pld.PrivacyLossDistribution(losses(first, second), losses(second, first))
+
+
+def _mixed(density: Any, mixture: Mapping[float, float], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    terms = [math.log(weight) + density(x - centre, y) for centre, weight in mixture.items() if weight > 0]
+    out: np.ndarray = np.logaddexp.reduce(terms)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | tuple[None, Any]:
+    """Log density (but for a constant) as a function of the coordinate along the shift and of the length across it; and
+    nodes (x, y) with their masses, for noise at sensitivity 1."""
+    name = type(event).__name__
+    low, mass = _quantiles()
+    if name == "GaussianDpEvent":
+        z = float(event.noise_multiplier)
+        x = z * special.ndtri(low)
+        x, mass = np.concatenate([x, -x]), np.concatenate([mass, mass])
+        return (lambda x, y: -(x**2) / (2 * z * z)), (x, np.zeros_like(x), mass)
+    if name == "LaplaceDpEvent" or (name == "KNormDpEvent" and event.dimension == 1):
+        b = float(event.noise_multiplier) if name == "LaplaceDpEvent" else 1 / float(event.epsilon)
+        x = b * np.log(2 * low)
+        x, mass = np.concatenate([x, -x]), np.concatenate([mass, mass])
+        return (lambda x, y: -np.abs(x) / b), (x, np.zeros_like(x), mass)
+    if name != "KNormDpEvent":
+        return None, None
+    beta, d = float(event.epsilon), int(event.dimension)
+    radius = np.concatenate([special.gammaincinv(d, low), special.gammainccinv(d, low)])[:, None] / beta
+    half = special.betaincinv((d - 1) / 2, (d - 1) / 2, low)  # (1 + cosine) / 2 below its median
+    cosine = np.concatenate([2 * half - 1, 1 - 2 * half])
+    sine = 2 * np.sqrt(half * (1 - half))
+    both = np.concatenate([mass, mass])
+    x, y = radius * cosine, radius * np.concatenate([sine, sine])
+    return (lambda x, y: -beta * np.hypot(x, y)), (x.ravel(), y.ravel(), (both[:, None] * both).ravel())
+
+
+@lru_cache(maxsize=1)
+def _quantiles() -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities below 1/2 and their masses, of a Gauss-Legendre rule in panels that shrink towards 0."""
+    edges = np.concatenate([[0.0], np.geomspace(_DEEPEST, 0.1, 40), np.linspace(0.1, 0.5, 41)[1:]])
+    points, weights = _NODES
+    middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
+    return (middle[:, None] + half[:, None] * points).ravel(), (half[:, None] * weights).ravel()

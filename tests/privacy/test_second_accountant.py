@@ -1,0 +1,152 @@
+"""The audit's second accountant: figures from below, against closed forms, simulations and published numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from scipy import optimize, special
+
+from fedmtl.privacy.audit.accountant import least_epsilon, library_epsilon
+from fedmtl.privacy.audit.stated import Stated, second_accountant
+from fedmtl.privacy.composition import epsilon
+from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.laws import PureDpEvent, ReplacedPoissonDpEvent
+
+Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
+
+
+def analytic_gaussian(sigma: float, delta: float) -> float:
+    """Balle, Wang (ICML 2018), Theorem 8, solved for epsilon."""
+
+    def excess(e: float) -> float:
+        near, far = special.ndtr(0.5 / sigma - e * sigma), special.ndtr(-0.5 / sigma - e * sigma)
+        return float(near - math.exp(e) * far - delta)
+
+    return float(optimize.brentq(excess, 0.0, 60.0))
+
+
+@pytest.mark.parametrize(("sigma", "uses", "delta"), [(2.0, 1, 1e-5), (4.0, 16, 1e-6), (9.0, 50, 1e-3)])
+def test_gaussian_releases_are_just_below_the_closed_form(sigma: float, uses: int, delta: float) -> None:
+    exact = analytic_gaussian(sigma / math.sqrt(uses), delta)
+    least = least_epsilon([(Gauss(sigma), uses)], delta, exact)
+    assert 0.99 * exact < least <= exact
+
+
+@pytest.mark.parametrize(("noise", "budget"), [(2.086, 1.0), (1.299, 2.0), (0.903, 4.0), (0.682, 8.0)])
+def test_sampled_gaussian_releases_of_published_figures(noise: float, budget: float) -> None:
+    """3,400 clients, cohorts of 100, 500 rounds at delta = 1 / 3400."""
+    least = least_epsilon([(Poisson(100 / 3400, Gauss(noise)), 500)], 1 / 3400, budget)
+    assert 0.98 * budget < least < 1.001 * budget
+
+
+def test_laplace_releases_and_the_k_norm_in_one_dimension() -> None:
+    for event in (Laplace(10.0), KNormDpEvent(0.1, 1)):
+        assert least_epsilon([(event, 100)], 1e-5, 4.2) == pytest.approx(4.22, rel=0.01)
+        assert least_epsilon([(event, 100)], 1e-5, 4.2) <= 4.2225
+
+
+@pytest.mark.parametrize(("beta", "dimension", "uses", "delta"), [(1.0, 3, 1, 1e-2), (0.5, 20, 8, 1e-2)])
+def test_the_k_norm_mechanism_against_a_simulation(beta: float, dimension: int, uses: int, delta: float) -> None:
+    coins, trials = np.random.default_rng(1), 400_000
+    loss = np.zeros(trials)
+    for _ in range(uses):
+        radius = coins.gamma(dimension, 1 / beta, trials)
+        noise = coins.standard_normal((trials, dimension))
+        noise *= (radius / np.linalg.norm(noise, axis=1))[:, None]
+        noise[:, 0] -= 1.0
+        loss += beta * (np.linalg.norm(noise, axis=1) - radius)
+    least = least_epsilon([(KNormDpEvent(beta, dimension), uses)], delta, 1.0)
+    simulated = np.maximum(0.0, 1 - np.exp(least - loss))
+    # the delta at this epsilon is at least what was asked for, and not much more
+    assert simulated.mean() + 5 * simulated.std() / math.sqrt(trials) > delta
+    assert simulated.mean() - 5 * simulated.std() / math.sqrt(trials) < 1.1 * delta
+
+
+@pytest.mark.parametrize("noise", [Gauss(1.5), Laplace(1.5), KNormDpEvent(0.7, 5)])
+def test_a_record_replaced_in_a_subsample_against_a_simulation(noise) -> None:
+    q, delta, trials = 0.3, 5e-3, 400_000
+    coins = np.random.default_rng(2)
+    if isinstance(noise, KNormDpEvent):
+        x = coins.standard_normal((trials, noise.dimension))
+        x *= (coins.gamma(noise.dimension, 1 / noise.epsilon, trials) / np.linalg.norm(x, axis=1))[:, None]
+    else:
+        draw = coins.standard_normal if isinstance(noise, Gauss) else coins.laplace
+        x = noise.noise_multiplier * draw(size=(trials, 1))
+
+    def density(centre: float, at: np.ndarray) -> np.ndarray:
+        moved = at.copy()
+        moved[:, 0] -= centre
+        length = np.linalg.norm(moved, axis=1)
+        if isinstance(noise, Gauss):
+            return np.exp(-(length**2) / 2 / noise.noise_multiplier**2)
+        return np.exp(-length * (noise.epsilon if isinstance(noise, KNormDpEvent) else 1 / noise.noise_multiplier))
+
+    x[:, 0] += 0.5 * (coins.random(trials) < q)
+    with_record = (1 - q) * density(0.0, x) + q * density(0.5, x)
+    other = (1 - q) * density(0.0, x) + q * density(-0.5, x)
+    least = least_epsilon([(ReplacedPoissonDpEvent(q, noise), 1)], delta, 0.3)
+    assert least > 0
+    shares = np.maximum(0.0, 1 - np.exp(least) * other / with_record)
+    assert shares.mean() + 5 * shares.std() / math.sqrt(trials) > delta
+    assert shares.mean() - 5 * shares.std() / math.sqrt(trials) < 1.1 * delta
+    assert least <= epsilon(ReplacedPoissonDpEvent(q, noise), 1, delta)
+
+
+LAWS = {
+    "gaussian": Gauss(3.0),
+    "sampled gaussian": Poisson(0.2, Gauss(1.1)),
+    "laplace": Laplace(5.0),
+    "sampled laplace": Poisson(0.2, Laplace(2.0)),
+    "k-norm": KNormDpEvent(0.4, 12),
+    "sampled k-norm": Poisson(0.2, KNormDpEvent(0.6, 12)),
+    "replaced gaussian": ReplacedPoissonDpEvent(0.4, Gauss(2.0)),
+    "replaced laplace": ReplacedPoissonDpEvent(0.4, Laplace(3.0)),
+    "replaced k-norm": ReplacedPoissonDpEvent(0.4, KNormDpEvent(0.6, 12)),
+    "truncated": dp_event.TruncatedSubsampledGaussianDpEvent(40, 0.2, 12, 1.5),
+    "together": Poisson(0.2, dp_event.SelfComposedDpEvent(Gauss(2.0), 2)),
+    "mixed": dp_event.ComposedDpEvent([Laplace(8.0), KNormDpEvent(0.1, 12), Gauss(12.0)]),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_sound_figures_pass_and_halves_are_refuted(name: str) -> None:
+    event, uses, delta = LAWS[name], 12, 1e-4
+    claim = epsilon(event, uses, delta)
+    assert not second_accountant([Stated(claim, [(event, uses)], "pld", "")], delta).refuted
+    assert second_accountant([Stated(claim / 2, [(event, uses)], "pld", "")], delta).refuted
+    assert second_accountant([Stated(0.0, [(event, uses)], "pld", "")], delta).refuted
+
+
+def test_renyi_claims_are_held_against_the_library_s_own() -> None:
+    event = dp_event.SampledWithoutReplacementDpEvent(40, 8, Gauss(2.0))
+    claim = epsilon(event, 40, 1e-4, accountant="rdp")
+    assert library_epsilon([(event, 40)], 1e-4) == pytest.approx(claim, rel=1e-9)
+    assert not second_accountant([Stated(claim, [(event, 40)], "rdp", "")], 1e-4).refuted
+    assert second_accountant([Stated(0.9 * claim, [(event, 40)], "rdp", "")], 1e-4).refuted
+
+
+def test_pure_epsilons_add_up() -> None:
+    parts = [(Laplace(4.0), 3), (KNormDpEvent(0.5, 7), 2), (Poisson(0.5, Laplace(1.0)), 1)]
+    exact = 0.75 + 1.0 + math.log1p(0.5 * math.expm1(1.0))
+    assert least_epsilon(parts, 0.0, 1.0) == pytest.approx(exact, rel=1e-12)
+    assert least_epsilon([(Gauss(1.0), 1)], 0.0, 1.0) == math.inf
+
+
+def test_many_laws_are_grouped_towards_more_noise() -> None:
+    multipliers = np.linspace(20.0, 60.0, 300)
+    events = [Laplace(float(b)) for b in multipliers]
+    whole = epsilon(dp_event.ComposedDpEvent(events), 1, 1e-5)
+    least = least_epsilon([(event, 1) for event in events], 1e-5, whole)
+    assert 0.9 * whole < least <= whole
+
+
+def test_what_is_not_covered_is_not_refuted() -> None:
+    two = Poisson(0.2, dp_event.ComposedDpEvent([Laplace(2.0), Laplace(3.0)]))
+    for event in (two, PureDpEvent(0.5)):
+        assert least_epsilon([(event, 3)], 1e-5, 1.0) is None
+        assert second_accountant([Stated(1.0, [(event, 3)], "pld", "of it")], 1e-5).skipped
+    assert least_epsilon([], 1e-5, 1.0) == 0.0
+    assert least_epsilon([(dp_event.NonPrivateDpEvent(), 1)], 1e-5, 1.0) == math.inf
