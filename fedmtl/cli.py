@@ -183,12 +183,22 @@ def _resume(words: list[str], debug: bool) -> int:
         prog="fedmtl resume", description="Continue an interrupted run from its last checkpoint."
     )
     parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
-    folder = parser.parse_args(words).folder
+    parser.add_argument(
+        "--moved",
+        action="store_true",
+        help="the folder is a copy of a secure run whose original is gone: only this copy goes on",
+    )
+    options = parser.parse_args(words)
+    folder = options.folder
     stored = folder / "private" / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     from omegaconf import OmegaConf
 
+    from .trainer.folder import RunFolder
+
+    if options.moved:
+        RunFolder(folder).accept_move()
     config = OmegaConf.to_container(OmegaConf.load(stored))
     assert isinstance(config, dict)
     stored_settings = {str(key): value for key, value in config.items()}

@@ -133,6 +133,11 @@ class Account:
             self._uses = ledger.uses()
 
     @property
+    def ledger(self) -> Ledger | None:
+        """Where charges are kept, or None where nothing is charged."""
+        return self._ledger
+
+    @property
     def delta(self) -> float | None:
         """Delta of every epsilon, or None where nothing is noised."""
         return None if self.cost is None else self.cost.delta

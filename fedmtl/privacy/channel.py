@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .account import Account
+from .chain import Head
 from .clip import Clip, clip_rows, row_norms
 from .forms import contributions, shaped
 from .grid import grid_width, to_grid
@@ -123,6 +124,11 @@ class Channel:
             return
         for name, norm in state.items():
             self.releases[name] = self.releases[name].clipped_at(float(norm))
+
+    @property
+    def ledger_head(self) -> Head | None:
+        """The end of the ledger's chain of hashes as it is now; None where no file is kept."""
+        return None if self.account.ledger is None else self.account.ledger.head
 
     # A step
 

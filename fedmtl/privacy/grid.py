@@ -5,8 +5,10 @@ significance of the least significant bits for differential privacy", CCS 2012).
 rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
 the rounded sum plus the noise, and which values are reachable does not depend on the sum.
 
-What is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``;
-and see :func:`grid_error`.
+What is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``.
+The noise is a double with a spacing of about 2**-52 of its size, so the law of the rounded noise is the ideal one up to
+relative errors that grow as the width shrinks beside the noise; no epsilon here accounts for them, and reports of runs
+in secure mode say so.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53. The total goes to the
     nearest multiple; so does the noise, or with ``dither`` to the multiple above where the fraction left over exceeds
     it, else to the one below. The dither is one more independent noise, so no guarantee changes, and it makes the law
-    of the rounded noise far smoother than the doubles it comes from (:func:`grid_error`).
+    of the rounded noise smoother than the doubles it comes from.
 
     Args:
         total: float64 private sum, any shape.
@@ -65,22 +67,3 @@ def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = 
         whole = torch.floor(cells)
         cells = whole + (dither < cells - whole)
     return (torch.round(total / width) + cells) * width
-
-
-def grid_error(width: float, scale: float, dimension: int, *, dithered: bool) -> float:
-    """What the doubles of the noise can add to the privacy loss of one release: its standard deviation.
-
-    Noise of size ``scale`` is a double with a spacing of about ``scale * 2**-52``, so a cell holds M = ``2**52 width /
-    scale`` of them, and its probability differs from the ideal one by a factor of 1 + O(1/M), or 1 + O(M**-1.5) with
-    dither. An observer who knows the arithmetic to the last bit gains the sum of these over the coordinates, which
-    matters only beside an epsilon that is as small: for very many coordinates under much noise.
-
-    Args:
-        width: from :func:`grid_width`.
-        scale: root mean square of the noise on one coordinate.
-        dimension: D.
-        dithered: whether :func:`to_grid` was given a dither.
-    """
-    doubles = 2.0**52 * width / scale
-    relative = doubles**-1.5 if dithered else 1.0 / doubles
-    return math.sqrt(2.0 * dimension) * relative

@@ -1,10 +1,12 @@
 """The ledger: what has been charged, written and flushed to disk before the noise it pays for is drawn.
 
-Format: JSON lines, append-only. A header (settings, releases, noise, fingerprint), then ``open`` (a process
+Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
+noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
 begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
 participations are charged), ``first`` (one release before all steps, of everybody who has one), ``forfeit`` (the run
-stopped because of what it showed, and is charged as if it had gone on) and ``close`` (a clean end, which returns the
-steps that its own session reserved and never began).
+stopped because of what it showed, and is charged as if it had gone on), ``close`` (a clean end, which returns the
+steps that its own session reserved and never began), ``moved`` (the user has said that this file is the only one that
+goes on) and ``seal`` (the hash of the list of files that a finished run has published).
 
 Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
 only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
@@ -12,24 +14,28 @@ fingerprint guarantees that it is the same. In secure mode every session draws f
 is a new charge, and a block that a crash left behind stays charged in full. A torn last line was never
 flushed, so its noise was never
 drawn: it is dropped.
+
+In secure mode a second copy of the file would release twice under one charge. The path, device and inode of the file
+are therefore written when it is opened, and a file that has another inode is refused until :func:`accept_move` has
+noted that the original is gone. What cannot be told from the original: the same file restored in place from a backup,
+together with its head file and its checkpoint, and copies of which the user says that they are moved.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from .._files import sync_folder
 from ..errors import PrivacyError, ResumeError
+from .chain import PREVIOUS, ChainFile, Head, place_of, read_first, same_place
 from .ledger_steps import Cohorts, Spans
 
-VERSION = 1
+VERSION = 2
 
 
 class Ledger:
@@ -43,10 +49,12 @@ class Ledger:
         clients: population size where participations are charged; None where everybody is charged for each
             step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
+        single: refuse a copy of the file, and a system without file locks; None: where replays are not free.
 
     Raises:
-        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, or belongs to another
-            run.
+        PrivacyError: ``single`` without file locks.
+        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled back, is a copy, or
+            belongs to another run.
     """
 
     def __init__(
@@ -58,9 +66,13 @@ class Ledger:
         replays_free: bool,
         clients: int | None = None,
         resume: bool = False,
+        single: bool | None = None,
     ) -> None:
         self._path = path
-        self._file: IO[bytes] | None = None
+        self._file: ChainFile | None = None
+        self._single = not replays_free if single is None else single
+        self._place: Mapping[str, Any] | None = None
+        self._run: str | None = None
         self._closed = False
         self._free, self._clients = replays_free, clients
         self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
@@ -76,18 +88,24 @@ class Ledger:
             "replays_free": replays_free,
             **header,
         }
-        lines = self._acquire(path, resume) if path is not None else []
+        if path is not None:
+            self._file = ChainFile(path, version=VERSION, single=self._single, resume=resume)
+        lines = self._file.chain.lines if self._file is not None else []
         try:
             if lines:
                 self._check_header(lines[0], opening)
             else:
-                self._append(opening)
+                self._append(opening | {"run": secrets.token_hex(32)})
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
+            if path is not None and self._file is not None:
+                self._check_place(path)
+                self._run = self._file.chain.digests[0] if lines else self._file.head.digest
             self._session += 1
             if not replays_free:
                 self._paid = Spans()  # fresh noise in a new session is a new charge
-            self._append({"kind": "open", "session": self._session})
+            here = {"place": place_of(path)} if path is not None and self._single else {}
+            self._append({"kind": "open", "session": self._session, **here})
         except BaseException:
             if self._file is not None:
                 self._file.close()  # a refused ledger is not kept locked
@@ -99,6 +117,16 @@ class Ledger:
     def session(self) -> int:
         """Number of times that this ledger has been opened, this one included."""
         return self._session
+
+    @property
+    def run(self) -> str | None:
+        """Identity of the run: the hash of the header, which holds a random number; None in memory."""
+        return self._run
+
+    @property
+    def head(self) -> Head | None:
+        """Number of lines and hash of the last one, also after :meth:`close`; None in memory."""
+        return self._file.head if self._file is not None else None
 
     @property
     def replays_free(self) -> bool:
@@ -213,7 +241,6 @@ class Ledger:
         self._closed = True
         if self._file is not None:
             self._file.close()
-            self._file = None
 
     def __enter__(self) -> Ledger:
         return self
@@ -228,9 +255,7 @@ class Ledger:
             raise PrivacyError("The ledger is closed.")
         if self._file is None:
             return
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.append(line)
 
     # state from lines
 
@@ -260,12 +285,17 @@ class Ledger:
         try:
             if line["kind"] == "open":
                 self._session = int(line["session"])
+                self._place = line.get("place", self._place)
             elif line["kind"] == "reserve":
                 self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
             elif line["kind"] == "first":
                 self._firsts += 1
             elif line["kind"] == "forfeit":
                 self._forfeited = int(line["uses"])
+            elif line["kind"] == "moved":
+                self._place = line["place"]
+            elif line["kind"] == "seal":
+                pass
             elif line["kind"] == "close":
                 self._refund(int(line["session"]), line["unused"])
             else:
@@ -275,6 +305,8 @@ class Ledger:
 
     def _check_header(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key in {**found, **expected}:
+            if key in ("run", PREVIOUS):
+                continue
             if found.get(key) == expected.get(key) or (key == "fingerprint" and not self._free):
                 continue
             if key == "fingerprint":
@@ -287,67 +319,36 @@ class Ledger:
                 f"{self._path} was written with {key} = {found.get(key)!r}, but this run has {expected.get(key)!r}."
             )
 
-    def _acquire(self, path: Path, resume: bool) -> list[dict[str, Any]]:
-        """Open and lock the file, drop a torn last line, and parse the others."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        created = not path.exists()
-        file = open(path, "a+b")  # noqa: SIM115 - held until close
-        try:
-            _lock(file, path)
-            file.seek(0)
-            raw = file.read()
-            lines, good = _parse(raw, path)
-            if lines and not resume:
-                raise ResumeError(f"{path} already holds the charges of a run; resume it, or choose another folder.")
-            if good < len(raw):
-                file.truncate(good)
-            os.fsync(file.fileno())
-            if created:
-                sync_folder(path.parent)
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-        return lines
+    def _check_place(self, path: Path) -> None:
+        if not self._single or self._place is None or same_place(self._place, place_of(path)):
+            return
+        raise ResumeError(
+            f"{path} is a copy: the ledger of this run was last written at {self._place['path']}, as another file. Two "
+            f"copies that go on release twice under one charge. Resume the original; only where it is gone for good, "
+            f"say so once with: fedmtl resume FOLDER --moved."
+        )
+
+
+def accept_move(path: Path) -> None:
+    """Note in the ledger at ``path`` that this file is the only one of its run that goes on.
+
+    Nothing is written where the file is the one that was last written, or where copies do no harm (seeded mode).
+
+    Raises:
+        ResumeError: not a ledger of this version, in use, damaged or rolled back.
+    """
+    header = read_first(path)
+    if header is None:
+        return
+    file = ChainFile(path, version=VERSION, single=not header.get("replays_free", False), resume=True)
+    try:
+        places = [line["place"] for line in file.chain.lines if "place" in line]
+        if places and not same_place(places[-1], place_of(path)):
+            file.append({"kind": "moved", "place": place_of(path)})
+    finally:
+        file.close()
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
     """The header of a ledger, or None if there is no complete one."""
-    if not path.exists():
-        return None
-    with open(path, "rb") as file:
-        lines, _ = _parse(file.readline(), path)
-    return lines[0] if lines else None
-
-
-def _parse(raw: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Lines, and the number of bytes they take; only the last line may be torn."""
-    lines: list[dict[str, Any]] = []
-    good = 0
-    while good < len(raw):
-        end = raw.find(b"\n", good)
-        try:
-            line = json.loads(raw[good:end]) if end >= 0 else None
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
-            if end >= 0 and end + 1 < len(raw):
-                raise ResumeError(f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line.")
-            break
-        lines.append(line)
-        good = end + 1
-    if lines and lines[0].get("kind") != "header":
-        raise ResumeError(f"{path} is not a ledger: its first line is not a header.")
-    return lines, good
-
-
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Exclusive lock, released by the system when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ResumeError(f"{path} is in use by another process.") from error
+    return read_first(path)

@@ -36,6 +36,11 @@ class OwnerAccount:
             self._uses[0] = ledger.uses()
 
     @property
+    def ledger(self) -> Ledger | None:
+        """Where charges are kept, or None where nothing is charged or several repetitions are."""
+        return self._ledger
+
+    @property
     def uses(self) -> np.ndarray:
         """(R, n) int64 uses charged up to the current block."""
         return self._uses

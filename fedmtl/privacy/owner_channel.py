@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
+from .chain import Head
 from .clip import MARGIN
 from .grid import grid_width, to_grid
 from .mechanisms import Norm
@@ -110,6 +111,11 @@ class OwnerChannel:
     def source(self) -> str:
         """``"seeded"`` or ``"secure"``."""
         return self._sources[0].name
+
+    @property
+    def ledger_head(self) -> Head | None:
+        """The end of the ledger's chain of hashes as it is now; None where no file is kept."""
+        return None if self.account.ledger is None else self.account.ledger.head
 
     def start(self, step: int) -> None:
         """Say at which activation this session begins.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .report import OUTSIDE, RECORDS_OUTSIDE, PrivacyReport
+from .report import OUTSIDE, RECORDS_OUTSIDE, SECURE_OUTSIDE, PrivacyReport
 
 if TYPE_CHECKING:
     from .owner_channel import OwnerChannel
@@ -64,7 +64,9 @@ def owner_report(channel: OwnerChannel) -> PrivacyReport:
         guarantee="none" if terms is None else "sound" if published is None else "paper",
         ledger=channel.ledger_name,
         forfeited=account.forfeited,
-        outside=() if privacy is None else OUTSIDE + RECORDS_OUTSIDE + channel.notes,
+        outside=()
+        if privacy is None
+        else OUTSIDE + (SECURE_OUTSIDE if secure else ()) + RECORDS_OUTSIDE + channel.notes,
     )
 
 

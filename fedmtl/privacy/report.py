@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .ledger import Ledger
     from .samplers import SamplingLaw
 
 SIMULATED = (
@@ -24,6 +25,12 @@ OUTSIDE = (
     "public inputs (model, starting point, hyper-parameters, number of clients)",
     "the choice of hyper-parameters, if they were tuned on these data",
     "metrics on private data printed while the run goes on (private/ folder)",
+)
+SECURE_OUTSIDE = (
+    "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
+    "by that is not accounted for",
+    "a copy of this run that goes on elsewhere and cannot be told from it: the same file restored in place from a "
+    "backup, with everything beside it, or a copy that was said to be moved",
 )
 RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
 
@@ -50,6 +57,8 @@ class PrivacyReport:
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics, guarantee: how the figure and the noise were computed.
         ledger: where the charges are kept.
+        run: identity of the run, the hash of its ledger's first line; None where no file is kept.
+        ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
         forfeited: whether the run stopped because of what it showed, and is charged as if it had gone on.
         outside: what the epsilon does not cover.
     """
@@ -79,6 +88,9 @@ class PrivacyReport:
     numerics: str
     guarantee: str
     ledger: str
+    run: str | None = None
+    ledger_lines: int | None = None
+    ledger_head: str | None = None
     forfeited: bool = False
     outside: tuple[str, ...]
 
@@ -88,6 +100,12 @@ class PrivacyReport:
         del fields["private"]  # the headline says it better
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
         return {key: "inf" if value == math.inf else value for key, value in fields.items()}
+
+    def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
+        """This report with the identity of the run and the end of its ledger, as it is now."""
+        if ledger is None or ledger.head is None:
+            return self
+        return replace(self, run=ledger.run, ledger_lines=ledger.head.lines, ledger_head=ledger.head.digest)
 
     @property
     def headline(self) -> str:
@@ -182,7 +200,12 @@ def channel_report(channel: Channel) -> PrivacyReport:
         guarantee=privacy.guarantee if isinstance(privacy, ClientPrivacy) else "sound" if privacy else "none",
         ledger=channel.ledger_name,
         forfeited=account.forfeited,
-        outside=() if privacy is None else OUTSIDE + (RECORDS_OUTSIDE if records is not None else ()) + channel.notes,
+        outside=()
+        if privacy is None
+        else OUTSIDE
+        + (SECURE_OUTSIDE if secure else ())
+        + (RECORDS_OUTSIDE if records is not None else ())
+        + channel.notes,
     )
 
 

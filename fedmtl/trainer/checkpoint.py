@@ -16,6 +16,7 @@ from torch import Tensor
 from .._files import write_bytes
 from ..algorithms.base import State
 from ..errors import ResumeError
+from ..privacy.chain import Head
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -39,6 +40,7 @@ class Checkpoint:
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
         channel: public tensors that the channel carries from one step to the next.
+        ledger: end of the ledger's chain when this was written; None without a ledger.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Checkpoint:
     history: list[dict[str, Any]]
     fingerprint: str
     channel: dict[str, Tensor] = field(default_factory=dict)
+    ledger: Head | None = None
 
     @classmethod
     def of(
@@ -57,9 +60,10 @@ class Checkpoint:
         fingerprint: str,
         *,
         channel: Mapping[str, Tensor],
+        ledger: Head | None = None,
     ) -> Checkpoint:
         """A checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
-        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint, dict(channel))
+        return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint, dict(channel), ledger)
 
     def write(self, path: Path) -> None:
         """One atomic safetensors file."""
@@ -67,7 +71,10 @@ class Checkpoint:
         tensors |= {f"private.{k}": v for k, v in self.private.items()}
         tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
         tensors["step"] = torch.tensor(self.step)
-        write_tensors(path, tensors, {"history": json.dumps(self.history), "fingerprint": self.fingerprint})
+        metadata = {"history": json.dumps(self.history), "fingerprint": self.fingerprint}
+        if self.ledger is not None:
+            metadata["ledger"] = self.ledger.text()
+        write_tensors(path, tensors, metadata)
 
     @classmethod
     def read(cls, path: Path, *, fingerprint: str) -> Checkpoint:
@@ -92,7 +99,22 @@ class Checkpoint:
             for part in ("public", "private", "channel")
         }
         history = json.loads(metadata["history"])
-        return cls(int(tensors["step"]), parts["public"], parts["private"], history, fingerprint, parts["channel"])
+        ledger = Head.parse(metadata.get("ledger", ""))
+        step = int(tensors["step"])
+        return cls(step, parts["public"], parts["private"], history, fingerprint, parts["channel"], ledger)
+
+    @staticmethod
+    def ledger_of(path: Path) -> Head | None:
+        """The end of the ledger that the checkpoint at ``path`` was written with; None where it has none.
+
+        Raises:
+            ResumeError: unreadable.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                return Head.parse((file.metadata() or {}).get("ledger", ""))
+        except (OSError, SafetensorError) as error:
+            raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
 
     def restore(self, state: State, device: torch.device) -> State:
         """``state`` with this checkpoint's values."""

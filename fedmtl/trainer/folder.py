@@ -13,7 +13,10 @@ from typing import Any
 from .._files import write_bytes
 from ..algorithms.base import Problem
 from ..data import FederatedDataset
-from .checkpoint import write_json, write_tensors
+from ..errors import ResumeError
+from ..privacy.chain import read_chain
+from ..privacy.ledger import accept_move
+from .checkpoint import Checkpoint, write_json, write_tensors
 from .result import Result
 
 
@@ -55,6 +58,33 @@ class RunFolder:
     def started(self) -> bool:
         """Whether a run has begun here."""
         return self.ledger.exists() or self.checkpoint.exists()
+
+    def check_ledger(self) -> None:
+        """Refuse a run whose ledger does not hold what its checkpoint was written with.
+
+        Raises:
+            ResumeError: the ledger is missing, was rolled back behind the checkpoint, or is that of another run.
+        """
+        if not self.checkpoint.exists():
+            return
+        kept = Checkpoint.ledger_of(self.checkpoint)
+        if kept is not None and not read_chain(self.ledger).has(kept):
+            raise ResumeError(
+                f"{self.ledger} does not have line {kept.lines} with which {self.checkpoint.name} was written: the "
+                f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
+                f"are missing. Restore the ledger, or start a new run in another folder."
+            )
+
+    def accept_move(self) -> None:
+        """Note in every ledger of this run (and of its baselines, or of a search's runs) that this folder is the only
+        one that goes on; for a run in secure mode whose folder was copied and whose original is gone.
+
+        Raises:
+            ResumeError: a ledger that is in use, damaged or rolled back.
+        """
+        for name in ("ledger.jsonl", "score.jsonl"):
+            for path in sorted(self.root.rglob(name)):
+                accept_move(path)
 
     def baseline(self, name: str) -> RunFolder:
         """The folder of a comparison run; private, because it is not released."""

@@ -140,7 +140,8 @@ class Loop:
         every = self.trainer.checkpoint_every
         due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
         if due or force:
-            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=self.channel.state())
+            channel, head = self.channel.state(), self.channel.ledger_head
+            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=channel, ledger=head)
             found.write(self.folder.checkpoint)
             state.private.commit()
             self.saved = time.monotonic()

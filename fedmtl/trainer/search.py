@@ -209,7 +209,9 @@ class PrivateSearch:
         }
         # The search's own ledger pins its settings and locks its folder; charges are in those of its runs.
         path = None if root is None else root.ledger
-        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume):
+        privacy = self._first.privacy
+        secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
+        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
             return _Search(self, plan, root).run()
 
 

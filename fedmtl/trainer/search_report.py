@@ -77,6 +77,9 @@ def search_report(
         "epsilon": epsilon,
         "budget": budget,
         "accountant": "rdp",
+        "run": None,  # the ledgers of the runs tell nothing of how many there were
+        "ledger_lines": None,
+        "ledger_head": None,
         "names": (*run.names, "score"),
         "releases": run.releases + 1 if released else 0,
         "outside": SEARCH_OUTSIDE + notes,

@@ -145,13 +145,16 @@ class Trainer:
         """Train, evaluate and save.
 
         Args:
-            resume: continue the run in ``folder`` from its last checkpoint.
+            resume: continue the run in ``folder`` from its last checkpoint. A run in secure mode goes on in the folder
+                where it began; of a copy whose original is gone, say so first with ``RunFolder.accept_move``.
 
         Returns:
             The result, with those of the baselines.
 
         Raises:
-            ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one.
+            ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
+                ledger was altered or rolled back, or (in secure mode) a copy.
+            PrivacyError: a run in secure mode on a system without file locks.
         """
         folder = None if self.folder is None else RunFolder(Path(self.folder))
         if folder is None and resume:
@@ -227,6 +230,8 @@ class Trainer:
     ) -> Result:
         """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
+        if resume and folder is not None:
+            folder.check_ledger()
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         if isinstance(channel, Channel):
@@ -247,7 +252,7 @@ class Trainer:
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
                 end.append(result)
-        return result
+        return replace(result, privacy=result.privacy.with_ledger(channel.account.ledger))
 
     def loop(self, *parts: Any) -> Loop:
         """The loop of a run, from the fields of :class:`Loop`."""

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
-from fedmtl.privacy.grid import grid_error, grid_width, to_grid
+from fedmtl.privacy.grid import grid_width, to_grid
 from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.sources import SecureSource
 
@@ -91,27 +91,6 @@ def test_dither_takes_noise_to_either_side_in_proportion():
     exact = to_grid(total, torch.full_like(noise, -3.0), 0.25, dither)
     assert torch.equal(exact, torch.full_like(exact, -1.0))
     assert torch.equal(to_grid(total, noise * 0.25, 0.25), torch.full_like(total, 1.0))
-
-
-@pytest.mark.parametrize("bits", [12, 15])
-@pytest.mark.parametrize("dithered", [False, True])
-def test_the_error_of_the_doubles(bits, dithered):
-    """The same arithmetic in float32, where the probability of every cell can be added up: 2**23 in place of 2**52."""
-    ends = np.array([0.2, 0.23], dtype=np.float32).view(np.uint32)
-    tails = np.arange(ends[0], ends[1], dtype=np.uint32).view(np.float32)
-    weights = np.spacing(tails).astype(np.float64)
-    noise = torch.from_numpy(-np.log(np.float32(2) * tails)).double()
-    width = 2.0**-bits
-    zero, below = torch.zeros(1, dtype=torch.float64), torch.ones_like(noise)
-    cells = (to_grid(zero, noise, width, below if dithered else None) / width).long().numpy()
-    up = (noise / width).numpy() - cells if dithered else np.zeros(len(cells))
-    found = np.bincount(cells, weights * (1 - up), cells.max() + 2) + np.bincount(cells + 1, weights * up)
-    n = np.arange(len(found))
-    inside = (n * width > 0.78) & (n * width < 0.91)
-    hat = (math.exp(width) + math.exp(-width) - 2) / width if dithered else 2 * math.sinh(width / 2)
-    error = (found[inside] / (0.5 * np.exp(-n[inside] * width) * hat) - 1).std()
-    claim = grid_error(width * 2.0**23 / 2.0**52, 1.0, 1, dithered=dithered) / math.sqrt(2)
-    assert 0.1 * claim < error < 1.1 * claim
 
 
 @pytest.mark.parametrize("bad", [{"clip_bound": 0.0}, {"dimension": 0}, {"scale": math.inf}])

@@ -135,7 +135,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     assert second.charged_uses == 8
     advance(second, 5, 9)
     second.close()
-    assert path.read_bytes().startswith(whole + b'{"kind":"open","session":2}\n')
+    assert path.read_bytes().startswith(whole + b'{"kind":"open","session":2,"previous":')
     assert door(path, resume=True).charged_uses == 9
 
 

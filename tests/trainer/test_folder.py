@@ -21,6 +21,7 @@ PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png"}
 PRIVATE = {
     "checkpoint.safetensors",
     "ledger.jsonl",
+    "ledger.head",
     "metrics.csv",
     "clients.csv",
     "models.safetensors",
@@ -54,7 +55,7 @@ def test_layout(finished):
         *(f"private/{n}" for n in ("result.json", "clients.csv", "accuracy.png", "clients.png")),
     }
     lacking = {
-        "local": {"public/model.safetensors", "private/ledger.jsonl"},
+        "local": {"public/model.safetensors", "private/ledger.jsonl", "private/ledger.head"},
         "fedavg": {"private/models.safetensors"},
     }
     for name, without in lacking.items():

@@ -47,7 +47,7 @@ def reference(zygote, tmp_path_factory):
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """Everything in a finished run folder but times and the ledger's sessions."""
+    """Everything in a finished run folder but times, and the random identity and the sessions of the ledger."""
     found: dict[str, object] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
@@ -60,11 +60,20 @@ def contents(folder: Path) -> dict[str, object]:
             with open(path, newline="") as table:
                 found[name] = [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(table)]
         elif path.name == "ledger.jsonl":
-            header = read_lines(path)[0]
+            header = {k: v for k, v in read_lines(path)[0].items() if k != "run"}
             found[name] = (header, charges(path), participations(path))
-        else:
+        elif path.name in ("privacy.json", "result.json"):
+            found[name] = anonymous(json.loads(path.read_text()))
+        elif path.suffix != ".head":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def anonymous(value: object) -> object:
+    """Without what is random in every run."""
+    if not isinstance(value, dict):
+        return value
+    return {k: anonymous(v) for k, v in value.items() if k not in ("run", "ledger_lines", "ledger_head")}
 
 
 def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:

@@ -1,0 +1,125 @@
+"""A run folder that was copied, rolled back or mixed with another one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedmtl import ClientPrivacy
+from fedmtl.errors import ResumeError
+from fedmtl.privacy.chain import Head
+from fedmtl.trainer import Callback
+from fedmtl.trainer.checkpoint import Checkpoint
+from fedmtl.trainer.folder import RunFolder
+
+from ..test_cli import TINY, command
+from .ledgers import charges
+from .settings import DELTA, NOISE, quick_figures, trainer
+
+
+class Stop(Callback):
+    """Interrupts a run after some rounds, as a crash does: without a clean close of the ledger."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_event(self, event, state) -> None:
+        if event.step + 1 == self.after:
+            raise RuntimeError("gone")
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch):
+    quick_figures(monkeypatch)
+
+
+def run(folder: Path, *, after: int | None = None, resume: bool = False, source: str = "secure", **more):
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)
+    stops = () if after is None else (Stop(after),)
+    made = trainer(folder=folder, privacy=privacy, rounds=12, checkpoint_every=1, callbacks=stops, **more)
+    if after is None:
+        return made.fit(resume=resume)
+    with pytest.raises(RuntimeError, match="gone"):
+        made.fit(resume=resume)
+    return None
+
+
+def test_two_copies_of_a_secure_run_do_not_both_go_on(tmp_path: Path) -> None:
+    """Copied after 2 of 12 steps: without the check both would release the other ten under one charge."""
+    run(tmp_path / "a", after=2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert run(tmp_path / "a", resume=True).final["round"] == 12
+    with pytest.raises(ResumeError, match=r"is a copy.*--moved"):
+        run(tmp_path / "b", resume=True)
+    assert not (tmp_path / "b/private/result.json").exists()
+    RunFolder(tmp_path / "b").accept_move()
+    assert run(tmp_path / "b", resume=True).final["round"] == 12
+
+
+def test_a_copied_seeded_run_repeats_the_same_releases(tmp_path: Path) -> None:
+    run(tmp_path / "a", after=2, source="seeded")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    first, second = (run(tmp_path / name, resume=True, source="seeded") for name in "ab")
+    assert (first.shared == second.shared).all()
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_ledger_behind_its_checkpoint_is_refused(tmp_path: Path, source: str) -> None:
+    """Also where the ledger and its head file are rolled back together."""
+    run(tmp_path / "a", after=4, source=source)
+    older = {path: path.read_bytes() for path in (tmp_path / "a/private").glob("ledger.*")}
+    run(tmp_path / "a", after=9, resume=True, source=source)
+    for path, content in older.items():
+        path.write_bytes(content)
+    with pytest.raises(ResumeError, match="rolled back or belongs to another run"):
+        run(tmp_path / "a", resume=True, source=source)
+    before = (tmp_path / "a/private/ledger.jsonl").read_bytes()
+    assert before == older[tmp_path / "a/private/ledger.jsonl"]  # nothing was written to it
+
+
+def test_the_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        run(tmp_path / name, after=4, source="seeded")
+    for path in (tmp_path / "b/private").glob("ledger.*"):
+        (tmp_path / "a/private" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(ResumeError, match="belongs to another run"):
+        run(tmp_path / "a", resume=True, source="seeded")
+    (tmp_path / "a/private/ledger.jsonl").unlink()
+    with pytest.raises(ResumeError, match="missing"):
+        run(tmp_path / "a", resume=True, source="seeded")
+
+
+def test_the_head_is_in_the_report_and_in_the_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path)
+    folder = RunFolder(tmp_path)
+    report = json.loads((folder.public / "privacy.json").read_text())
+    head = Head.parse((folder.private / "ledger.head").read_text())
+    assert (report["ledger_lines"], report["ledger_head"]) == (head.lines, head.digest)
+    assert len(report["run"]) == 64
+    kept = Checkpoint.ledger_of(folder.checkpoint)
+    assert kept.lines == head.lines - 1  # the close comes after the checkpoint
+    assert charges(folder.ledger).total() == 12
+    assert any("copy of this run" in text for text in report["outside"])
+
+
+def test_runs_have_identities_of_their_own(tmp_path: Path) -> None:
+    for name in "ab":
+        run(tmp_path / name, source="seeded")
+    found = [json.loads((tmp_path / name / "public/privacy.json").read_text()) for name in "ab"]
+    assert found[0]["run"] != found[1]["run"]
+    assert found[0]["epsilon"] == found[1]["epsilon"]
+
+
+def test_moved_on_the_command_line(tmp_path: Path) -> None:
+    words = ["algorithm=fedavg", *TINY, "baselines=null", "privacy.source=secure", "hydra.run.dir=a"]
+    assert command(*words, cwd=tmp_path).returncode == 0
+    (tmp_path / "a/private/result.json").unlink()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    refused = command("resume", "b", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "say so once with: fedmtl resume FOLDER --moved" in refused.stderr
+    assert command("resume", "b", "--moved", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "b/private/result.json").exists()
