@@ -247,6 +247,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
     print(f"{result.summary()}\n\nSaved in {shown}")
     several = result.replicates is not None
     public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]
+    public += [*["releases.safetensors"] * bool(result.released), "manifest.json"]
     private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
     if not several:
         private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"

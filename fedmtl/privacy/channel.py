@@ -19,7 +19,7 @@ from .account import Account
 from .chain import Head
 from .clip import Clip, clip_rows, row_norms
 from .forms import contributions, shaped
-from .grid import grid_width, to_grid
+from .grid import GridValue, grid_width, to_grid
 from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
 from .records import RecordReleases
 from .release import Release, ReleasePlan, bind_releases
@@ -45,6 +45,7 @@ class Channel:
             of what clients release to the server, where they add noise to their own rows.
         notes: what the data's own preparation leaves outside of every epsilon.
         rows: noise that clients add to their own rows, by release.
+        on_grid: in secure mode, the last value of every release with its grid, by name.
         multipliers: z of every repetition, 0 for one without noise; empty where none has any.
     """
 
@@ -71,6 +72,7 @@ class Channel:
         self.ledger_name = ledger_name
         self.notes: tuple[str, ...] = ()
         self.rows: dict[str, BoundRowNoise] = {}
+        self.on_grid: dict[str, GridValue] = {} if records is None else records.on_grid
         self._record: list[tuple[int, str, Tensor]] | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._sources: tuple[NoiseSource, ...] = (source,)
@@ -271,19 +273,22 @@ class Channel:
         for release, source, one in zip(self._current(name), self._sources, self._each(total), strict=False):
             if release.noise is not None:
                 noise = torch.from_numpy(release.noise.draw(source, f"noise/{name}", step, release.size))
-                one.copy_(self._added(one, noise * release.sensitivity, release))
+                one.copy_(self._added(one, noise * release.sensitivity, release, step))
         return shaped(total / self.denominator, self._plans[name].form)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         return (values,) if self.replicates == 1 else values.unbind()
 
-    def _added(self, total: Tensor, noise: Tensor, release: Release) -> Tensor:
+    def _added(self, total: Tensor, noise: Tensor, release: Release, step: int) -> Tensor:
         if self.source.name != "secure":
             return total + noise
         assert release.noise is not None
         bound, norm = release.contribution_bound, release.noise.norm
         scale = release.noise.std(release.sensitivity, release.size)
-        return to_grid(total, noise, grid_width(bound, norm, release.size, scale), self._dither(release.size))
+        width = grid_width(bound, norm, release.size, scale)
+        value = to_grid(total, noise, width, self._dither(release.size))
+        self.on_grid[release.name] = GridValue(step, value / self.denominator, width, self.denominator)
+        return value
 
     def _dither(self, size: int) -> Tensor:
         return torch.from_numpy(self.source.coins("dither", 0).uniform(size))

@@ -14,12 +14,36 @@ in secure mode say so.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .._check import positive, positive_int
 from .mechanisms import Norm
+
+
+@dataclass(frozen=True, eq=False)
+class GridValue:
+    """A value that was released in secure mode, and the public grid on which it lies.
+
+    Attributes:
+        step: of the release.
+        value: (D,) float64, a whole multiple of ``width`` divided by ``divisor``.
+        width: of the grid.
+        divisor: the public constant by which the noised sum was divided.
+    """
+
+    step: int
+    value: Tensor
+    width: float
+    divisor: float
+
+    @property
+    def off_grid(self) -> int:
+        """Number of coordinates that are not on the grid."""
+        cells = torch.round(self.value * self.divisor / self.width)
+        return int((cells * self.width / self.divisor != self.value).sum())
 
 
 def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> float:

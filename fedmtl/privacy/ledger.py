@@ -24,7 +24,8 @@ together with its head file and its checkpoint, and copies of which the user say
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -337,14 +338,34 @@ def accept_move(path: Path) -> None:
     Raises:
         ResumeError: not a ledger of this version, in use, damaged or rolled back.
     """
+    with _appending(path) as file:
+        places = [line["place"] for line in file.chain.lines if "place" in line] if file is not None else []
+        if file is not None and places and not same_place(places[-1], place_of(path)):
+            file.append({"kind": "moved", "place": place_of(path)})
+
+
+def seal(path: Path, lists: Mapping[str, str]) -> None:
+    """Note in the ledger at ``path`` the hashes of the lists of files that a finished run has left; nothing without a
+    ledger.
+
+    Raises:
+        ResumeError: not a ledger of this version, in use, damaged or rolled back.
+    """
+    with _appending(path) as file:
+        if file is not None:
+            file.append({"kind": "seal", **lists})
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[ChainFile | None]:
+    """The ledger at ``path`` under its lock, for a line that charges nothing; None where there is none."""
     header = read_first(path)
     if header is None:
+        yield None
         return
     file = ChainFile(path, version=VERSION, single=not header.get("replays_free", False), resume=True)
     try:
-        places = [line["place"] for line in file.chain.lines if "place" in line]
-        if places and not same_place(places[-1], place_of(path)):
-            file.append({"kind": "moved", "place": place_of(path)})
+        yield file
     finally:
         file.close()
 

@@ -164,6 +164,7 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
+        "schedule": _facts(sampler, law),
         "max_uses": sampler.cap,
         "noise_multiplier": multiplier,
         "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
@@ -228,7 +229,9 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
+        "schedule": _facts(sampler, law),
         "records": owners.describe(),
+        "ranks": owners.ranks.tolist(),
         "noise_multipliers": multipliers,
         "max_uses": caps,
         "local_steps": owners.steps.tolist(),
@@ -264,6 +267,11 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
         ledger_name=run.ledger_name,
         replay=run.replay,
     )
+
+
+def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
+    """What the accounting takes from the sampler, for whoever reads the ledger."""
+    return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
 
 
 def _owner_terms(

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .chain import Head
 from .clip import MARGIN
-from .grid import grid_width, to_grid
+from .grid import GridValue, grid_width, to_grid
 from .mechanisms import Norm
 from .owner_account import OwnerAccount
 from .owner_first import FirstRelease, released_first
@@ -47,6 +47,7 @@ class OwnerChannel:
     Attributes:
         record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended, and (-1, "first",
             (R, n, D)) of the first release.
+        on_grid: in secure mode, the last answer with its grid.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class OwnerChannel:
         first: FirstRelease | None = None,
     ) -> None:
         self.record: list[tuple[int, str, Tensor]] | None = None
+        self.on_grid: dict[str, GridValue] = {}
         self.settings, self.privacy = privacy, privacy[0] if privacy else None
         self.ids, self.schedule, self.ledger_name, self.notes = ids, schedule, ledger_name, notes
         self.published = None if account.terms is None else published
@@ -348,7 +350,9 @@ class OwnerChannel:
                 width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at + k]))
                 dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(self._dimension))
                 total, own = torch.from_numpy(value[k, 0] * n), torch.from_numpy(noise[k, 0] * n)
-                value[k, 0] = (to_grid(total, own, width, dither) / n).numpy()
+                answer = to_grid(total, own, width, dither) / n
+                self.on_grid["gradient"] = GridValue(self._first + at + k, answer, width, n)
+                value[k, 0] = answer.numpy()
         return value
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:

@@ -105,7 +105,8 @@ def open_owner_channel(
     )
     ledger = None
     if replicates == 1:
-        about = {"account": "owner", "privacy": asdict(base), "delta": delta, "dimension": dimension}
+        about: dict[str, Any] = {"account": "owner", "privacy": asdict(base), "delta": delta, "dimension": dimension}
+        about["clients"] = len(ids)
         if published is not None:
             about["guarantee"] = "paper"  # what was charged so stays refuted
         public = _digest(counts, *(arrivals or ()), *([] if first is None else [first.sensitivity]))

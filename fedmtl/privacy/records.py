@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .clip import L1Clip, L2Clip, clipped_segment_sums
-from .grid import grid_width, to_grid
+from .grid import GridValue, grid_width, to_grid
 from .mechanisms import NoiseLaw
 from .sources import NoiseSource
 
@@ -123,6 +123,7 @@ class RecordReleases:
         self.owners, self.clip, self.multipliers = owners, clip, multipliers
         self.noise = replace(noise, multiplier=1.0) if noise is not None else None
         self.record: list[tuple[int, str, Tensor]] | None = None
+        self.on_grid: dict[str, GridValue] = {}  # in secure mode, the last gradient with its grid
         self._source = source
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._round = -1
@@ -220,6 +221,7 @@ class RecordReleases:
 
     def _noised_means(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         total: Tensor | None = None
+        width: float | None = None
         for rows, owner in chunks:
             part = clipped_segment_sums(rows, owner, len(clients), self.clip)
             total = part if total is None else total.add_(part)
@@ -241,7 +243,12 @@ class RecordReleases:
             else:
                 total = total + noise
         expected = self.owners.probabilities[clients] * self.owners.counts[clients]
-        return total / expected[:, None].to(total.device)
+        value = total / expected[:, None].to(total.device)
+        if width is not None and len(clients):
+            last = GridValue(self._round, value[-1].cpu(), width, float(expected[-1]))
+            with self._lock:
+                self.on_grid["gradient"] = last
+        return value
 
     def _spend(self, clients: Tensor, step: int) -> None:
         training, own = divmod(step, self.owners.stride)

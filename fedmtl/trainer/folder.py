@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -15,16 +16,19 @@ from ..algorithms.base import Problem
 from ..data import FederatedDataset
 from ..errors import ResumeError
 from ..privacy.chain import read_chain
-from ..privacy.ledger import accept_move
+from ..privacy.ledger import accept_move, seal
 from .checkpoint import Checkpoint, write_json, write_tensors
 from .result import Result
+
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run, and how they are written.
 
-    ``public/`` holds the shared model, privacy.json and plots of public quantities. ``private/`` holds the personal
+    ``public/`` holds the shared model, privacy.json, plots of public quantities, in secure mode the last value of every
+    release, and a list of these files with their hashes. ``private/`` holds the personal
     models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
 
     Args:
@@ -95,6 +99,13 @@ class RunFolder:
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         if result.shared is not None:
             write_tensors(self.public / "model.safetensors", problem.layout.views(result.shared))
+        if result.released:
+            grids = {
+                name: json.dumps({"step": one.step, "width": one.width, "divisor": one.divisor})
+                for name, one in result.released.items()
+            }
+            values = {name: one.value for name, one in result.released.items()}
+            write_tensors(self.public / "releases.safetensors", values, grids)
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids})
@@ -124,6 +135,21 @@ class RunFolder:
         summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
         write_json(self.private / "result.json", _plain(summary))
 
+    def seal(self) -> None:
+        """List every file of the finished run with its hash, and note the hashes of the lists in the ledger.
+
+        ``public/manifest.json`` lists the files that may be published, ``private/manifest.json`` those that may not.
+        """
+        chain = read_chain(self.ledger)
+        run = chain.digests[0] if chain.digests else None
+        lists = {}
+        for part in (self.public, self.private):
+            names = sorted(path.name for path in part.iterdir() if path.is_file() and _listed(path))
+            files = {name: hashlib.sha256((part / name).read_bytes()).hexdigest() for name in names}
+            write_json(part / MANIFEST, {"run": run, "files": files})
+            lists[part.name] = hashlib.sha256((part / MANIFEST).read_bytes()).hexdigest()
+        seal(self.ledger, lists)
+
     def _plot(self, result: Result) -> None:
         from ..report.figures import plot_clients, plot_epsilon, plot_history
 
@@ -137,6 +163,11 @@ class RunFolder:
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
         plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
+
+
+def _listed(path: Path) -> bool:
+    """Whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
+    return path.name != MANIFEST and path.suffix not in (".tmp", ".jsonl", ".head")
 
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:

@@ -169,6 +169,7 @@ class Loop:
             module=problem.module,
             folder=None if self.folder is None else self.folder.root,
             replicates=found.runs,
+            released=dict(self.channel.on_grid),
             step="answer" if isinstance(self.channel, OwnerChannel) else "round",
         )
 

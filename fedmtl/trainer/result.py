@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from ..privacy import PrivacyReport
+from ..privacy.grid import GridValue
 from ..stacked import Layout
 
 
@@ -40,6 +41,7 @@ class Result:
             ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
             that of the last budget, and the models and the scores by client are those of the first run.
         step: what a round is: ``"round"``, or ``"answer"`` of a client where they act one at a time.
+        released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
     """
 
@@ -60,6 +62,7 @@ class Result:
     baselines: Mapping[str, Result] = field(default_factory=dict)
     replicates: list[dict[str, Any]] | None = None
     step: str = "round"
+    released: Mapping[str, GridValue] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def model_for(self, client: str) -> nn.Module:

@@ -212,7 +212,10 @@ class PrivateSearch:
         privacy = self._first.privacy
         secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
         with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
-            return _Search(self, plan, root).run()
+            found = _Search(self, plan, root).run()
+        if root is not None:
+            root.seal()
+        return found
 
 
 @dataclass

@@ -177,6 +177,7 @@ class Trainer:
         result = replace(result, baselines=comparison)
         if folder is not None:
             folder.write_result(result, self._settings(), self.data)
+            folder.seal()
         return result
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:

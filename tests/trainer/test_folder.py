@@ -17,11 +17,12 @@ from fedmtl.trainer.folder import RunFolder
 
 from .settings import DATA, SOLVER, quick_figures, trainer
 
-PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png"}
+PUBLIC = {"model.safetensors", "privacy.json", "epsilon.png", "manifest.json"}
 PRIVATE = {
     "checkpoint.safetensors",
     "ledger.jsonl",
     "ledger.head",
+    "manifest.json",
     "metrics.csv",
     "clients.csv",
     "models.safetensors",
@@ -52,6 +53,8 @@ def test_layout(finished):
     expected = {f"public/{name}" for name in PUBLIC} | {f"private/{name}" for name in PRIVATE}
     drawn = {
         "public/epsilon.png",
+        "public/manifest.json",
+        "private/manifest.json",
         *(f"private/{n}" for n in ("result.json", "clients.csv", "accuracy.png", "clients.png")),
     }
     lacking = {
