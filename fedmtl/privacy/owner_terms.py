@@ -161,7 +161,7 @@ class OwnerTerms:
     def header(self) -> dict[str, Any]:
         """JSON for a ledger: one entry for every kind, and the kind of every owner where there are several."""
         kinds = [asdict(kind) | {"weights": list(kind.weights) if kind.weights else None} for kind in self.kinds]
-        return {"kinds": kinds} | ({"kind": self.kind[0].tolist()} if len(kinds) > 1 else {})
+        return {"kinds": kinds} | ({"kind_of": self.kind[0].tolist()} if len(kinds) > 1 else {})
 
 
 def owner_terms(

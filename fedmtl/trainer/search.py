@@ -212,9 +212,11 @@ class PrivateSearch:
         privacy = self._first.privacy
         secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
         with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
-            found = _Search(self, plan, root).run()
+            search = _Search(self, plan, root)
+            found = search.run()
         if root is not None:
             root.seal()
+            search.date(root.public)
         return found
 
 
@@ -391,7 +393,6 @@ class _Search:
         )
         if self.root is not None:
             self._publish(self.root, found, best)
-            self._date(self.root.public)
         return found
 
     def _publish(self, root: RunFolder, found: SearchResult, best: int | None) -> None:
@@ -406,7 +407,7 @@ class _Search:
         trainer = self.settings.candidates[found.chosen]
         root.write_result(found.best, trainer._settings() | {"candidate": found.chosen}, trainer.data)
 
-    def _date(self, public: Path) -> None:
+    def date(self, public: Path) -> None:
         """The published files bear the time at which the search began: the end would tell the number of repetitions."""
         for path in (*public.iterdir(), public):
             os.utime(path, (self.began, self.began))
