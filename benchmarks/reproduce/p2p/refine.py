@@ -1,0 +1,120 @@
+"""The private runs of figure 2 (c) with a last step of every agent on its own records, against tuned local models.
+
+The step, argmin_v sum_j l(v; x_j, y_j) + a ||v - theta_i||^2, is that of ``PeerToPeer(refine=a)``: nobody receives its
+result, so it costs no privacy. From theta_i = 0 it is a local model with one ridge for all, to which a refined model
+falls back. Both are tuned by the same grid on the validation problems. Plans of the runs are those of table.csv. Writes
+refined.csv and the table of README.md beside this file.
+
+    python benchmarks/reproduce/p2p/refine.py
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
+
+from agents import DELTA, SEEDS, VALIDATION, agents, peers  # noqa: E402
+from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, simulate  # noqa: E402
+from sweep import markdown, replace_section, write_csv  # noqa: E402
+
+from fedmtl.algorithms.linear import LinearLoss  # noqa: E402
+from fedmtl.algorithms.pp_dmtl_task import fit_own  # noqa: E402
+
+PULLS = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
+EPSILONS = (1.0, 10.0)
+COLUMNS = ("p", "epsilon", "mu", "wakeups", "clip", "sent", "refined", "refine", "local", "local_refine", "difference",
+           "difference_low", "difference_high")  # fmt: skip
+
+
+def plans() -> list[Row]:
+    """The settings of the Gaussian runs of table.csv, as chosen on validation problems without the last step."""
+    with open(HERE / "table.csv", newline="", encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if r["part"] == "dimensions" and r["method"] == "sound"]
+    return [
+        {"p": int(r["p"]), "epsilon": float(r["epsilon"]), "mu": float(r["mu"]), "wakeups": int(r["wakeups"]),
+         "clip": float(r["clip"])}
+        for r in rows if float(r["epsilon"]) in EPSILONS
+    ]  # fmt: skip
+
+
+def final_models(plan: Row, seed: int) -> Array:
+    """The models (n, p) that a private run ends with."""
+    algorithm = peers(plan["p"], seed, plan["mu"])
+    privacy = budgets((plan["epsilon"],), plan["clip"], DELTA)
+    return simulate(algorithm, agents(plan["p"], seed).data, privacy, plan["wakeups"], seed)[0][0]
+
+
+def refined(theta: Array, p: int, seed: int, pull: float) -> Array:
+    """Every agent's last step from its model in ``theta`` (n, p)."""
+    records, found = objective_of(peers(p, seed, 1.0), agents(p, seed).data).records, theta.copy()
+    for i, (x, y) in enumerate(records):
+        if len(x):
+            own = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
+            start = torch.from_numpy(theta[i])
+            found[i] += fit_own(LinearLoss("logistic"), *own, start, 2 * pull / len(x), "frobenius").numpy()
+    return found
+
+
+def scores(starts: dict[int, Array], p: int, pull: float) -> list[float]:
+    """Test accuracies of the refined models of several problems."""
+    return [accuracy(refined(theta, p, seed, pull), agents(p, seed).data) for seed, theta in starts.items()]
+
+
+def outcome(plan: Row) -> Row:
+    """One cell of the table."""
+    p = plan["p"]
+    held = {seed: final_models(plan, seed) for seed in VALIDATION}
+    pull = max(PULLS, key=lambda a: mean_and_error(scores(held, p, a))[0])
+    alone = max(PULLS, key=lambda a: mean_and_error(scores({s: 0 * theta for s, theta in held.items()}, p, a))[0])
+    runs = {seed: final_models(plan, seed) for seed in SEEDS}
+    sent = [accuracy(theta, agents(p, seed).data) for seed, theta in runs.items()]
+    own = scores(runs, p, pull)
+    local = scores({seed: 0 * theta for seed, theta in runs.items()}, p, alone)
+    mean, error = mean_and_error([a - b for a, b in zip(own, local, strict=True)])
+    half = float(student.ppf(0.975, len(SEEDS) - 1)) * error
+    return {
+        **plan,
+        "sent": mean_and_error(sent)[0],
+        "refined": mean_and_error(own)[0],
+        "refine": pull,
+        "local": mean_and_error(local)[0],
+        "local_refine": alone,
+        "difference": mean,
+        "difference_low": mean - half,
+        "difference_high": mean + half,
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """Bold: the interval of the paired difference lies above zero; ✗: below."""
+    titles = ["p:", "epsilon:", "as sent:", "refined:", "local, tuned ridge:", "refined - local (95%):"]
+    lines = []
+    for r in rows:
+        text = f"{r['difference']:+.4f} ({r['difference_low']:+.4f}, {r['difference_high']:+.4f})"
+        text = f"**{text}**" if r["difference_low"] > 0 else f"{text} ✗" if r["difference_high"] < 0 else text
+        cells = [f"{r[name]:.3f}".lstrip("0") for name in ("sent", "refined", "local")]
+        lines.append([str(r["p"]), f"{r['epsilon']:g}", *cells, text])
+    return markdown(titles, lines)
+
+
+def main() -> None:
+    """Run every plan, write the table."""
+    torch.set_num_threads(1)
+    rows = []
+    for plan in plans():
+        rows.append(outcome(plan))
+        print(rows[-1], flush=True)
+    write_csv(HERE / "refined.csv", rows, COLUMNS)
+    replace_section(HERE / "README.md", "refined", table(rows))
+
+
+if __name__ == "__main__":
+    main()
