@@ -589,6 +589,20 @@ def _members(cohort: torch.Tensor) -> torch.Tensor:
     return torch.isin(torch.arange(CLIENTS), cohort)
 
 
+def _subsample_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The public state says how many records the first local steps of a round have."""
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def leaky(self, problem, state, event, door):
+        drawn = door.records.batch(event.cohort, 0)[1].sum()
+        state = step(self, problem, state, event, door)
+        state.public["drawn"] = drawn
+        return state
+
+    patch.setattr(kind, "step", leaky)
+
+
 def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The noised count is released, and the clip norm of the next step follows the count without noise."""
     adapt = Channel._adapt
@@ -677,6 +691,7 @@ MUTANTS = [
     Mutant("numbers of examples in the public state", _counts_in_public, TRANSCRIPT),
     Mutant("cohort in the public state", _in_public(_members), TRANSCRIPT),
     Mutant("size of the cohort in the public state", _in_public(lambda c: torch.tensor(len(c))), TRANSCRIPT),
+    Mutant("size of the subsamples in the public state", _subsample_in_public, TRANSCRIPT, "records"),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, "adaptive"),
     Mutant("accountant halved", _accountant_halved, CHARGES),
     Mutant("accountant halved, everybody takes part", _accountant_halved, CHARGES, "full"),

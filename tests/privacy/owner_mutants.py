@@ -531,6 +531,20 @@ def _known_subsample(self, owner, steps, replicates):
         self._sources = sources
 
 
+def _subsample_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The public state says how many records take part in the answers of an owner."""
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def leaky(self, problem, state, block, channel):
+        drawn = channel.participation.of(0, np.arange(3), np.zeros(3, dtype=np.int64))
+        state = step(self, problem, state, block, channel)
+        state.public["drawn"] = drawn.sum()
+        return state
+
+    patch.setattr(kind, "step", leaky)
+
+
 def _charged_at_a_lower_rate(self, *of):
     return _events(replace(self, rate=self.rate / 2), *of)
 
@@ -644,6 +658,10 @@ FEATURED_MUTANTS = [
     ("subsampled", OwnerMutant("subsamples of a fixed size", _subsets(_fixed_size), SAMPLER)),
     ("subsampled", OwnerMutant("subsample of a known seed", _subsets(_known_subsample), SAMPLER, "secure")),
     ("subsampled", OwnerMutant("charged at half the rate", _kinds(_charged_at_a_lower_rate), (*NOISE, *CHARGES))),
+    (
+        "subsampled",
+        OwnerMutant("size of the subsamples in the public state", _subsample_in_public, TRANSCRIPT, "l2_laplace"),
+    ),
     ("subsampled", OwnerMutant("noise halved", _scaled(0.5), NOISE, "l2_laplace")),
     ("subsampled", OwnerMutant("accountant halved, subsampled", _accountant_halved, CHARGES, "l2_laplace")),
     (

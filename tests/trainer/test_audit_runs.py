@@ -1,0 +1,114 @@
+"""Checks that run a configuration: first releases on neighbouring data and early stops; and public grids."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedmtl import Trainer, models
+from fedmtl.algorithms import PMTL, p2p_start
+from fedmtl.errors import PrivacyError
+from fedmtl.optim import LocalSGD
+from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
+from fedmtl.privacy.audit.grid import on_grid, width_of
+from fedmtl.trainer.audit import owner_setup_of, setup_of
+from fedmtl.trainer.audit_runs import audit_runs, first_sensitivity
+from tests.helpers import ragged_classification, regression
+from tests.privacy.owner_mutants import trainer_of
+
+
+def warm(configuration: str, **options) -> Trainer:
+    run = trainer_of("warm start", configuration)
+    if not options:
+        return run
+    return replace(run, algorithm=replace(run.algorithm, **options), data=regression(5), loss="mse")
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "squared"}])
+def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict) -> None:
+    run = warm("tight clip", **options)
+    setup = owner_setup_of(run)
+    assert setup is not None
+    found = first_sensitivity(run, setup, 0)
+    assert not found.refuted
+    assert found.statistic > 0.999, "the worst pair of neighbours is among those tried"
+
+
+def test_a_fit_that_fails_on_some_records_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = warm("tight clip")
+    setup = owner_setup_of(run)
+    assert setup is not None
+    fit = p2p_start.local_minimizer
+
+    def failing(loss, x, y, *rest):
+        if bool((y == y[0]).all()):
+            raise PrivacyError("no convergence")
+        return fit(loss, x, y, *rest)
+
+    monkeypatch.setattr(p2p_start, "local_minimizer", failing)
+    found = first_sensitivity(run, setup, 0)
+    assert found.refuted
+    assert "no convergence" in found.detail
+
+
+RUNS = {
+    "poisson": (PoissonSampling(cohort=4), ClientPrivacy(clip_norm=0.5, epsilon=4.0)),
+    "fixed": (FixedCohort(cohort=4), ClientPrivacy(clip_norm=0.5, epsilon=4.0)),
+    "no budget": (FullParticipation(), ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0)),
+    "a budget that ends before": (FullParticipation(), ClientPrivacy(clip_norm=0.5, epsilon=3.0, noise_multiplier=3.0)),
+    "records": (FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)),
+    "records of some": (PoissonSampling(cohort=4), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
+    schedule, privacy = RUNS[name]
+    run = Trainer(
+        algorithm=PMTL(lam=0.5, local=LocalSGD(lr=0.2, steps=2, batch_size=4)),
+        data=ragged_classification(8),
+        model=models.mlp(hidden=4),
+        schedule=schedule,
+        privacy=privacy,
+        rounds=12,
+        device="cpu",
+        progress=False,
+    )
+    setup = setup_of(run)
+    assert setup is not None
+    (found,) = audit_runs(run, setup, 0, ("charges",))
+    assert not found.refuted
+    assert not found.skipped, found.detail
+
+
+def test_a_run_without_a_common_model_never_stops_early() -> None:
+    run = trainer_of("pp_dmtl", "laplace")
+    (found,) = audit_runs(run, owner_setup_of(run), 0, ("charges",))
+    assert found.skipped
+
+
+def test_numbers_on_a_grid_are_told_from_others() -> None:
+    coins, width, denominator = np.random.default_rng(0), 2.0**-24, 7.3
+    cells = np.rint(coins.standard_normal(500) * 2.0**22)
+
+    def verdict(values: np.ndarray) -> bool:
+        (found,) = on_grid(iter([("update", values, width)]))
+        return found.refuted
+
+    released = cells * width / denominator
+    assert not verdict(released * denominator)
+    assert not verdict(released * denominator * math.sqrt(0.5) * math.sqrt(2.0))
+    assert verdict(cells * width + coins.standard_normal(500) * 1e-12)
+    assert verdict((cells + 0.5 * (coins.random(500) < 0.05)) * width), "a finer grid"
+    assert verdict(2 * cells * width), "a coarser grid"
+    assert verdict(np.where(np.arange(500) == 3, np.nan, cells * width))
+    assert on_grid(iter([("update", cells[:10] * width, width)]))[0].skipped
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_width_is_the_one_that_the_channel_promises(norm: str) -> None:
+    for bound, size, scale in ((0.5, 147, 3.0), (1e-3, 1, 1e3), (20.0, 100_000, 0.01)):
+        assert width_of(bound, norm, size, scale) == grid_width(bound, norm, size, scale)
