@@ -168,7 +168,7 @@ def learner(records: int, bound: str = "clip") -> Workload:
 
 def tasks() -> Workload:
     """The 20 tasks of Xie et al."""
-    algorithm = PPDMTL()
+    algorithm = PPDMTL(row_norm=1.0)
     data = make_synthetic_tasks().data
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)

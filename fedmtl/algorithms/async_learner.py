@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from .._check import one_of, positive, positive_int
+from ..data import RowBound
 from ..errors import ConfigError
 from ..privacy import OwnerChannel
 from ..schedules import BoundSchedule
@@ -37,7 +38,7 @@ from .async_updates import Step, Updates
 from .base import AsyncAlgorithm, Problem, State
 from .fitness import Fitness
 from .groups import copies_of, expand_groups
-from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared
+from .linear import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
 from .store import ClientStore
 
 if TYPE_CHECKING:
@@ -151,6 +152,12 @@ class AsyncLearner(AsyncAlgorithm):
         from .automatic import resolve_learner
 
         return resolve_learner(self, problem, schedule, privacy)
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features of ``domain``, which holds where the model is used too; None without one."""
+        if not isinstance(self.domain, DomainBound):
+            return None
+        return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
 
     def rows(self, problem: Problem) -> list[Tensor]:
         """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.

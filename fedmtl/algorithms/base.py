@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from ..data import FederatedDataset
+from ..data import FederatedDataset, RowBound
 from ..execution import Executor
 from ..execution.executor import by_decreasing
 from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
 from ..optim.batches import plannable
 from ..optim.private import train_privately
 from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
-from ..schedules import BoundSchedule, EventTable
+from ..schedules import EventTable
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from .store import ClientStore, Fields, MappedClientStore
@@ -224,12 +224,17 @@ class Algorithm:
     accepts_empty_clients: ClassVar[bool] = False
     local: LocalSolver | None = None
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> Algorithm:
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """A bound on the features of a record, which training enforces and which holds wherever models are used: for
+        scores, and in the models of the result. None by default."""
+        return None
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:
         """This algorithm with its settings that are ``"auto"`` filled in from public rows and bounds.
 
         Args:
             problem: of the run.
-            schedule: of the activations.
+            schedule: of the activations, a ``BoundSchedule``; None for an algorithm that goes in rounds.
             privacy: settings of the run, or a sequence of those of its repetitions.
         """
         return self

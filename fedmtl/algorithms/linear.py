@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from .._check import one_of, positive
 from ..data.rows import take
+from ..data.transforms import RowBound
 from ..errors import ConfigError, DataError, ModelError
 from ..stacked import Layout
 
@@ -115,6 +116,17 @@ class DomainBound:
     def __post_init__(self) -> None:
         positive(self, x_l1=self.x_l1, y=self.y)
 
+    def rows(self, bias: bool) -> RowBound:
+        """The bound on a record's features, without the 1 of a bias.
+
+        Raises:
+            ConfigError: no room for features beside the 1 of the bias.
+        """
+        room = self.x_l1 - 1.0 if bias else self.x_l1
+        if room <= 0:
+            raise ConfigError(f"DomainBound.x_l1 is {self.x_l1:g}; with a bias it must be above 1, the bias's own row.")
+        return RowBound(room, "l1")
+
     def xi(self, loss: LinearLoss, theta_max: float) -> float:
         """Xi >= sup ||grad l||_1 over the domain and ||theta||_inf <= theta_max (Farokhi et al., Assumption 2).
 
@@ -205,26 +217,33 @@ class LinearData:
         Raises:
             ConfigError: no room for features beside the 1 of the bias.
         """
-        room = domain.x_l1 - 1.0 if self.bias else domain.x_l1
-        if room <= 0:
-            raise ConfigError(
-                f"DomainBound.x_l1 is {domain.x_l1:g}; with a bias it must be above 1, the bias's own row."
-            )
-        limit = room * (1 - 2.0**-40)
-        width = self.dimension - 1 if self.bias else self.dimension
+        bound, width = domain.rows(self.bias), self.dimension - int(self.bias)
         xs, ys = [], []
         for x, y in zip(self.x, self.y, strict=True):
             features = x[:, :width]
-            norms = features.abs().sum(1, keepdim=True)
-            valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
-            features = torch.where(valid, features * (limit / norms.clamp(min=limit)), 0.0)
+            valid = torch.isfinite(bound.norms(features)) & torch.isfinite(y)
+            features = torch.where(valid[:, None], bound(features), 0.0)
             xs.append(torch.cat([features, x[:, width:]], dim=1))
-            ys.append(torch.where(valid[:, 0], y, 0.0).clamp(-domain.y, domain.y))
+            ys.append(torch.where(valid, y, 0.0).clamp(-domain.y, domain.y))
         return LinearData(tuple(xs), tuple(ys), self.bias, self.name)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """All records, x (sum n_i, p) and y (sum n_i,)."""
         return torch.cat(self.x), torch.cat(self.y)
+
+
+def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
+    """matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no records
+    make it fail.
+
+    Args:
+        matrix: (..., p, p).
+        right: (..., p) or (..., p, k), as in ``torch.linalg.solve``.
+    """
+    found, info = torch.linalg.solve_ex(matrix, right)
+    dims = tuple(range(info.dim(), found.dim()))
+    solved = (info == 0) & torch.isfinite(found).all(dims) if dims else info == 0
+    return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
 
 
 def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:

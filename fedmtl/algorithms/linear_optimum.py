@@ -10,6 +10,7 @@ feasible dual point, which certifies the gap.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +127,8 @@ def projected_newton(
         near = np.minimum(1e-8 * bound, np.abs(gradient))
         free = ~(((theta <= near - bound) & (gradient > 0)) | ((theta >= bound - near) & (gradient < 0)))
         newton = -gradient / np.diag(hessian)
-        newton[free] = -np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+        with suppress(np.linalg.LinAlgError):  # where rounding swallows the regularization, the scaled gradient stays
+            newton[free] = -np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
         moved = _descend(value, theta, now, gradient, newton, bound)
         if moved is None:
             moved = _descend(value, theta, now, gradient, -gradient / np.trace(hessian), bound)

@@ -23,23 +23,29 @@ penalized, nor shared, nor part of what is released.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._check import non_negative, one_of, positive
+from ..data import RowBound
 from ..errors import ConfigError
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..privacy.clip import L2Clip, clip_rows
 from ..privacy.row_noise import RowNoise
 from ..privacy.samplers import BoundFull
 from ..schedules import Event
+from .automatic import bound_of, check_bounds, resolve_bounds, target_of
 from .base import Algorithm, Problem, State
+from .linear import LinearLoss
 from .mp_mtl_sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
 from .mp_mtl_tasks import TaskLoss, TaskStack
-from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty
+from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, largest_row
+
+if TYPE_CHECKING:
+    from ..privacy.owner_opening import Privacies
 
 RELEASE = "covariance"
 _BLOCK_ELEMENTS = 1 << 17
@@ -68,7 +74,12 @@ class MPMTL(Algorithm):
         alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
         start: W^(0): ``"local"``, each task's own ridge fit, or ``"zero"``.
         start_ridge: of that fit. ``None``: ``ridge``, or 0.01 where that is 0.
-        row_norm: features are shortened to this L2 norm B, a public constant; the 1 of a bias stays.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
         smoothness: L of the data term, a Lipschitz constant of the gradients of the L_i, of which the step size is the
             inverse. ``None``: that of the domain, B^2, a quarter of it for the logistic loss. A smaller one must be
             public knowledge; only stability rests on it.
@@ -94,7 +105,8 @@ class MPMTL(Algorithm):
     q: float | None = None
     start: Literal["local", "zero"] = "local"
     start_ridge: float | None = None
-    row_norm: float = 1.0
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
     smoothness: float | None = None
     curator_epsilon: float | None = None
     curator_delta: float | None = None
@@ -111,7 +123,7 @@ class MPMTL(Algorithm):
         one_of(self, ("local", "zero"), start=self.start)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
-        positive(self, row_norm=self.row_norm)
+        check_bounds(self)
         for name in ("smoothness", "start_ridge", "q"):
             if getattr(self, name) is not None:
                 positive(self, **{name: getattr(self, name)})
@@ -123,6 +135,18 @@ class MPMTL(Algorithm):
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
         self._rows()
+
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> MPMTL:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        return resolve_bounds(self, problem, privacy)
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too."""
+        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
 
     # What it releases
 
@@ -275,7 +299,7 @@ class MPMTL(Algorithm):
         return self.rho
 
     def _tasks(self, problem: Problem) -> TaskStack:
-        return TaskStack.of(problem, self.loss, self.row_norm)
+        return TaskStack.of(problem, self.loss, bound_of(self, problem), target_of(self, problem))
 
     def _features(self, problem: Problem) -> int:
         tasks = self._tasks(problem)
@@ -283,7 +307,10 @@ class MPMTL(Algorithm):
 
     def _step_size(self, problem: Problem) -> float:
         """eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2 L."""
-        data = self._tasks(problem).smoothness(self.row_norm) if self.smoothness is None else self.smoothness
+        data = self.smoothness
+        if data is None:
+            largest = largest_row(problem, LinearLoss(self.loss), bound_of(self, problem))
+            data = self._tasks(problem).smoothness(largest)
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear import LinearData, LinearLoss, prepared
+from .linear import LinearData, LinearLoss, prepared, solve_regularized
 from .pp_dmtl_task import bounded_rows
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class TaskStack:
     bias: bool
 
     @classmethod
-    def of(cls, problem: Problem, loss: TaskLoss, row_norm: float) -> TaskStack:
-        """The training records, with features shortened to ``||x||_2 <= row_norm``; made once for data and model.
+    def of(cls, problem: Problem, loss: TaskLoss, row_norm: float | None, target: float | None = None) -> TaskStack:
+        """The training records within the bounds of :func:`bounded_rows`; made once for data and model.
 
         Raises:
             ModelError: the model is not linear.
@@ -73,9 +73,9 @@ class TaskStack:
         """
 
         def build() -> TaskStack:
-            return cls.stack(bounded_rows(problem, LinearLoss(loss), row_norm), loss)
+            return cls.stack(bounded_rows(problem, LinearLoss(loss), row_norm, target), loss)
 
-        return prepared(problem, ("mp_mtl", loss, row_norm), build)
+        return prepared(problem, ("mp_mtl", loss, row_norm, target), build)
 
     @classmethod
     def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
@@ -136,12 +136,12 @@ class TaskStack:
             return self._descend(ridge, tolerance)
         if self.moments is not None:
             gram, cross = self.moments
-            return torch.linalg.solve(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
+            return solve_regularized(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
         out = torch.empty(len(self.squares), self.dimension, dtype=torch.float64)
         for block in self.blocks:  # in the space of the records
             kernel = block.x @ block.x.mT * block.scale[:, None, None]
             kernel.diagonal(dim1=1, dim2=2).add_(ridge)
-            dual = torch.linalg.solve(kernel, block.y)
+            dual = solve_regularized(kernel, block.y)
             out[block.tasks] = (dual[:, None, :] @ block.x)[:, 0] * block.scale[:, None]
         return out
 

@@ -30,20 +30,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._check import one_of, positive
+from ..data import RowBound
 from ..errors import ConfigError, PrivacyError
 from ..graphs import Graph, GraphSettings
 from ..privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
 from ..privacy.kov import kov_heterogeneous
 from ..schedules import Dropouts, EventTable
-from .automatic import stated_domain
+from .automatic import bound_of, check_bounds, resolve_bounds, target_of
 from .base import AsyncAlgorithm, Problem, State
 from .linear import LinearData, LinearLoss, prepared
 from .p2p_allocation import Allocation, wakeup_weights
@@ -52,7 +53,10 @@ from .p2p_network import Network
 from .p2p_presence import Presence, arrival_steps
 from .p2p_start import LocalFits, make_warm_start
 from .p2p_steps import Wakeups, Work
-from .pp_dmtl_task import bounded_rows, fit_own
+from .pp_dmtl_task import bounded_rows, fit_own, largest_row
+
+if TYPE_CHECKING:
+    from ..privacy.owner_opening import Privacies
 
 REFUTED = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
@@ -72,8 +76,12 @@ class PeerToPeer(AsyncAlgorithm):
         loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2, of linear models; or ``"model"``: the
             problem's own model and loss, whatever they are (beyond the paper), which needs ``smoothness``.
         lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's experiments.
-        row_norm: features are shortened to this L2 norm B, a public constant; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
             the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
             be public knowledge; only stability rests on it.
@@ -106,7 +114,8 @@ class PeerToPeer(AsyncAlgorithm):
     mu: float = 1.0
     loss: Literal["logistic", "squared", "model"] = "logistic"
     lam: float | Literal["inverse"] = "inverse"
-    row_norm: float | Literal["auto"] = 1.0
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
     smoothness: float | None = None
     idle_confidence: float = 1e-3
     start: float | tuple[float, ...] | Literal["local"] | None = None
@@ -130,8 +139,7 @@ class PeerToPeer(AsyncAlgorithm):
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("forget", "keep"), departed=self.departed)
         positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
-        if self.row_norm != "auto":
-            positive(self, row_norm=self.row_norm)
+        check_bounds(self)
         if self.lam != "inverse":
             positive(self, lam=self.lam)
         for field in ("smoothness", "warm_lam", "refine"):
@@ -165,16 +173,17 @@ class PeerToPeer(AsyncAlgorithm):
                 raise ConfigError("PeerToPeer.guarantee='paper' is of linear models only.")
 
     def __hash__(self) -> int:
-        return hash((self.mu, self.loss, self.lam, self.row_norm, self.guarantee))  # mappings are compared, not hashed
+        return hash(
+            (self.mu, self.loss, self.lam, self.row_norm, self.target, self.guarantee)
+        )  # mappings are compared, not hashed
 
-    def resolve_auto(self, problem: Problem, *public: object) -> PeerToPeer:
-        """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PeerToPeer:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
 
         Raises:
-            ConfigError: the data state no bounds.
+            ConfigError: no bound on rows, with privacy.
         """
-        needed = self.row_norm == "auto" and self.loss != "model"
-        return replace(self, row_norm=self._limit(problem)) if needed else self
+        return self if self.loss == "model" else resolve_bounds(self, problem, privacy)
 
     # What it needs of the problem
 
@@ -188,7 +197,12 @@ class PeerToPeer(AsyncAlgorithm):
 
     def data(self, problem: Problem) -> LinearData:
         """Rows and targets of every agent of a linear model, within the bound of the domain."""
-        return bounded_rows(problem, self._linear, self._limit(problem))
+        return bounded_rows(problem, self._linear, bound_of(self, problem), target_of(self, problem))
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too; None with ``loss="model"``."""
+        bound = None if self.loss == "model" else bound_of(self, problem)
+        return None if bound is None else RowBound(bound)
 
     def rows(self, problem: Problem) -> list[Tensor] | None:
         """The rows x_j of every agent, (m_i, D) float64, within the bound of the domain; None with ``loss="model"``."""
@@ -367,13 +381,7 @@ class PeerToPeer(AsyncAlgorithm):
     def _row_bound(self, problem: Problem) -> float:
         """B of a whole row, with the 1 of a bias."""
         bias = problem.dimension - math.prod(problem.data.spec.shape)
-        return math.sqrt(self._limit(problem) ** 2 + bias)
-
-    def _limit(self, problem: Problem) -> float:
-        """B of the features."""
-        if self.row_norm == "auto":
-            return stated_domain(problem.data, "PeerToPeer.row_norm").l2
-        return float(self.row_norm)
+        return math.sqrt(largest_row(problem, self._linear, bound_of(self, problem)) ** 2 + bias)
 
     def _check_start(self, *, noised: bool) -> None:
         if noised and self.start == "local" and self.guarantee == "sound":
@@ -386,4 +394,5 @@ class PeerToPeer(AsyncAlgorithm):
         network = self.network(problem)
         ridge = network.ridge(network.counts) if lam is None else np.full(problem.clients, lam)
         bound = self._row_bound(problem) if self.loss == "logistic" else math.inf  # its slope is at most 1
-        return LocalFits(self._linear, self.data(problem), ridge, min(clip, bound))
+        curvature = self._linear.smoothness(self._row_bound(problem))
+        return LocalFits(self._linear, self.data(problem), ridge, min(clip, bound), curvature)

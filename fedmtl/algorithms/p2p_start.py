@@ -30,7 +30,7 @@ from scipy.sparse import diags_array
 from scipy.sparse.linalg import LinearOperator, cg, splu
 from torch import Tensor
 
-from ..errors import ConfigError, PrivacyError
+from ..errors import ConfigError
 from ..privacy import OwnerChannel
 from .linear import LinearData, LinearLoss
 from .p2p_network import Network
@@ -40,53 +40,75 @@ Ints = NDArray[np.int64]
 _EXACT = 2.0**-20
 """Relative room in the sensitivity for the solver's error."""
 _STEPS, _FACTORED, _RESIDUAL = 200, 5000, 1e-12
+_WORST = 1e9
+"""The largest condition number of a local fit."""
 
 
-def minimizer_sensitivity(bound: float, records: Ints, lam: Array) -> Array:
+def minimizer_sensitivity(bound: float, records: Ints, lam: Array, condition: float | Array = 1.0) -> Array:
     """L2 sensitivity L / (m lambda) of the minimizer of (1/m) sum l + lambda ||.||^2 under replace-one.
 
     Args:
         bound: L, on the L2 norm of one record's gradient.
         records: m, (n,).
         lam: lambda, above 0, (n,).
+        condition: the largest condition number of the problem over the domain, a number or (n,).
 
     Returns:
-        (n,), with room for the solver's error.
+        (n,), with room for the solver's error: 2^-20 of it, or 2^-46 m ``condition`` where rounding may be more.
     """
-    return bound / (records * lam) * (1 + _EXACT)
+    return bound / (records * lam) * (1 + np.maximum(_EXACT, 2.0**-46 * records * condition))
 
 
 def local_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: float = math.inf) -> Array:
-    """argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, by Newton's method with a line search.
+    """argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, for all finite records.
 
-    l_clip is the loss whose derivative is cut off so that no record's gradient is longer than ``clip`` (L2).
+    l_clip is the loss whose derivative is cut off so that no record's gradient is longer than ``clip`` (L2). Newton's
+    method with a line search finds the minimizer in a few steps, but for some records rounding stops it before. Then
+    accelerated gradient descent goes on from the nearest point of the ball ||theta|| <= C / (2 lam), in which the
+    minimizer lies, for as many steps as reach the accuracy from any point of that ball: with condition number k and
+    momentum (sqrt(k) - 1) / (sqrt(k) + 1), ||theta_t - theta*||^2 is at most (k + 1) (1 - 1 / sqrt(k))^t times that of
+    the first point. So no records make the fit fail, or less accurate than the sensitivity allows.
 
     Args:
         loss: squared or logistic.
-        x, y: (m, D) and (m,), m at least 1.
+        x, y: (m, D) and (m,), finite, m at least 1.
         lam: above 0.
         clip: C; infinite for the loss itself.
 
     Returns:
-        (D,) float64, within ``2**-21 C / (m lam)`` of the minimizer.
-
-    Raises:
-        PrivacyError: that was not reached.
+        (D,) float64, finite; within ``2**-21 C / (m lam)`` of the minimizer where ``clip`` is finite.
     """
-    m = len(y)
-    norms = np.linalg.norm(x, axis=1)
-    cut = np.full(m, math.inf) if math.isinf(clip) else clip / np.maximum(norms, 1e-300)
-    tolerance = _EXACT / m * (1.0 if math.isinf(clip) else min(clip, 1.0)) * 1e-3
+    with np.errstate(all="ignore"):
+        norms = np.linalg.norm(x, axis=1)
+        cut = np.full(len(y), math.inf) if math.isinf(clip) else clip / np.maximum(norms, 1e-300)
+        accuracy = _EXACT / len(y) * (1.0 if math.isinf(clip) else min(clip, 1.0))  # of the gradient
+        theta, reached = _newton(loss, x, y, lam, cut, accuracy * 1e-3)
+        if reached <= accuracy:
+            return theta
+        if math.isinf(clip):  # nothing rests on how exact it is
+            return theta if np.isfinite(theta).all() else np.zeros_like(theta)
+        return _descend(loss, x, y, lam, cut, clip, theta)
+
+
+def _gradient(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, theta: Array) -> Array:
+    return _pieces(loss, x @ theta, y, cut)[1] @ x / len(y) + 2 * lam * theta
+
+
+def _newton(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, tolerance: float) -> tuple[Array, float]:
+    """A point and the norm of the gradient there: at most ``tolerance``, or where Newton's method ended before."""
     theta = np.zeros(x.shape[1])
     value, slope, bend = _pieces(loss, x @ theta, y, cut)
     total = value.mean()
     for _ in range(_STEPS):
-        gradient = slope @ x / m + 2 * lam * theta
+        gradient = slope @ x / len(y) + 2 * lam * theta
         if np.linalg.norm(gradient) <= tolerance:
-            return theta
-        hessian = (x * bend[:, None]).T @ x / m
+            break
+        hessian = (x * bend[:, None]).T @ x / len(y)
         hessian[np.diag_indices_from(hessian)] += 2 * lam
-        step = np.linalg.solve(hessian, gradient)
+        try:
+            step = np.linalg.solve(hessian, gradient)
+        except np.linalg.LinAlgError:  # lam is lost in rounding
+            break
         decrease, length = float(gradient @ step), 1.0
         while True:
             trial = theta - length * step
@@ -96,9 +118,22 @@ def local_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: floa
                 break
             length /= 2
         theta, total = trial, reached
-    if np.linalg.norm(slope @ x / m + 2 * lam * theta) <= 1e3 * tolerance:
-        return theta
-    raise PrivacyError(f"The fit of an agent alone did not converge in {_STEPS} steps; give a larger lambda.")
+    return theta, float(np.linalg.norm(slope @ x / len(y) + 2 * lam * theta))
+
+
+def _descend(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, clip: float, theta: Array) -> Array:
+    """Accelerated gradient descent to within ``2**-21 clip / (m lam)`` of the minimizer, from anywhere."""
+    radius = clip / (2 * lam)
+    length = float(np.linalg.norm(theta))
+    theta = theta * min(1.0, radius / max(length, 1e-300)) if math.isfinite(length) else np.zeros_like(theta)
+    condition = 1 + loss.smoothness(float(np.linalg.norm(x, axis=1).max())) / (2 * lam)
+    rate, root = 1 / (2 * lam * condition), math.sqrt(condition)
+    steps = math.ceil(root * (2 * math.log(len(y) * 2.0**22) + math.log(condition + 1)))
+    ahead = theta
+    for _ in range(steps):
+        new = ahead - rate * _gradient(loss, x, y, lam, cut, ahead)
+        ahead, theta = new + (root - 1) / (root + 1) * (new - theta), new
+    return theta
 
 
 def _pieces(loss: LinearLoss, margin: Array, y: Array, cut: Array) -> tuple[Array, Array, Array]:
@@ -127,17 +162,29 @@ class LocalFits:
         data: the records.
         ridge: lambda of each agent, (n,).
         bound: L, on the L2 norm of a record's gradient: larger ones are clipped.
+        curvature: of one record's loss, the most over the domain.
     """
 
     loss: LinearLoss
     data: LinearData
     ridge: Array
     bound: float
+    curvature: float
 
     @property
     def sensitivities(self) -> Array:
-        """(n,), of the fits; of agents without records that of one."""
-        return minimizer_sensitivity(self.bound, np.maximum(self.data.counts.numpy(), 1), self.ridge)
+        """(n,), of the fits; of agents without records that of one.
+
+        Raises:
+            ConfigError: a lambda so small that no fit is exact enough in double precision, whatever the records are.
+        """
+        condition = 1 + self.curvature / (2 * self.ridge)
+        if float(condition.max()) > _WORST:
+            raise ConfigError(
+                f"PeerToPeer.warm_start fits every agent alone with lambda = {self.ridge.min():g}, which is too small "
+                f"beside a curvature of {self.curvature:g}; give warm_lam of at least {self.curvature / _WORST:.1g}."
+            )
+        return minimizer_sensitivity(self.bound, np.maximum(self.data.counts.numpy(), 1), self.ridge, condition)
 
     def of(self, agent: int) -> Tensor:
         """(D,) float64."""

@@ -27,24 +27,28 @@ alone. After training, q_t is fitted once to the raw records and never sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._check import non_negative, one_of, positive, positive_int
+from ..data import RowBound
 from ..errors import ConfigError, PrivacyError
 from ..privacy import OwnerChannel, Published
 from ..schedules import EventTable, block_bounds
-from .automatic import stated_domain
+from .automatic import bound_of, check_bounds, resolve_bounds, target_of
 from .base import AsyncAlgorithm, Problem, State
 from .linear import LinearData, LinearLoss
 from .pp_dmtl_published import REFUTED, published_epsilon
 from .pp_dmtl_server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
-from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, own_step
+from .pp_dmtl_task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, largest_row, own_step
+
+if TYPE_CHECKING:
+    from ..privacy.owner_opening import Privacies
 
 
 def largest_delay(clients: Tensor) -> int:
@@ -80,8 +84,12 @@ class PPDMTL(AsyncAlgorithm):
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
             B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
             be public knowledge; only stability rests on it.
-        row_norm: features are shortened to this L2 norm, a public constant; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
         guarantee: ``"sound"`` or ``"paper"``.
@@ -111,7 +119,8 @@ class PPDMTL(AsyncAlgorithm):
     a2: float | None = None
     delay: int | None = None
     smoothness: float | None = None
-    row_norm: float | Literal["auto"] = 1.0
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
     penalty: SharedPenalty = "nuclear"
     own_penalty: OwnPenalty = "frobenius"
     guarantee: Literal["sound", "paper"] = "sound"
@@ -133,8 +142,7 @@ class PPDMTL(AsyncAlgorithm):
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("zero", "single_task"), start=self.start)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
-        if self.row_norm != "auto":
-            positive(self, row_norm=self.row_norm)
+        check_bounds(self)
         for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
             if getattr(self, field) is not None:
                 positive(self, **{field: getattr(self, field)})
@@ -175,17 +183,19 @@ class PPDMTL(AsyncAlgorithm):
         """Whether the personal models fit q_t to the raw records."""
         return self.guarantee == "sound" if self.refine is None else self.refine
 
-    def resolve_auto(self, problem: Problem, *public: object) -> PPDMTL:
-        """These settings with ``row_norm="auto"`` filled in by the bound that the data state.
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PPDMTL:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
 
         Raises:
-            ConfigError: the data state no bounds.
+            ConfigError: no bound on rows, with privacy.
         """
-        if self.row_norm != "auto":
-            return self
-        return replace(self, row_norm=stated_domain(problem.data, "PPDMTL.row_norm").l2)
+        return resolve_bounds(self, problem, privacy)
 
     # What it needs of the problem
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too."""
+        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
 
     def rows(self, problem: Problem) -> list[Tensor]:
         """The rows x_j of every task, (n_t, p) float64, within the bound of the domain."""
@@ -277,14 +287,8 @@ class PPDMTL(AsyncAlgorithm):
     def _loss(self) -> LinearLoss:
         return LinearLoss(self.loss)
 
-    @property
-    def _row_norm(self) -> float:
-        if self.row_norm == "auto":
-            raise ConfigError("PPDMTL.row_norm is 'auto', which a Trainer fills in; give a number, or resolve_auto().")
-        return self.row_norm
-
     def _data(self, problem: Problem) -> LinearData:
-        return bounded_rows(problem, self._loss, self._row_norm)
+        return bounded_rows(problem, self._loss, bound_of(self, problem), target_of(self, problem))
 
     def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
         shared = state.public["shared"][which][:, clients]
@@ -308,9 +312,10 @@ class PPDMTL(AsyncAlgorithm):
     def _steps(self, problem: Problem) -> tuple[float, float]:
         """a2 and the proximal threshold."""
         bias = problem.dimension - int(np.prod(problem.data.spec.shape))
-        smooth = (
-            self._loss.smoothness((self._row_norm**2 + bias) ** 0.5) if self.smoothness is None else self.smoothness
-        )
+        smooth = self.smoothness
+        if smooth is None:
+            largest = largest_row(problem, self._loss, bound_of(self, problem))
+            smooth = self._loss.smoothness((largest**2 + bias) ** 0.5)
         delay = 2 * problem.clients if self.delay is None else self.delay
         largest = 2.0 / ((delay + 1) * smooth)
         a2 = largest / 2 if self.a2 is None else self.a2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ..data import RowBound
 from ..optim.proximal import (
     Penalty,
     half_squared_norm,
@@ -17,23 +18,31 @@ from ..optim.proximal import (
     prox_rows,
     row_norm,
 )
-from .linear import LinearData, LinearLoss, prepared
+from .linear import LinearData, LinearLoss, prepared, solve_regularized
 
 if TYPE_CHECKING:
     from .base import Problem
 
 OwnPenalty = Literal["frobenius", "l1", "l2"]
 
-_MARGIN = 2.0**-40
+LARGEST_TARGET = 2.0**40
+"""Bound on targets where no smaller one is stated."""
 _NEWTON_STEPS, _HALVINGS, _GRADIENT_STEPS = 100, 34, 100_000
 _ELEMENTS = 1 << 22  # of the rows of all points together
 
 
-def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float) -> LinearData:
-    """The training records of every task with features shortened to ``||x||_2 <= row_norm``; a bias's 1 stays.
+def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float | None, target: float | None = None) -> LinearData:
+    """The training records of every task within public bounds, enforced record by record and never fitted.
 
-    The bound is a constant of the domain: it is enforced row by row, and never fitted. A record that is not finite
-    becomes zero features and target. Made once for each pair of data and model.
+    Features are scaled down to ``||x||_2 <= row_norm``, and a bias's 1 stays; targets of the squared loss are cut off
+    at abs(y) <= ``target``. A record that is not finite becomes zero features and target. Made once for each pair of
+    data and model.
+
+    Args:
+        problem: the data and the model.
+        loss: of the records.
+        row_norm: None leaves finite features as they are.
+        target: None for 2^40, within which nothing overflows.
 
     Raises:
         DataError: targets that do not suit the loss.
@@ -42,16 +51,30 @@ def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float) -> LinearD
     def build() -> LinearData:
         data = LinearData.of(problem)
         loss.check_targets(data.y, data.name)
-        limit, width = row_norm * (1 - _MARGIN), data.dimension - int(data.bias)
+        limit, width = (
+            LARGEST_TARGET if target is None else min(target, LARGEST_TARGET),
+            data.dimension - int(data.bias),
+        )
         x, y = data.pooled()
-        norms = torch.linalg.vector_norm(x[:, :width], dim=1, keepdim=True)
-        valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
-        features = torch.where(valid, x[:, :width] * (limit / norms.clamp(min=limit)), 0.0)
+        features = x[:, :width]
+        valid = torch.isfinite(torch.linalg.vector_norm(features, dim=1)) & torch.isfinite(y)
+        features = torch.where(valid[:, None], features if row_norm is None else RowBound(row_norm)(features), 0.0)
+        y = torch.where(valid, y.clamp(-limit, limit) if loss.name == "squared" else y, 0.0)
         counts = data.counts.tolist()
-        rows = torch.cat([features, x[:, width:]], dim=1).split(counts)
-        return LinearData(rows, torch.where(valid[:, 0], y, 0.0).split(counts), data.bias, data.name)
+        return LinearData(
+            torch.cat([features, x[:, width:]], dim=1).split(counts), y.split(counts), data.bias, data.name
+        )
 
-    return prepared(problem, ("pp_dmtl", loss.name, row_norm), build)
+    return prepared(problem, ("pp_dmtl", loss.name, row_norm, target), build)
+
+
+def largest_row(problem: Problem, loss: LinearLoss, row_norm: float | None) -> float:
+    """B, the bound on the norm of a record's features; without one the largest norm of the training records, which is
+    for runs without privacy."""
+    if row_norm is not None:
+        return row_norm
+    x, _ = (data := bounded_rows(problem, loss, None)).pooled()
+    return max(float(x[:, : data.dimension - int(data.bias)].norm(dim=1).max()), 1e-12)
 
 
 OWN_PENALTIES: dict[OwnPenalty, Penalty] = {
@@ -93,7 +116,7 @@ def fit_own(
         fits = torch.stack([_proximal_gradient(loss, x, y, row, tau, penalty, tolerance) for row in rows])
     elif loss.name == "squared":
         left = 2.0 / len(x) * (x.T @ x) + tau * torch.eye(x.shape[1], dtype=x.dtype)
-        fits = torch.linalg.solve(left, 2.0 / len(x) * (x.T @ (y[:, None] - x @ rows.T))).T
+        fits = solve_regularized(left, 2.0 / len(x) * (x.T @ (y[:, None] - x @ rows.T))).T
     else:
         block = max(1, _ELEMENTS // x.numel())
         fits = torch.cat([_newton(loss, x, y, part, tau, tolerance) for part in rows.split(block)])
@@ -113,7 +136,7 @@ def _newton(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
         left, at, q, gradient = left[open_], at[open_], q[open_], gradient[open_]
         slope = torch.sigmoid((at + q) @ x.T)
         hessian = (x * (slope * (1 - slope))[:, :, None]).transpose(1, 2) @ x / len(x) + ridge
-        step = torch.linalg.solve(hessian, gradient)
+        step = solve_regularized(hessian, gradient)
         value, decrease = _ridged(loss, x, y, at, q, tau), (gradient * step).sum(1)
         length, trial = torch.ones(len(left), dtype=x.dtype), q - step
         for _ in range(_HALVINGS):
@@ -135,7 +158,11 @@ def _proximal_gradient(
     loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty, tolerance: float
 ) -> Tensor:
     prox = OWN_PENALTIES[penalty].prox
-    curvature = loss.smoothness(1.0) * float(torch.linalg.matrix_norm(x, ord=2)) ** 2 / len(x)
+    try:
+        largest = float(torch.linalg.matrix_norm(x, ord=2))
+    except torch.linalg.LinAlgError:  # not even an iteration that does not converge may show
+        largest = float(torch.linalg.matrix_norm(x))
+    curvature = loss.smoothness(1.0) * largest**2 / len(x)
     lr = 1.0 / max(curvature, 1e-12)
     q = ahead = torch.zeros_like(shared)
     weight = 1.0

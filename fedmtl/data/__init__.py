@@ -21,7 +21,7 @@ from .school import read_school
 from .synthetic import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
 from .synthetic_agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
 from .table import read_table
-from .transforms import Affine, Cast, Transform
+from .transforms import Affine, Cast, RowBound, Transform
 
 __all__ = [
     "Affine",
@@ -33,6 +33,7 @@ __all__ = [
     "MovieLens",
     "OwnerData",
     "RatingsGraph",
+    "RowBound",
     "SyntheticAgents",
     "SyntheticTasks",
     "TargetAngles",

@@ -8,15 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._check import positive_int
+from ..data.transforms import RowBound
 from ..errors import ModelError
 
 if TYPE_CHECKING:
     from ..data import DataSpec
 
 ModelFactory = Callable[["DataSpec"], nn.Module]
+
+
+class BoundedInputs(nn.Module):
+    """A model whose inputs are first scaled down to the bound on features that it was trained with.
+
+    Args:
+        model: of inputs (N, *shape).
+        bound: on the norm of each of them.
+    """
+
+    def __init__(self, model: nn.Module, bound: RowBound) -> None:
+        super().__init__()
+        self.model, self.bound = model, bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.model(self.bound(x))
+        return outputs
+
+    def extra_repr(self) -> str:
+        return f"bound={self.bound.bound:g}, norm={self.bound.norm!r}"
 
 
 def softmax_regression(*, bias: bool = True) -> ModelFactory:

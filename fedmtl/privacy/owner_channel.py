@@ -169,7 +169,7 @@ class OwnerChannel:
 
         Raises:
             BudgetExhausted: it was charged in an earlier session of secure mode.
-            PrivacyError: it is not part of the run, was made already, or an answer was; or a vector is not finite.
+            PrivacyError: it is not part of the run, was made already, or an answer was.
         """
         if self.first is None:
             raise PrivacyError("The channel was opened without a first release, so nothing is reserved for it.")

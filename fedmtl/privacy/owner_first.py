@@ -64,7 +64,7 @@ def released_first(
 
     Args:
         first: the sensitivity.
-        vectors: owner -> (D,).
+        vectors: owner -> (D,); one that is not finite counts as zero.
         terms: noise multipliers and weights; None without noise.
         counts: (n,) records.
         dimension: D.
@@ -74,15 +74,15 @@ def released_first(
         (R, n, D) float64; zero for owners without data.
 
     Raises:
-        PrivacyError: a vector that is not finite, or of another shape.
+        PrivacyError: a vector of another shape.
     """
     value = torch.zeros(counts.size, dimension, dtype=torch.float64)
     acting = np.flatnonzero(counts > 0)
     for owner in acting.tolist():
         vector = vectors(owner).detach().cpu().double()
-        if vector.shape != (dimension,) or not bool(torch.isfinite(vector).all()):
-            raise PrivacyError(f"The first vector of owner {owner} is not a finite vector of {dimension} numbers.")
-        value[owner] = vector
+        if vector.shape != (dimension,):
+            raise PrivacyError(f"The first vector of owner {owner} has not {dimension} numbers.")
+        value[owner] = torch.where(torch.isfinite(vector).all(), vector, 0.0)
     out = value.expand(len(sources), -1, -1).clone()
     if terms is None:
         return out

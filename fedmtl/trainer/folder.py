@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ class RunFolder:
     ``public/`` holds the shared model, privacy.json, plots of public quantities, in secure mode the last value of every
     release, and a list of these files with their hashes. ``private/`` holds the personal
     models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
+
+    Models are safetensors files: ``public/model.safetensors`` has the parameters by name, as ``load_state_dict`` takes
+    them, and ``private/models.safetensors`` the tensor ``models`` (n, D), with the ids in the metadata under ``ids``.
+    Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
+    model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
+    (:class:`fedmtl.models.BoundedInputs` does so).
 
     Args:
         root: the folder.
@@ -97,8 +103,9 @@ class RunFolder:
     def write_run(self, result: Result, problem: Problem) -> None:
         """Models, metrics and the privacy report of one run."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
+        bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
-            write_tensors(self.public / "model.safetensors", problem.layout.views(result.shared))
+            write_tensors(self.public / "model.safetensors", problem.layout.views(result.shared), bound)
         if result.released:
             grids = {
                 name: json.dumps({"step": one.step, "width": one.width, "divisor": one.divisor})
@@ -108,7 +115,7 @@ class RunFolder:
             write_tensors(self.public / "releases.safetensors", values, grids)
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(problem.data.ids)
-            write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids})
+            write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
         write_bytes(self.private / "metrics.csv", _csv(result.history))
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", _csv(result.replicates))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, AnyAlgorithm, Problem
 from ..algorithms.linear import TWO_CLASS_LOSSES
-from ..data import FederatedDataset
+from ..data import FederatedDataset, RowBound
+from ..data.examples import Side
 from ..errors import ConfigError
 from ..execution import Execution, Executor
 from ..models import ModelFactory
@@ -23,6 +24,9 @@ from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy, ReleasePlan
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
+
+SIDES: tuple[Side, ...] = ("train", "test")
+_ROWS = 1 << 16
 
 
 def build_problem(
@@ -78,6 +82,18 @@ def coded_for(data: FederatedDataset, algorithm: AnyAlgorithm, loss: str | Loss)
     logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
     logistic = logistic or getattr(algorithm, "loss", None) in TWO_CLASS_LOSSES
     return data.as_two_classes() if logistic and data.classes is None else data
+
+
+def share_beyond(data: FederatedDataset, bound: RowBound | None) -> dict[str, float]:
+    """The share of the training and of the test records that a bound on features scales down, by side; empty without
+    one. It is computed on the records without noise, and so not private."""
+    shares: dict[str, float] = {}
+    for side in SIDES if bound is not None else ():
+        beyond = 0
+        for index in torch.arange(len(data.side(side))).split(_ROWS):
+            beyond += int(bound.exceeded(data.gather(side, index)[0]).sum())  # type: ignore[union-attr]
+        shares[side] = beyond / max(1, len(data.side(side)))
+    return shares
 
 
 def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> str:

@@ -249,7 +249,7 @@ def chosen(asked: AnyAlgorithm, resolved: AnyAlgorithm, replicates: Replicates) 
     found = {}
     for name, value in vars(asked).items():
         new = getattr(resolved, name, value)
-        if value == "auto" and not isinstance(new, str):
+        if value == "auto" and new is not None and not isinstance(new, str):
             several = isinstance(new, tuple) and len(new) == replicates.count
             found[name] = describe(list(new[:: replicates.repetitions]) if several else new)
     return found

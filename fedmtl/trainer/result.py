@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._rounding import rounded_up
+from ..data import RowBound
 from ..errors import ConfigError
+from ..models import BoundedInputs
 from ..privacy import PrivacyReport
 from ..privacy.grid import GridValue
 from ..stacked import Layout
@@ -43,6 +45,9 @@ class Result:
         step: what a round is: ``"round"``, or ``"answer"`` of a client where they act one at a time.
         released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
+        bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
+            and for every score, and the models of :meth:`model_for` and :meth:`shared_model` do so themselves.
+        shortened: the share of the training and of the test records, by side, that were; not private.
     """
 
     algorithm: str
@@ -64,6 +69,8 @@ class Result:
     step: str = "round"
     released: Mapping[str, GridValue] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    bound: RowBound | None = None
+    shortened: Mapping[str, float] = field(default_factory=dict)
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -88,7 +95,8 @@ class Result:
 
     def _module(self, row: Tensor) -> nn.Module:
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
-        return Layout.of(module).load(module, row).eval()
+        Layout.of(module).load(module, row)
+        return (module if self.bound is None else BoundedInputs(module, self.bound)).eval()
 
     @property
     def bands(self) -> list[dict[str, Any]]:
@@ -98,6 +106,7 @@ class Result:
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
         said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
+        said |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
             return said | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
@@ -127,6 +136,8 @@ class Result:
         ]
         if self.shared is not None:
             lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.4g}")
+        if self.bound is not None and any(self.shortened.values()):
+            lines.append(f"  records           {_shares(self.shortened, self.bound)}")
         if "objective" in last:
             cost = f"   cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
             lines.append(f"  training records  objective {last['objective']:.5g}{cost}")
@@ -154,6 +165,11 @@ class Result:
             cells = [_band(row, name) for name in shown]
             lines.append("".join([f"  {budget:>8}", *(f"  {cell:>26}" for cell in cells)]))
         return lines
+
+
+def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
+    shares = ", ".join(f"{share:.1%} ({side})" for side, share in shortened.items())
+    return f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and for scores"
 
 
 def _band(row: Mapping[str, Any], name: str) -> str:

@@ -28,7 +28,7 @@ from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .folder import RunFolder
 from .loop import Loop
-from .problem import build_problem, coded_for, fingerprint
+from .problem import build_problem, coded_for, fingerprint, share_beyond
 from .replicates import Replicates, chosen, init_state
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
@@ -128,9 +128,7 @@ class Trainer:
 
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
-        if not isinstance(self.schedule, AsynchronousSchedule):
-            return self
-        bound = bind_schedule(self.schedule, problem)
+        bound = bind_schedule(self.schedule, problem) if isinstance(self.schedule, AsynchronousSchedule) else None
         return replace(
             self, algorithm=self.algorithm.resolve_auto(problem, bound, self.repeated.privacies(self.privacy))
         )
@@ -220,8 +218,17 @@ class Trainer:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
             resolved = self.resolved(problem)
+            bound = resolved.algorithm.row_bound(problem)
+            shortened = share_beyond(problem.data, bound)
+            if bound is not None:  # records are scored as they are trained on
+                problem = replace(problem, data=problem.data.bounded(bound))
             result = resolved._follow(problem, folder, resume, coins)
-        result = replace(result, chosen=chosen(self.algorithm, resolved.algorithm, self.repeated))
+        result = replace(
+            result,
+            chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),
+            bound=bound,
+            shortened=shortened,
+        )
         if folder is not None:
             folder.write_run(result, problem)
         return result

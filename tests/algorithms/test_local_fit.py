@@ -62,7 +62,7 @@ def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_reco
 def test_logistic_fits_have_no_gradient_left():
     data = load_synthetic_tasks(**SIZES, problem="classification")
     run = Trainer(
-        algorithm=MPMTL(loss="logistic", ridge=0.05),
+        algorithm=MPMTL(row_norm=1.0, loss="logistic", ridge=0.05),
         data=data,
         model=models.linear_regression(bias=True),
         schedule=FullParticipation(),
@@ -86,6 +86,6 @@ def test_who_has_which_baselines():
     assert single_task(PMTL()) is None
     assert usual_baselines(PMTL()) == ("local", "fedavg")
     assert usual_baselines(AsyncLearner(loss="hinge")) == ()
-    assert usual_baselines(PPDMTL()) == usual_baselines(MPMTL()) == ("local",)
+    assert usual_baselines(PPDMTL(row_norm=1.0)) == usual_baselines(MPMTL(row_norm=1.0)) == ("local",)
     with pytest.raises(ConfigError, match=r"LocalFit\.ridge is 0"):
         LocalFit(ridge=0)

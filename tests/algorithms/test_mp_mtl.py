@@ -119,7 +119,7 @@ OPTIMA: list[tuple[bool, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("bias", "settings"), OPTIMA)
 def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, Any]) -> None:
-    algorithm = MPMTL(**settings)
+    algorithm = MPMTL(row_norm=1.0, **settings)
     problem = linear(450, "regression" if algorithm.loss == "squared" else "classification", bias)
     state = run(algorithm, problem)
     assert abs(excess(algorithm, problem, state)) < 1e-8
@@ -132,7 +132,7 @@ def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, An
 
 def test_the_objective_is_what_the_records_say() -> None:
     problem = linear(3, bias=True)
-    algorithm = MPMTL(lam=0.3, ridge=0.1, own_penalty="l1", own_lam=0.2)
+    algorithm = MPMTL(row_norm=1.0, lam=0.3, ridge=0.1, own_penalty="l1", own_lam=0.2)
     state = run(algorithm, problem)
     w = algorithm.models(problem, state)[0].numpy()
     p, q = (state.private.whole(name)[:, 0].numpy() for name in ("projected", "own_projected"))
@@ -151,7 +151,7 @@ def ridge_fits(rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.nd
 @pytest.mark.parametrize("momentum", ["none", "nesterov"])
 def test_a_step_without_noise_is_the_proximal_gradient_step(momentum: Any) -> None:
     problem = linear(2)
-    algorithm = MPMTL(lam=0.3, momentum=momentum, ridge=0.0, start_ridge=0.05)
+    algorithm = MPMTL(row_norm=1.0, lam=0.3, momentum=momentum, ridge=0.0, start_ridge=0.05)
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def watch(step: int, state: State) -> None:
@@ -224,7 +224,7 @@ LOOPS = [
 
 @pytest.mark.parametrize("settings", LOOPS, ids=[str(i) for i in range(len(LOOPS))])
 def test_a_noised_run_is_the_plain_loop_on_the_same_releases(settings: dict[str, Any]) -> None:
-    algorithm = MPMTL(**settings)
+    algorithm = MPMTL(row_norm=1.0, **settings)
     problem = linear(6, "regression" if algorithm.loss == "squared" else "classification", bias=True)
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=1e-5)
     record: list[Any] = []
@@ -242,7 +242,7 @@ def test_a_noised_run_is_the_plain_loop_on_the_same_releases(settings: dict[str,
 def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
     problem = linear(1, bias=True)
     record: list[Any] = []
-    run(MPMTL(), problem, privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf), record=record)
+    run(MPMTL(row_norm=1.0), problem, privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf), record=record)
     w = ridge_fits(rows_of(problem), 0.01)[:, :D]
     w = w / np.maximum(1, np.linalg.norm(w, axis=1) / 0.5)[:, None]
     np.testing.assert_allclose(record[0][2].numpy() * TASKS, w.T @ w, rtol=1e-5)
@@ -251,9 +251,9 @@ def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
 def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> None:
     problem = linear(1)
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
-    own = everyone(problem, MPMTL(lam=0.0), run(MPMTL(lam=0.0), problem, privacy=privacy))
+    own = everyone(problem, MPMTL(row_norm=1.0, lam=0.0), run(MPMTL(row_norm=1.0, lam=0.0), problem, privacy=privacy))
     np.testing.assert_allclose(own.numpy(), ridge_fits(rows_of(problem), 0.01), atol=1e-10)
-    printed = MPMTL(lam=0.0, guarantee="paper")
+    printed = MPMTL(row_norm=1.0, lam=0.0, guarantee="paper")
     clipped = everyone(problem, printed, run(printed, problem, privacy=privacy))
     assert float(clipped.norm(dim=1).max()) <= 0.5 < float(own.norm(dim=1).max())
 
@@ -269,16 +269,16 @@ def test_large_noise_leaves_single_task_learning() -> None:
     for _ in range(7):
         alone -= gradients(rows, alone, "squared")
     for penalty in ("nuclear", "l21"):
-        kept = MPMTL(lam=0.5, ridge=0.0, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
+        kept = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, penalty=penalty)  # type: ignore[arg-type]
         found = everyone(problem, kept, run(kept, problem, privacy=loud)).numpy()
         np.testing.assert_allclose(found, alone, atol=1e-3)
-    lost = MPMTL(lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
+    lost = MPMTL(row_norm=1.0, lam=0.5, ridge=0.0, start_ridge=0.05, rho=0.0)
     assert np.abs(everyone(problem, lost, run(lost, problem, privacy=loud)).numpy() - alone).max() > 0.1
 
 
 def test_with_a_ridge_large_noise_leaves_every_task_at_its_own_fit() -> None:
     problem = linear(20)
-    algorithm = MPMTL(lam=0.5, ridge=0.05)
+    algorithm = MPMTL(row_norm=1.0, lam=0.5, ridge=0.05)
     found = run(algorithm, problem, privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5))
     fits = ridge_fits(rows_of(problem), 0.05)
     np.testing.assert_allclose(everyone(problem, algorithm, found).numpy(), fits, atol=1e-3)
@@ -308,7 +308,7 @@ def test_the_shift_that_keeps_every_direction() -> None:
 )
 def test_the_other_laws_of_noise(mechanism: Any, penalty: Any, guarantee: Any) -> None:
     problem = linear(4)
-    algorithm = MPMTL(penalty=penalty, guarantee=guarantee)
+    algorithm = MPMTL(row_norm=1.0, penalty=penalty, guarantee=guarantee)
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5, mechanism=mechanism, guarantee=guarantee)
     result = Trainer(
         algorithm=algorithm, data=problem.data, model=models.linear_regression(bias=False), rounds=4,
@@ -323,7 +323,7 @@ def test_the_other_laws_of_noise(mechanism: Any, penalty: Any, guarantee: Any) -
 
 def test_noise_on_models_protects_them_from_the_curator() -> None:
     problem = linear(3)
-    algorithm = MPMTL(curator_epsilon=6.0, curator_delta=1e-4)
+    algorithm = MPMTL(row_norm=1.0, curator_epsilon=6.0, curator_delta=1e-4)
     bound = FullParticipation().bind(TASKS)
     privacy = ClientPrivacy(clip_norm=0.8, epsilon=2.0, delta=1e-5)
     channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=5, steps=3)
@@ -341,7 +341,7 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     value = channel.release("covariance", rows, torch.arange(TASKS)).numpy() * TASKS
     sent = noise.added(rows, torch.arange(TASKS), 0, channel.source).numpy()
     sent = sent * np.minimum(1, 0.8 * (1 - 2.0**-20) / np.linalg.norm(sent, axis=1))[:, None]
-    plain = open_channel(privacy, MPMTL().plan(problem, bound), bound, seed=5, steps=3)
+    plain = open_channel(privacy, MPMTL(row_norm=1.0).plan(problem, bound), bound, seed=5, steps=3)
     plain.begin(0, plain.draw(0))
     silent = plain.release("covariance", torch.zeros_like(rows), torch.arange(TASKS)).numpy() * TASKS
     np.testing.assert_allclose(value - silent, sent.T @ sent, atol=1e-5)
@@ -388,7 +388,7 @@ def test_budgets_of_the_users_own() -> None:
     np.testing.assert_allclose(budget_weights(3, q=0.5), np.array([2, 4, 8]) * 3 / 14)
     assert min(budget_weights(5000, q=0.5)) > 0
     with pytest.raises(ConfigError, match="not both"):
-        MPMTL(alpha=1.0, q=0.9)
+        MPMTL(row_norm=1.0, alpha=1.0, q=0.9)
 
 
 # Repetitions, resume, stacking
@@ -396,7 +396,7 @@ def test_budgets_of_the_users_own() -> None:
 
 @pytest.mark.parametrize("settings", [{"momentum": "nesterov"}, {"own_penalty": "l2", "curator_epsilon": 30.0}])
 def test_repetitions_are_separate_runs(settings: dict[str, Any]) -> None:
-    problem, algorithm = linear(5, bias=True), MPMTL(**settings)
+    problem, algorithm = linear(5, bias=True), MPMTL(row_norm=1.0, **settings)
     privacy = [ClientPrivacy(clip_norm=0.8, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
     together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3))
     assert together.shape == (3, TASKS, D + 1)
@@ -425,7 +425,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str, monkeypatch: 
 
     def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
         return Trainer(
-            algorithm=MPMTL(momentum="nesterov", own_penalty="l1"),
+            algorithm=MPMTL(row_norm=1.0, momentum="nesterov", own_penalty="l1"),
             data=data(), model=models.linear_regression(), loss="half_mse", schedule=FullParticipation(), rounds=7,
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5), folder=folder, checkpoint_every=2,
             callbacks=callbacks, progress=False, dtype="float64", client_store=store,
@@ -477,7 +477,7 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
 def test_what_is_refused() -> None:
     problem = linear(3)
     with pytest.raises(ConfigError, match="all tasks take part"):
-        run(MPMTL(), problem, sampler=PoissonSampling(3))
+        run(MPMTL(row_norm=1.0), problem, sampler=PoissonSampling(3))
     for settings, match in (
         ({"momentum": "strongly_convex", "ridge": 0.0}, "ridge"),
         ({"rho": -1.0}, "rho"),
@@ -489,4 +489,4 @@ def test_what_is_refused() -> None:
         ({"curator_epsilon": math.inf}, "inf"),
     ):
         with pytest.raises(ConfigError, match=match):
-            MPMTL(**settings)  # type: ignore[arg-type]
+            MPMTL(row_norm=1.0, **settings)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ N = len(COUNTS)
 @pytest.mark.parametrize("lam", ["inverse", 0.3])
 def test_runs_are_the_slow_loop(loss: str, lam: float | str) -> None:
     problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, lam=lam)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=lam)
     for seed, replicates in ((0, 1), (1, 3)):
         clients = schedule(replicates, 40, seed)
         noise = noise_of(algorithm, problem, clients, NOISED)
@@ -63,7 +63,7 @@ def test_runs_are_the_slow_loop(loss: str, lam: float | str) -> None:
 def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
     problem = agents(counts=(3, 4, 2, 6) * 5)
     for seed, density in enumerate((0.05, 0.15, 0.3, 1.0)):
-        algorithm = PeerToPeer(graph=random_graph(20, seed, density), mu=0.5)
+        algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(20, seed, density), mu=0.5)
         clients = schedule(replicates, 120, seed, count=20)
         whole, _ = run(algorithm, problem, clients, NOISED)
         network = algorithm.network(problem)
@@ -76,7 +76,7 @@ def test_blocks_of_any_size_give_the_run_one_by_one(replicates: int) -> None:
 
 def test_replicates_are_single_runs() -> None:
     problem, clients = agents(), schedule(3, 25, 8)
-    algorithm = PeerToPeer(graph=random_graph(N), mu=0.5)
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.5)
     together, _ = run(algorithm, problem, clients)
     for r in range(3):
         alone, _ = run(algorithm, problem, clients[r : r + 1])
@@ -91,7 +91,7 @@ def test_replicates_are_single_runs() -> None:
     ids=["own wake-ups", "ticks of all"],
 )
 def test_both_stop_rules_calibrate_the_noise_to_the_wakeups_of_an_agent(schedule_of, answers) -> None:
-    problem, algorithm = agents(rounds=10**6), PeerToPeer(graph=random_graph(N))
+    problem, algorithm = agents(rounds=10**6), PeerToPeer(row_norm=1.0, graph=random_graph(N))
     channel, source = open_activations(algorithm, problem, schedule_of, NOISED, seed=0)
     assert channel.caps.tolist() == [3] * N
     state = algorithm.init(problem)
@@ -108,7 +108,7 @@ def test_both_stop_rules_calibrate_the_noise_to_the_wakeups_of_an_agent(schedule
 
 def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
     problem, clients, graph = agents(), schedule(2, 60, 3), random_graph(N)
-    state, _ = run(PeerToPeer(graph=graph), problem, clients)
+    state, _ = run(PeerToPeer(row_norm=1.0, graph=graph), problem, clients)
     degree = (graph.weights.toarray() > 0).sum(1)
     expected = [sum(degree[i] for i in row if i >= 0) for row in clients.tolist()]
     assert state.public["sent"].tolist() == expected
@@ -139,7 +139,7 @@ def linear_optimum(problem, weights, mu, lam):
 @pytest.mark.parametrize("lam", ["inverse", 0.05])
 def test_without_noise_the_squared_loss_reaches_the_solution_of_its_linear_system(lam: float | str) -> None:
     problem, graph = agents("squared"), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=0.8, loss="squared", lam=lam)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.8, loss="squared", lam=lam)
     best = linear_optimum(problem, graph.weights.toarray(), 0.8, lam)
     state, _ = run(algorithm, problem, sweeps(400))
     assert np.abs(state.public["theta"][0].numpy() - best).max() < 1e-9
@@ -162,7 +162,7 @@ def test_without_noise_the_logistic_loss_reaches_the_optimum_of_lbfgs() -> None:
 
     options = {"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-11}
     found = optimize.minimize(value, np.zeros(N * D), jac=True, method="L-BFGS-B", options=options)
-    algorithm = PeerToPeer(graph=graph, mu=0.6, lam=0.1)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.6, lam=0.1)
     state, _ = run(algorithm, problem, sweeps(500))
     assert np.abs(state.public["theta"][0].numpy().ravel() - found.x).max() < 1e-6
     assert float(algorithm.objective(problem, state)) == pytest.approx(found.fun, rel=1e-10)
@@ -172,7 +172,7 @@ def test_without_noise_the_logistic_loss_reaches_the_optimum_of_lbfgs() -> None:
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_the_objective_is_equation_2(loss: str) -> None:
     problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=0.6, loss=loss)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.6, loss=loss)
     state, _ = run(algorithm, problem, schedule(3, 30, 1))
     found = algorithm.objective(problem, state)
     for r in range(3):
@@ -186,12 +186,12 @@ def test_large_mu_is_local_and_small_mu_is_one_model() -> None:
     alone = []
     for x, y in arrays(problem):
         alone.append(np.linalg.solve(x.T @ x / len(y) + np.eye(D) / len(y), x.T @ y / len(y)))
-    algorithm = PeerToPeer(graph=graph, mu=1e7, loss="squared")
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=1e7, loss="squared")
     state, _ = run(algorithm, problem, sweeps(300))
     assert np.abs(state.public["theta"][0].numpy() - np.stack(alone)).max() < 1e-5
     best = linear_optimum(problem, graph.weights.toarray(), 1e-5, "inverse")
     assert np.ptp(best, axis=0).max() < 1e-3 * np.abs(best).max()
-    state, _ = run(PeerToPeer(graph=graph, mu=1e-2, loss="squared"), problem, sweeps(700))
+    state, _ = run(PeerToPeer(row_norm=1.0, graph=graph, mu=1e-2, loss="squared"), problem, sweeps(700))
     theta = state.public["theta"][0].numpy()
     assert np.ptp(theta, axis=0).max() < 0.05 * np.abs(theta).max()
     assert np.ptp(np.stack(alone), axis=0).max() > 0.2
@@ -200,7 +200,7 @@ def test_large_mu_is_local_and_small_mu_is_one_model() -> None:
 def test_a_public_constant_to_start_from() -> None:
     problem, graph = agents(), random_graph(N)
     for start in (0.5, (1.0, 2.0, 3.0, 4.0)):
-        algorithm = PeerToPeer(graph=graph, start=start)
+        algorithm = PeerToPeer(row_norm=1.0, graph=graph, start=start)
         theta = algorithm.init(problem).public["theta"][0].numpy()
         assert np.array_equal(theta, np.broadcast_to(start, (N, D)))
         state, _ = run(algorithm, problem, schedule(1, 20, 0))
@@ -216,7 +216,7 @@ def test_a_public_constant_to_start_from() -> None:
         )
         assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-10)
     with pytest.raises(ConfigError, match="start has 2 numbers for a model of 4"):
-        PeerToPeer(graph=graph, start=(1.0, 2.0)).init(problem)
+        PeerToPeer(row_norm=1.0, graph=graph, start=(1.0, 2.0)).init(problem)
 
 
 def test_bad_settings_are_refused() -> None:
@@ -230,8 +230,8 @@ def test_bad_settings_are_refused() -> None:
         ({"smoothness": 0.0}, "smoothness is 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            PeerToPeer(**{"graph": graph, **options})
+            PeerToPeer(row_norm=1.0, **{"graph": graph, **options})
     problem = agents()
     with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
-        PeerToPeer(graph=complete(N)).network(problem)
-    assert PeerToPeer(graph=Ring()).network(problem).graph.edges == N
+        PeerToPeer(row_norm=1.0, graph=complete(N)).network(problem)
+    assert PeerToPeer(row_norm=1.0, graph=Ring()).network(problem).graph.edges == N

@@ -84,7 +84,7 @@ def slow_network(data, weights, clients, *, away=None, arrivals=None, departed="
 @pytest.mark.parametrize("replicates", [1, 3])
 def test_agents_that_come_and_go(departed: str, replicates: int) -> None:
     problem, graph, away = agents(), random_graph(N), AWAY | FOREVER
-    algorithm = PeerToPeer(graph=graph, mu=0.7, absences=Dropouts(intervals=away), departed=departed)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, absences=Dropouts(intervals=away), departed=departed)
     clients = events(away, 60, 4, replicates)
     whole, _ = run(algorithm, problem, clients, CLIP_ONLY)
     for r in range(replicates):
@@ -102,12 +102,12 @@ def test_agents_that_come_and_go(departed: str, replicates: int) -> None:
     share = graph.weights.toarray()[4] * counted
     assert np.allclose(never[0].numpy(), share / share.sum() @ whole.public["theta"][0].numpy(), rtol=1e-6)
     assert torch.allclose(never[1].double(), whole.public["theta"][0, 0], rtol=1e-6)
-    other = PeerToPeer(graph=graph, mu=0.7)
+    other = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
     assert not torch.allclose(run(other, problem, clients, CLIP_ONLY)[0].public["theta"], whole.public["theta"])
 
 
 def test_an_agent_that_is_away_cannot_wake() -> None:
-    algorithm = PeerToPeer(graph=random_graph(N), absences=Dropouts(intervals=AWAY))
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), absences=Dropouts(intervals=AWAY))
     with pytest.raises(ConfigError, match=r"Agent 'a1' wakes at time 2.*give the schedule the same absences"):
         run(algorithm, agents(), torch.tensor([[0, 2, 1]]))
     for absences, message in (
@@ -115,7 +115,7 @@ def test_an_agent_that_is_away_cannot_wake() -> None:
         (Dropouts(intervals={"nobody": [(0, 1)]}), "names client 'nobody'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            PeerToPeer(graph=random_graph(N), absences=absences).network(agents())
+            PeerToPeer(row_norm=1.0, graph=random_graph(N), absences=absences).network(agents())
 
 
 def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
@@ -124,7 +124,7 @@ def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
     data = FederatedDataset.from_tensors(clients, test=clients, classes=2)
     away = Dropouts(intervals={"c1": [(0, 3.0)], "c2": [(1.0, 4.0)], "c4": [(2.0, math.inf)]})
     result = Trainer(
-        algorithm=PeerToPeer(graph=Ring(), absences=away),
+        algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), absences=away),
         data=data,
         model=models.linear_regression(bias=False),
         schedule=Latencies(latency=ExponentialLatency(1.0), activations=5, dropouts=away),
@@ -160,7 +160,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(at: int, options: dict, tmp
 
     def run_of(folder: str, *callbacks: Callback) -> Trainer:
         return Trainer(
-            algorithm=PeerToPeer(graph=Ring(), **options),
+            algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), **options),
             data=FederatedDataset.from_tensors(clients, test=clients, classes=2),
             model=models.linear_regression(bias=False),
             schedule=Latencies(latency=ExponentialLatency(1.0), activations=3, dropouts=away),
@@ -192,7 +192,7 @@ def test_records_that_arrive_are_used_from_then_on(replicates: int) -> None:
     times[2][:] = 15  # nothing before
     times[4][:] = 0
     arrivals = {f"a{k}": t.tolist() for k, t in enumerate(times) if k != 4}
-    algorithm = PeerToPeer(graph=graph, mu=0.7, arrivals=arrivals)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, arrivals=arrivals)
     clients = schedule(replicates, 45, 6, nobody=0.0)
     whole, _ = run(algorithm, problem, clients, CLIP_ONLY)
     for r in range(replicates):
@@ -206,7 +206,7 @@ def test_records_that_arrive_are_used_from_then_on(replicates: int) -> None:
         ({"a2": [0, 1, -1]}, "at least 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            PeerToPeer(graph=graph, arrivals=given).network(problem)
+            PeerToPeer(row_norm=1.0, graph=graph, arrivals=given).network(problem)
 
 
 # Any model
@@ -227,8 +227,8 @@ def test_a_linear_model_by_its_gradients_is_the_linear_path(loss: str, replicate
     problem, clients = agents(loss, model=models.linear_regression(bias=True)), schedule(replicates, 30, 7)
     smooth = {"logistic": 0.5, "squared": 4.0}[loss]
     for privacy in (None, NOISED):
-        rows = PeerToPeer(graph=random_graph(N), mu=0.7, loss=loss, smoothness=smooth)
-        either = PeerToPeer(graph=random_graph(N), mu=0.7, loss="model", smoothness=smooth)
+        rows = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7, loss=loss, smoothness=smooth)
+        either = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7, loss="model", smoothness=smooth)
         first, _ = run(rows, problem, clients, privacy)
         second, _ = run(either, problem, clients, privacy)
         assert torch.allclose(first.public["theta"], second.public["theta"], rtol=1e-9, atol=1e-11)
@@ -240,7 +240,7 @@ def test_a_network_descends_and_its_gradients_are_clipped_one_by_one() -> None:
     torch.manual_seed(0)
     problem, clients = agents(counts=(6, 5, 7), model=Small(D, 1)), torch.arange(3).repeat(60)[None]
     graph = random_graph(3)
-    algorithm = PeerToPeer(graph=graph, mu=2.0, loss="model", smoothness=4.0, lam=1e-3)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=2.0, loss="model", smoothness=4.0, lam=1e-3)
     state = algorithm.init(problem)
     assert torch.allclose(state.public["theta"][0], problem.initial.expand(3, -1)), "the model's public start"
     before = float(algorithm.objective(problem, state))
@@ -262,7 +262,7 @@ def test_a_network_descends_and_its_gradients_are_clipped_one_by_one() -> None:
 def test_a_model_with_dropout_is_refused() -> None:
     problem = agents(model=nn.Sequential(nn.Linear(D, 2), nn.Dropout(0.5), nn.Linear(2, 1)))
     with pytest.raises(ConfigError, match="without dropout"):
-        PeerToPeer(graph=random_graph(N), loss="model", smoothness=1.0).network(problem)
+        PeerToPeer(row_norm=1.0, graph=random_graph(N), loss="model", smoothness=1.0).network(problem)
 
 
 # Agents without data
@@ -286,7 +286,7 @@ def test_agents_without_data_pass_on_what_they_hear() -> None:
         "float64",
     )
     graph, clients = random_graph(3, density=1.0), torch.tensor([[0, 1, 2, 1, 0, 1]])
-    algorithm = PeerToPeer(graph=graph, mu=0.7, idle_confidence=0.01)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, idle_confidence=0.01)
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=1e-5, mechanism="l2_laplace")
     for replicates in (1, 2):
         state, channel = run(algorithm, problem, clients.expand(replicates, -1).contiguous(), privacy)
@@ -304,7 +304,7 @@ def test_agents_without_data_pass_on_what_they_hear() -> None:
         assert np.allclose(state.public["theta"][0].numpy(), theta, rtol=1e-10)
         assert channel.account.epsilons()[1] == 0
         assert channel.epsilon == pytest.approx(2.0, rel=1e-3)
-    warm, _ = run(PeerToPeer(graph=graph, mu=0.7, warm_start=0.5, lam=0.2), problem, clients, privacy)
+    warm, _ = run(PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, warm_start=0.5, lam=0.2), problem, clients, privacy)
     assert bool(torch.isfinite(warm.public["theta"]).all())
 
 

@@ -39,7 +39,7 @@ def law(mechanism: str, **options) -> RecordPrivacy:
 @pytest.mark.parametrize("mechanism", LAWS)
 def test_a_wakeup_adds_noise_of_the_mechanisms_law_and_scale(mechanism: str) -> None:
     problem, many = agents(), 400
-    algorithm = PeerToPeer(graph=random_graph(N), mu=0.7)
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7)
     agent = 2
     first = torch.full((many, 1), agent)
     noised, _ = run(algorithm, problem, first, law(mechanism))
@@ -62,7 +62,7 @@ def test_a_wakeup_adds_noise_of_the_mechanisms_law_and_scale(mechanism: str) -> 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_the_data_term_is_clipped_in_the_norm_of_the_law_and_lambda_never(loss: str, mechanism: str) -> None:
     problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, lam=0.6, start=5.0)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=0.6, start=5.0)
     clients = torch.tensor([[0, 3, 1, 4, 2, 5, 0, 3]])
     state, _ = run(algorithm, problem, clients, law(mechanism, epsilon=math.inf, noise_multiplier=None))
     settings = {"mu": 0.7, "lam": 0.6, "smooth": {"logistic": 0.25, "squared": 2.0}[loss]}
@@ -132,7 +132,7 @@ def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: st
     problem = agents()
     budgets = {f"a{k}": 1.0 + 0.5 * k for k in range(N)}
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=budgets, delta=1e-4)
-    algorithm = PeerToPeer(graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation)
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation)
     uses = np.array([3, 1, 4, 2, 5, 3])
     clients = torch.from_numpy(np.repeat(np.arange(N), uses))[None]
     _, channel = run(algorithm, problem, clients, privacy)
@@ -150,7 +150,7 @@ def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: st
 
 def test_weights_are_those_of_the_rate_of_an_agents_own_wakeups() -> None:
     problem, graph = agents(), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=3.0, lam=0.5, allocation="optimal")
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=3.0, lam=0.5, allocation="optimal")
     degree, m = graph.weights.toarray().sum(1), np.array(COUNTS)
     sigma = 3.0 * (degree * m / m.max() * 2 * 0.5).min()
     largest = (degree * (1 + 3.0 * m / m.max() * (0.25 + 2 * 0.5))).max()
@@ -264,7 +264,7 @@ def test_spreading_is_the_supplements_iteration_at_its_end() -> None:
     for i, j, value in ((0, 1, 1.0), (1, 2, 0.5), (3, 4, 2.0)):  # three parts: one of five agents, one pair, one alone
         w[i, j] = w[j, i] = value
     graph = Graph(w, tuple(f"a{k}" for k in range(N)), isolated=True)
-    network = PeerToPeer(graph=graph, mu=0.7).network(problem)
+    network = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7).network(problem)
     rng = np.random.default_rng(0)
     local, start = rng.normal(size=(N, 3)), rng.normal(size=(N, 3))
     released = np.array([True, False, True, False, False, True])
@@ -280,7 +280,7 @@ def test_spreading_is_the_supplements_iteration_at_its_end() -> None:
 
 def test_large_graphs_are_spread_by_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, rng = agents(), np.random.default_rng(0)
-    network = PeerToPeer(graph=random_graph(N), mu=0.7).network(problem)
+    network = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7).network(problem)
     local, everyone = rng.normal(size=(N, 3)), np.ones(N, dtype=bool)
     direct = spread(network, local, everyone, local)
     monkeypatch.setattr("fedmtl.algorithms.p2p_start._FACTORED", 0)
@@ -290,7 +290,7 @@ def test_large_graphs_are_spread_by_conjugate_gradients(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_a_warm_start_is_one_release_within_the_budget(loss: str) -> None:
     problem, graph = agents(loss), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, mu=0.7, loss=loss, warm_start=0.3, warm_lam=0.4)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, warm_start=0.3, warm_lam=0.4)
     clients = torch.arange(N).repeat(2)[None]
     plain, channel = run(algorithm, problem, clients[:, :1], law("gaussian", epsilon=math.inf, noise_multiplier=None))
     data = arrays(problem)
@@ -312,7 +312,7 @@ def test_a_warm_start_is_one_release_within_the_budget(loss: str) -> None:
 
 def test_the_noise_of_the_warm_start_is_that_of_its_sensitivity() -> None:
     problem, many = agents(), 500
-    algorithm = PeerToPeer(graph=random_graph(N), mu=0.7, warm_start=0.5, lam=0.2)
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7, warm_start=0.5, lam=0.2)
     clients = torch.zeros(many, 1, dtype=torch.int64)
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
     _, channel = run(algorithm, problem, clients, privacy)
@@ -331,10 +331,10 @@ def test_the_noise_of_the_warm_start_is_that_of_its_sensitivity() -> None:
 
 def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
     problem, graph = agents(), random_graph(N)
-    algorithm = PeerToPeer(graph=graph, start="local", lam=0.1)
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, start="local", lam=0.1)
     with pytest.raises(PrivacyError, match="start='local' begins with models fitted to the raw records"):
         run(algorithm, problem, torch.tensor([[0]]), law("gaussian"))
-    channel = open_channel(PeerToPeer(graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+    channel = open_channel(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
     channel.begin(0, torch.tensor([[0]]))
     with pytest.raises(PrivacyError, match="start='local'"):  # also where a channel was opened for other settings
         algorithm.step(problem, algorithm.init(problem), block_of([[0]]), channel)
@@ -346,8 +346,8 @@ def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
 
 def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsilon() -> None:
     problem, graph = agents(), random_graph(N)
-    sound = PeerToPeer(graph=graph, mu=0.7)
-    paper = PeerToPeer(graph=graph, mu=0.7, guarantee="paper", start=0.0)
+    sound = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7)
+    paper = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, guarantee="paper", start=0.0)
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
@@ -374,11 +374,11 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert report.claimed == pytest.approx(2.0), "one wake-up at 1 / multiplier"
     _, channel = run(paper, problem, clients.repeat(1, 3), privacy)
     assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0] * 3, 1e-5))
-    warm = PeerToPeer(graph=graph, mu=0.7, guarantee="paper", warm_start=0.25)
+    warm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, guarantee="paper", warm_start=0.25)
     _, channel = run(warm, problem, clients.repeat(1, 3), privacy)
     share = 0.25 / 0.75 * 3  # the first release has a quarter of all weights
     assert channel.report.claimed == pytest.approx(kov_heterogeneous([2.0 * share, 2.0, 2.0, 2.0], 1e-5))
-    local = PeerToPeer(graph=graph, guarantee="paper", start="local")
+    local = PeerToPeer(row_norm=1.0, graph=graph, guarantee="paper", start="local")
     _, channel = run(local, problem, clients, privacy)
     assert "raw records" in channel.report.refuted
     with pytest.raises(PrivacyError, match=r"mechanism 'laplace'.*'gaussian'"):
@@ -410,13 +410,13 @@ def test_settings_that_exclude_one_another_are_refused() -> None:
         ({"departed": "ghost"}, "accepted: 'forget', 'keep'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            PeerToPeer(graph=graph, **options)
+            PeerToPeer(row_norm=1.0, graph=graph, **options)
 
 
 def test_notes_name_what_is_outside() -> None:
     problem = agents()
     for graph, said in ((random_graph(N), "6 agents"), (KNNCosine(2), "built from the records")):
-        _, channel = run(PeerToPeer(graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+        _, channel = run(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
         outside = " ".join(channel.report.outside)
         assert said in outside
         assert "confidences c_i" in outside

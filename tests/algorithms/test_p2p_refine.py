@@ -15,7 +15,7 @@ EVERYBODY = torch.arange(len(COUNTS))
 def resolved(loss, refine, replicates=2):
     """A problem, an algorithm, and a state with some models in it."""
     problem = agents(loss)
-    algorithm = PeerToPeer(graph=random_graph(len(COUNTS)), loss=loss, refine=refine)
+    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(len(COUNTS)), loss=loss, refine=refine)
     state = algorithm.init(problem, replicates)
     state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
     return problem, algorithm, state
@@ -59,6 +59,6 @@ def test_the_personal_models_are_those_of_the_first_replicate_and_the_public_sta
 def test_only_linear_models_and_positive_pulls():
     graph = random_graph(len(COUNTS))
     with pytest.raises(ConfigError, match="refine"):
-        PeerToPeer(graph=graph, refine=0.0)
+        PeerToPeer(row_norm=1.0, graph=graph, refine=0.0)
     with pytest.raises(ConfigError, match="refine"):
-        PeerToPeer(graph=graph, loss="model", smoothness=1.0, refine=1.0)
+        PeerToPeer(row_norm=1.0, graph=graph, loss="model", smoothness=1.0, refine=1.0)

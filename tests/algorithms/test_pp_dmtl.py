@@ -40,7 +40,7 @@ def tasks(loss="logistic", *, counts=COUNTS, d=D, seed=0, model=None, length=0.9
         x *= length / np.linalg.norm(x, axis=1, keepdims=True)
         score = x @ (basis @ rng.normal(size=2)) + 0.1 * rng.normal(size=n)
         clients[f"t{k}"] = (x, score if loss == "squared" else np.where(score < 0, -1.0, 1.0))
-    return problem_of(FederatedDataset.from_tensors(clients, test=clients), model=model)
+    return problem_of(FederatedDataset.from_tensors(clients, test=clients, classes=None), model=model)
 
 
 def arrays(problem):
@@ -207,7 +207,15 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
     problem = tasks(loss)
     a2 = 0.1 if loss == "squared" else 0.8
     algorithm = PPDMTL(
-        loss=loss, lam=0.05, tau=0.2, a1=0.2, a2=a2, smoothness=0.25, penalty=penalty, own_penalty=own_penalty
+        row_norm=1.0,
+        loss=loss,
+        lam=0.05,
+        tau=0.2,
+        a1=0.2,
+        a2=a2,
+        smoothness=0.25,
+        penalty=penalty,
+        own_penalty=own_penalty,
     )
     for seed, replicates in ((0, 1), (1, 3)):
         clients = schedule(replicates, 40, seed)
@@ -229,7 +237,7 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
 def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
     algorithm = PPDMTL(
-        loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee="paper", **options
+        row_norm=1.0, loss=loss, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee="paper", **options
     )
     state, _ = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
@@ -249,7 +257,9 @@ def test_paper_runs_are_algorithm_1(loss: str, options: dict) -> None:
 @pytest.mark.parametrize("guarantee", ["sound", "paper"])
 def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) -> None:
     problem, clients = tasks(), schedule(2, 30, 5)
-    algorithm = PPDMTL(threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee=guarantee, batch_rate=0.4)
+    algorithm = PPDMTL(
+        row_norm=1.0, threshold=0.01, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, guarantee=guarantee, batch_rate=0.4
+    )
     state, channel = run(algorithm, problem, clients, KNORM)
     outer, inner = drawn(algorithm, problem, clients, KNORM)
     data, sizes = arrays(problem), []
@@ -276,7 +286,7 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) 
 @pytest.mark.parametrize("replicates", [1, 4])
 def test_blocks_of_any_size_give_the_run_event_by_event(guarantee: str, replicates: int) -> None:
     problem = tasks()
-    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3, guarantee=guarantee)
+    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, guarantee=guarantee)
     for seed in range(3):
         clients = schedule(replicates, 37, seed)
         whole, _ = run(algorithm, problem, clients, KNORM)
@@ -292,7 +302,7 @@ def test_blocks_of_any_size_give_the_run_event_by_event(guarantee: str, replicat
 
 def test_replicates_are_single_runs() -> None:
     problem, clients = tasks(), schedule(3, 25, 8)
-    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3)
+    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3)
     together, _ = run(algorithm, problem, clients)
     for r in range(3):
         alone, _ = run(algorithm, problem, clients[r : r + 1])
@@ -332,7 +342,14 @@ def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str
     problem = tasks(loss, counts=(30, 40, 35), d=4)
     curvature = {"logistic": 0.12, "squared": 1.0}[loss]
     algorithm = PPDMTL(
-        loss=loss, lam=0.08, tau=0.1, a1=0.3, smoothness=curvature, penalty=penalty, own_penalty=own_penalty
+        row_norm=1.0,
+        loss=loss,
+        lam=0.08,
+        tau=0.1,
+        a1=0.3,
+        smoothness=curvature,
+        penalty=penalty,
+        own_penalty=own_penalty,
     )
     rng = np.random.default_rng(2)
     clients = np.concatenate([rng.permutation(3) for _ in range(1500)])[None]  # delays of up to 2 T events
@@ -347,7 +364,7 @@ def test_without_noise_stale_gradients_reach_the_optimum(loss: str, penalty: str
 def test_the_optimum_of_an_independent_solver() -> None:
     """||P||_* = min over P = U V^T of (||U||^2 + ||V||^2) / 2: a smooth problem for L-BFGS, without any prox."""
     problem = tasks("logistic", counts=(30, 40, 35), d=4)
-    algorithm = PPDMTL(lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
+    algorithm = PPDMTL(row_norm=1.0, lam=0.05, tau=0.1, a1=0.3, smoothness=0.12)
     state, _ = run(algorithm, problem, np.tile(np.arange(3), 1500)[None])
     data, shape = arrays(problem), (4, 3)
 
@@ -373,7 +390,9 @@ def test_gauss_seidel_and_exact_q_reach_the_same_optimum() -> None:
     problem = tasks("squared", counts=(30, 40, 35), d=4)
     clients = np.tile(np.arange(3), 400)[None]
     for options in ({}, {"gauss_seidel": False, "start": "single_task"}, {"exact_q": True}):
-        algorithm = PPDMTL(loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, guarantee="paper", **options)
+        algorithm = PPDMTL(
+            row_norm=1.0, loss="squared", lam=0.08, tau=0.1, a1=0.8, smoothness=0.6, guarantee="paper", **options
+        )
         state, _ = run(algorithm, problem, clients)
         p = state.public["shared"][0].T.numpy()
         q = state.private.gather("own", torch.arange(3))[:, 0].T.numpy()
@@ -385,7 +404,7 @@ def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_de
     problem = tasks("squared", counts=(3,) * many, d=wide)
     clients = np.random.default_rng(0).integers(0, many, (2, 60))
     privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=0.3, mechanism="l2_laplace", delta=1e-5)
-    algorithm = PPDMTL(loss="squared", lam=9.0, a2=0.5, smoothness=0.04, tau=0.1)
+    algorithm = PPDMTL(row_norm=1.0, loss="squared", lam=9.0, a2=0.5, smoothness=0.04, tau=0.1)
     used = []
 
     class Watched(NuclearProx):
@@ -463,7 +482,7 @@ def trained(algorithm, problem):
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_the_refinement_is_the_ridge_fit_of_the_rest(loss: str) -> None:
     problem = tasks(loss)
-    algorithm = PPDMTL(loss=loss, a1=0.2, tau=0.2, refine_tau=0.05, lam=0.01)
+    algorithm = PPDMTL(row_norm=1.0, loss=loss, a1=0.2, tau=0.2, refine_tau=0.05, lam=0.01)
     state = trained(algorithm, problem)
     before = {name: value.clone() for name, value in state.public.items()}
     ids = torch.tensor([3, 0, 2])
@@ -479,7 +498,7 @@ def test_the_refinement_is_the_ridge_fit_of_the_rest(loss: str) -> None:
             assert np.allclose(w, p + exact_own(loss, x, y, p, 0.05), atol=1e-6)
     assert all(torch.equal(state.public[name], value) for name, value in before.items()), "nothing is sent"
     assert algorithm.personalize(problem, state, torch.tensor([], dtype=torch.int64)).shape == (0, D)
-    plain = PPDMTL(loss=loss, a1=0.2, tau=0.2, lam=0.01, refine=False).personalize(problem, state, ids)
+    plain = PPDMTL(row_norm=1.0, loss=loss, a1=0.2, tau=0.2, lam=0.01, refine=False).personalize(problem, state, ids)
     assert torch.equal(plain, (state.public["shared"] + state.public["own"])[0, ids])
 
 
@@ -487,7 +506,7 @@ def test_the_refinement_is_the_ridge_fit_of_the_rest(loss: str) -> None:
 @pytest.mark.parametrize("own_penalty", ["l1", "l2"])
 def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: str) -> None:
     problem = tasks(loss)
-    algorithm = PPDMTL(loss=loss, tau=0.02, own_penalty=own_penalty, lam=0.01)
+    algorithm = PPDMTL(row_norm=1.0, loss=loss, tau=0.02, own_penalty=own_penalty, lam=0.01)
     state = trained(algorithm, problem)
     moved = 0.0
     for t, w in enumerate(algorithm.personalize(problem, state, torch.arange(TASKS)).numpy()):
@@ -501,7 +520,7 @@ def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: 
 
 def test_a_task_that_never_acts_is_fitted_alone() -> None:
     problem = tasks("squared")
-    algorithm = PPDMTL(loss="squared", tau=0.2, lam=0.01)
+    algorithm = PPDMTL(row_norm=1.0, loss="squared", tau=0.2, lam=0.01)
     state, _ = run(algorithm, problem, torch.tensor([[0, 1, 3, 0, 1, 3]]), KNORM)
     x, y = arrays(problem)[2]
     alone = np.linalg.solve(x.T @ x + 0.1 * len(x) * np.eye(D), x.T @ y)
@@ -514,7 +533,7 @@ def test_a_task_that_never_acts_is_fitted_alone() -> None:
 
 @pytest.mark.parametrize("own_penalty", ["frobenius", "l2"])
 def test_public_state_is_a_function_of_releases(own_penalty: str) -> None:
-    algorithm = PPDMTL(a1=0.3, tau=0.1, lam=0.02, own_penalty=own_penalty)
+    algorithm = PPDMTL(row_norm=1.0, a1=0.3, tau=0.1, lam=0.02, own_penalty=own_penalty)
     clients = schedule(1, 30, 6)
     state, channel = run(algorithm, tasks(seed=0), clients, KNORM)
     other, _ = run(algorithm, tasks(seed=9), clients, KNORM, replay=channel.record)
@@ -538,8 +557,8 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
         ends = []
         for rows in (x, swapped):
             data = {"t0": (rows, np.ones(n))}
-            problem = problem_of(FederatedDataset.from_tensors(data, test=data))
-            algorithm = PPDMTL(a1=a1, tau=tau, guarantee="paper")
+            problem = problem_of(FederatedDataset.from_tensors(data, test=data, classes=None))
+            algorithm = PPDMTL(row_norm=1.0, a1=a1, tau=tau, guarantee="paper")
             silence = [(k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)]
             state, _ = run(algorithm, problem, np.zeros((1, steps), dtype=np.int64), replay=silence)
             ends.append(state.private.gather("own", torch.tensor([0]))[0, 0])
@@ -557,15 +576,20 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
 def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
     problem, clients = tasks(), schedule(1, 20, 0)
     for options, claim in (({}, 4.0), ({"query_epsilon": 0.5}, 2.5)):
-        _, channel = run(PPDMTL(a1=0.1, guarantee="paper", **options), problem, clients, KNORM)
+        _, channel = run(PPDMTL(row_norm=1.0, a1=0.1, guarantee="paper", **options), problem, clients, KNORM)
         report = channel.report
         assert (report.epsilon, report.guarantee, report.claimed) == (math.inf, "paper", pytest.approx(claim))
         assert "sensitivity" in report.refuted
-    _, channel = run(PPDMTL(a1=0.1), problem, clients, KNORM)
+    _, channel = run(PPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert math.isfinite(channel.report.epsilon)
     assert channel.report.guarantee == "sound"
     with pytest.raises(PrivacyError, match=r"l2_laplace.*'gaussian'"):
-        run(PPDMTL(a1=0.1, guarantee="paper"), problem, clients, RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0))
+        run(
+            PPDMTL(row_norm=1.0, a1=0.1, guarantee="paper"),
+            problem,
+            clients,
+            RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0),
+        )
 
 
 def test_every_task_composes_its_own_answers() -> None:
@@ -573,7 +597,7 @@ def test_every_task_composes_its_own_answers() -> None:
     problem = tasks(d=1, counts=(5, 8, 9))
     privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=5.0, mechanism="l2_laplace", delta=1e-5)
     clients = torch.tensor([[0] * 3 + [1] * 12])
-    _, channel = run(PPDMTL(), problem, clients, privacy)
+    _, channel = run(PPDMTL(row_norm=1.0), problem, clients, privacy)
     found = channel.account.epsilons()
     for task, uses in enumerate((3, 12)):
         expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(5.0), uses).get_epsilon(1e-5)
@@ -582,7 +606,7 @@ def test_every_task_composes_its_own_answers() -> None:
     assert found[2] == 0.0
     assert found[1] < 12 / 5
     budget = RecordPrivacy(clip_norm=1.0, epsilon=2.0, mechanism="l2_laplace", delta=1e-5)
-    _, channel = run(PPDMTL(), tasks(), torch.tensor([[0, 1, 2, 3] * 5]), budget)
+    _, channel = run(PPDMTL(row_norm=1.0), tasks(), torch.tensor([[0, 1, 2, 3] * 5]), budget)
     assert 1.9 < channel.epsilon <= 2.0
 
 
@@ -591,7 +615,7 @@ def test_every_task_composes_its_own_answers() -> None:
 def test_secure_noise_runs(guarantee: str, batch_rate: float) -> None:
     problem, clients = tasks(), schedule(1, 12, 3)
     privacy = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure")
-    algorithm = PPDMTL(a1=0.2, lam=0.01, guarantee=guarantee, batch_rate=batch_rate)
+    algorithm = PPDMTL(row_norm=1.0, a1=0.2, lam=0.01, guarantee=guarantee, batch_rate=batch_rate)
     one, two = (run(algorithm, problem, clients, privacy)[0] for _ in range(2))
     assert bool(one.public["stale"].isfinite().all())
     assert not torch.isclose(one.public["stale"], two.public["stale"])[0, :2].any()
@@ -616,12 +640,12 @@ def test_step_sizes_beyond_the_stable_ones_are_refused() -> None:
     for loss, bias, smooth in (("logistic", False, 0.25), ("squared", False, 2.0), ("logistic", True, 0.5)):
         problem = tasks(loss, model=models.linear_regression(bias=bias))
         largest = 2 / (9 * smooth)
-        PPDMTL(loss=loss, a2=largest).init(problem)
+        PPDMTL(row_norm=1.0, loss=loss, a2=largest).init(problem)
         with pytest.raises(ConfigError, match=r"a2 is .* 4 tasks, delay = 8 .* at most 2 / \(\(delay \+ 1\) L\)"):
-            PPDMTL(loss=loss, a2=1.01 * largest).init(problem)
+            PPDMTL(row_norm=1.0, loss=loss, a2=1.01 * largest).init(problem)
         with pytest.raises(ConfigError, match="a1"):
-            PPDMTL(loss=loss, a1=1.01 / smooth).init(problem)
-    PPDMTL(loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
+            PPDMTL(row_norm=1.0, loss=loss, a1=1.01 / smooth).init(problem)
+    PPDMTL(row_norm=1.0, loss="squared", a2=0.2, smoothness=0.5).init(tasks("squared"))
 
 
 @pytest.mark.parametrize("slow_task", [False, True])
@@ -633,7 +657,7 @@ def test_the_step_rule_separates_stable_from_diverging_runs(slow_task: bool) -> 
     assert delay == (38 if slow_task else 8)
 
     def size(a2: float) -> float:
-        algorithm = PPDMTL(loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=1e-3, refine_tau=1.0)
+        algorithm = PPDMTL(row_norm=1.0, loss="squared", lam=0.0, tau=0.0, a2=a2, smoothness=1e-3, refine_tau=1.0)
         return float(run(algorithm, problem, clients)[0].public["stale"].abs().max())
 
     assert size(1 / ((delay + 1) * 2.0)) < 1e-8
@@ -641,9 +665,9 @@ def test_the_step_rule_separates_stable_from_diverging_runs(slow_task: bool) -> 
     assert size(3 * 2 / ((delay + 1) * 2.0)) > 1e3
     if slow_task:
         assert size(2 / (9 * 2.0)) > 1e3, "2 T is not the delay of a schedule with a straggler"
-        PPDMTL(loss="squared", a2=2 / 78).init(problem)
+        PPDMTL(row_norm=1.0, loss="squared", a2=2 / 78).init(problem)
         with pytest.raises(ConfigError, match="delay = 38"):
-            PPDMTL(loss="squared", a2=2 / 77, delay=38).init(problem)
+            PPDMTL(row_norm=1.0, loss="squared", a2=2 / 77, delay=38).init(problem)
 
 
 def test_the_delay_of_a_schedule() -> None:
@@ -684,4 +708,4 @@ def test_impossible_settings_are_refused(options: dict, match: str) -> None:
 
 def test_data_that_do_not_suit_are_refused() -> None:
     with pytest.raises(DataError, match="two classes"):
-        PPDMTL().rows(tasks("squared"))
+        PPDMTL(row_norm=1.0).rows(tasks("squared"))

@@ -46,12 +46,12 @@ from .mutants import (
 
 _PRIVACY = ClientPrivacy(clip_norm=0.5, epsilon=8.0, delta=1e-4)
 MATRIX_CONFIGURATIONS = {
-    "symmetric": (MPMTL(lam=0.1), _PRIVACY),
-    "allocated": (MPMTL(lam=0.1, alpha=1.0, momentum="nesterov"), _PRIVACY),
-    "k-norm": (MPMTL(lam=0.1, own_penalty="l1", alpha=1.0), replace(_PRIVACY, mechanism="l2_laplace")),
-    "diagonal": (MPMTL(lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
-    "curator": (MPMTL(lam=0.1, curator_epsilon=10.0), _PRIVACY),
-    "curator, secure": (MPMTL(lam=0.1, curator_epsilon=10.0), replace(_PRIVACY, source="secure")),
+    "symmetric": (MPMTL(row_norm=1.0, lam=0.1), _PRIVACY),
+    "allocated": (MPMTL(row_norm=1.0, lam=0.1, alpha=1.0, momentum="nesterov"), _PRIVACY),
+    "k-norm": (MPMTL(row_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0), replace(_PRIVACY, mechanism="l2_laplace")),
+    "diagonal": (MPMTL(row_norm=1.0, lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
+    "curator": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), _PRIVACY),
+    "curator, secure": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), replace(_PRIVACY, source="secure")),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _PRIVACY),
 }
 ALGORITHMS = ("mp_mtl",)

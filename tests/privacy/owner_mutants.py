@@ -36,8 +36,8 @@ OWNERS, ANSWERS, FEATURES = 5, 8, 6
 EFFORT = Effort(noise=4800, cohorts=200, processes=False)
 ALGORITHMS = {
     "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
-    "p2p": (PeerToPeer(graph=Ring(), mu=0.5), PoissonClocks(per_client=ANSWERS)),
-    "pp_dmtl": (PPDMTL(a1=0.05), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
+    "p2p": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5), PoissonClocks(per_client=ANSWERS)),
+    "pp_dmtl": (PPDMTL(row_norm=1.0, a1=0.05), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
 }
 
 
@@ -64,9 +64,12 @@ class Featured(AsyncLearner):
 
 FEATURED = {
     "featured": (Featured(loss="logistic", reg=1e-3), PoissonClocks(per_client=ANSWERS)),
-    "subsampled": (PPDMTL(a1=0.05, batch_rate=0.4), Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS)),
+    "subsampled": (
+        PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4),
+        Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+    ),
     "warm start": (
-        PeerToPeer(graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
+        PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
         PoissonClocks(per_client=ANSWERS),
     ),
     "bounded": (

@@ -43,7 +43,7 @@ def test_sound_releases_raise_no_alarm(configuration: str) -> None:
 
 
 def test_an_accounting_that_does_not_hold_is_never_the_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = replace(trainer_of("pp_dmtl", "l2_laplace"), algorithm=PPDMTL(guarantee="paper", a1=0.05))
+    run = replace(trainer_of("pp_dmtl", "l2_laplace"), algorithm=PPDMTL(row_norm=1.0, guarantee="paper", a1=0.05))
     refuted = [finding.check for finding in audit(run) if finding.refuted]
     assert refuted == ["transcript: public state"], "its own part moves on raw records"
     found = {finding.check: finding for finding in audit(run, checks=("charges",))}

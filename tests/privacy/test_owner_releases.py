@@ -323,8 +323,10 @@ def test_the_first_release_happens_once_and_before_any_answer() -> None:
         late.release_first(zeros)
     with pytest.raises(PrivacyError, match="opened without a first release"):
         door().release_first(zeros)
-    with pytest.raises(PrivacyError, match="first vector of owner 0 is not a finite vector of 4 numbers"):
-        door(first=first()).release_first(lambda owner: torch.full((D,), math.nan))
+    with pytest.raises(PrivacyError, match="first vector of owner 0 has not 4 numbers"):
+        door(first=first()).release_first(lambda owner: torch.zeros(D + 1))
+    broken = door(first=first()).release_first(lambda owner: torch.full((D,), math.nan))
+    assert torch.equal(broken, door(first=first()).release_first(zeros)), "what is not finite counts as zero"
     with pytest.raises(ConfigError, match=r"share is 1\.0"):
         first(1.0)
     with pytest.raises(ConfigError, match="positive finite number for each of 3 owners"):

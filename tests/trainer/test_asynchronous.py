@@ -42,12 +42,12 @@ CASES = {
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
     },
     "pp_dmtl": {
-        "algorithm": PPDMTL(),
+        "algorithm": PPDMTL(row_norm=1.0),
         "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     },
     "p2p": {
-        "algorithm": PeerToPeer(graph=Ring(), mu=0.5, allocation=2.0),
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
         "schedule": PoissonClocks(per_client=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5),
     },

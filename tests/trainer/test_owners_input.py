@@ -40,7 +40,7 @@ def owners(seed: int = 0) -> FederatedDataset:
 DATA = owners()
 METHODS = {
     "learner": (AsyncLearner(loss="logistic", reg=1e-3), "laplace", 0.0),
-    "pp_dmtl": (PPDMTL(loss="logistic"), "l2_laplace", 1e-5),
+    "pp_dmtl": (PPDMTL(row_norm=1.0, loss="logistic"), "l2_laplace", 1e-5),
 }
 
 

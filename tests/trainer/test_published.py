@@ -19,7 +19,7 @@ from .settings import quick_figures
 def test_a_refuted_accounting_is_never_printed_as_epsilon(monkeypatch: pytest.MonkeyPatch, guarantee) -> None:
     quick_figures(monkeypatch)
     result = Trainer(
-        algorithm=PPDMTL(loss="squared", guarantee=guarantee, a1=0.01),
+        algorithm=PPDMTL(row_norm=1.0, loss="squared", guarantee=guarantee, a1=0.01),
         data=regression(3, examples=8),
         model=nn.Linear(4, 1, bias=False),
         loss="mse",

@@ -46,19 +46,19 @@ CASES = {
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="laplace", delta=0.0),
     },
     "pp_dmtl": {
-        "algorithm": PPDMTL(a1=0.1),
+        "algorithm": PPDMTL(row_norm=1.0, a1=0.1),
         "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, mechanism="l2_laplace", delta=1e-5),
     },
     "p2p": {
-        "algorithm": PeerToPeer(graph=Ring(), mu=0.5, warm_start=0.4, allocation=2.0),
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.4, allocation=2.0),
         "schedule": PoissonClocks(per_client=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=9.0, delta=1e-5),
     },
 }
 ROUNDS = {
     "mp_mtl": {
-        "algorithm": MPMTL(loss="logistic", lam=0.1),
+        "algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1),
         "schedule": FullParticipation(),
         "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0),
         "rounds": 20,

@@ -52,7 +52,7 @@ ALPHAS, QS = (-1.0, -0.5, 0.0, 0.4, 2 / 3, 1.0, 1.5, 2.0), (0.6, 0.8, 0.9, 1.0, 
 def method(setup: Setup, penalty: str = "nuclear", **options: Any) -> MPMTL:
     """MP-MTL with the settings of the study: lambda = 0.1 K, rho = 1.5, no momentum."""
     settings = {"lam": LAM * setup.clip, "rho": RHO, "ridge": setup.ridge, "momentum": "none", "alpha": 0.0}
-    return MPMTL(penalty=penalty, **{**settings, **options})  # type: ignore[arg-type]
+    return MPMTL(row_norm=1.0, penalty=penalty, **{**settings, **options})  # type: ignore[arg-type]
 
 
 def sources(count: int, seed: int) -> list[SeededSource]:
@@ -253,8 +253,8 @@ def heat(setup: Setup, scale: str) -> list[Row]:
     sides = [Examples(x[:, part].flatten(0, 1).float(), y[:, part].flatten().float(), offsets)
              for part in (slice(0, 30), slice(30, 60))]  # fmt: skip
     data = FederatedDataset(sides[0], sides[1], tuple(map(str, range(10))), classes=None)
-    leak = run(MPMTL(lam=0.5, rho=0.0, ridge=1e-3), data, (math.inf,), 1, clip=100.0, rounds=50)
-    kept = run(MPMTL(lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10)
+    leak = run(MPMTL(row_norm=1.0, lam=0.5, rho=0.0, ridge=1e-3), data, (math.inf,), 1, clip=100.0, rounds=50)
+    kept = run(MPMTL(row_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10)
     rows: list[Row] = [{"figure": 2, "true": true.tolist(), "leak": leak.models[0].tolist(),
                         "protected": kept.models[0].tolist()}]  # fmt: skip
     given = make_synthetic_tasks(320, train_examples=30, test_examples=60, features=30, structure="clustered", rank=3,

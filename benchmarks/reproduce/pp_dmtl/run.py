@@ -73,6 +73,7 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
     """Algorithm 1 as printed, under epsilons of one iteration (epsilon_1 = epsilon_2 = epsilon)."""
     own, tau = tasks(kind, 0), TAU[kind]
     algorithm = PPDMTL(
+            row_norm=1.0,
         loss=own.loss.name, a1=A1, a2=A2, threshold=THRESHOLD, tau=tau, guarantee="paper", start="single_task",
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
@@ -116,7 +117,7 @@ def sound_run(
 ) -> Tensor:
     """P (R, T, d) after the run; ``epsilon`` is each task's total."""
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism="l2_laplace", delta=DELTA)
-    algorithm = PPDMTL(lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
+    algorithm = PPDMTL(row_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
     schedule = kind(latency=UniformLatency(0.0, SLOWEST), activations=setting["answers"])
     ((_, _, state),) = run(
         own, algorithm, schedule, privacy, at=[TASKS * setting["answers"]], replicates=runs, seed=seed
@@ -197,6 +198,7 @@ def waiting() -> list[Row]:
                 table = schedule.bind(TASKS, names=own.problem.data.ids, keys=own.problem.data.keys)
                 delay = largest_delay(table.events(0, 0, table.steps, replicates=WAIT_RUNS).client)
                 algorithm = PPDMTL(
+            row_norm=1.0,
                     lam=WAIT_LAM, tau=WAIT_TAU, a1=WAIT_A1, a2=A2 if steps == "equal" else None, delay=delay,
                     smoothness=own.curvature, guarantee="paper", start="single_task",
                 )  # fmt: skip

@@ -1,0 +1,190 @@
+"""A bound on features is stated, holds in training, in scores and in the models that are returned, and is told."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from fedmtl import (
+    MPMTL,
+    PPDMTL,
+    AsyncLearner,
+    ClientPrivacy,
+    DomainBound,
+    FullParticipation,
+    PeerToPeer,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
+from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.data import Domain, FederatedDataset, RowBound
+from fedmtl.errors import ConfigError
+from fedmtl.graphs import Ring
+
+TRUE = np.array([1.0, -2.0, 0.5])
+
+
+def dataset(norm=7.0, domain=None):
+    """y = x . TRUE with rows of norm ``norm``; half of the test rows are half as long."""
+    rng, sides = np.random.default_rng(0), ({}, {})
+    for i in range(4):
+        for side, count in zip(sides, (60, 20), strict=True):
+            x = rng.normal(size=(count, 3))
+            x *= norm / np.linalg.norm(x, axis=1, keepdims=True)
+            if side is sides[1]:
+                x[::2] /= 2
+            side[f"c{i}"] = x, x @ TRUE
+    data = FederatedDataset.from_tensors(sides[0], test=sides[1], classes=None)
+    return dataclasses.replace(data, domain=domain)
+
+
+METHODS = {
+    "mp_mtl": lambda **k: MPMTL(loss="squared", lam=1e-4, ridge=1e-6, **k),
+    "pp_dmtl": lambda **k: PPDMTL(loss="squared", lam=1e-4, tau=1e-6, **k),
+    "p2p": lambda **k: PeerToPeer(graph=Ring(), loss="squared", mu=100.0, lam=1e-6, **k),
+}
+
+
+def trainer(algorithm, data, privacy=None, **options):
+    asynchronous = not isinstance(algorithm, (MPMTL, LocalFit))
+    return Trainer(
+        algorithm=algorithm,
+        data=data,
+        model=models.linear_regression(bias=False),
+        schedule=PoissonClocks(per_client=40) if asynchronous else FullParticipation(),
+        privacy=privacy,
+        rounds=10_000 if asynchronous else 30,
+        dtype="float64",
+        progress=False,
+        **options,
+    )
+
+
+def protection(name, **options):
+    """Loud or faint privacy of the unit that the method protects."""
+    kind = ClientPrivacy if name == "mp_mtl" else RecordPrivacy
+    return kind(**{"clip_norm": 1.0, "epsilon": 5.0, "delta": 1e-5, **options})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_privacy_and_stated_bound_no_row_is_shortened(name):
+    result = trainer(METHODS[name](), dataset()).fit()
+    assert result.final["nmse"] < 1e-2
+    assert result.bound is None
+    assert result.shortened == {}
+    assert "scaled down" not in result.summary()
+    x = torch.from_numpy(np.array([[30.0, 0.0, 0.0]]))
+    assert result.model_for("c1")(x).item() == pytest.approx(30.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_privacy_a_bound_must_be_stated(name):
+    needed = r"states no public bounds .* algorithm\.row_norm=1\.0 .*Domain\(l1="
+    for algorithm in (METHODS[name](), METHODS[name](row_norm="auto")):
+        with pytest.raises(
+            ConfigError, match=r"states no public bounds .* algorithm\.row_norm=1\.0 .*Domain\(l1="
+        ) as e:
+            trainer(algorithm, dataset(), protection(name)).fit()
+        assert algorithm.__class__.__name__ in str(e.value)
+    with pytest.raises(ConfigError, match=r"row_norm is None, and with privacy .*algorithm\.row_norm=1\.0"):
+        trainer(METHODS[name](row_norm=None), dataset(), protection(name)).fit()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_auto_takes_the_bound_that_the_data_state(name, tmp_path):
+    data = dataset(norm=0.9, domain=Domain(l1=2.0, l2=0.9, target=3.0))
+    result = trainer(METHODS[name](), data, protection(name), folder=tmp_path / "run").fit()
+    assert result.chosen["row_norm"] == 0.9
+    assert result.chosen["target"] == 3.0
+    assert result.bound == RowBound(0.9)
+    assert result.shortened == {"train": 0.0, "test": 0.0}
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("name", [*METHODS, "async", "local"])
+def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, private, tmp_path):
+    limit, order = 3.5, 1 if name == "async" else 2
+    if name == "async":
+        algorithm = AsyncLearner(loss="squared", domain=DomainBound(limit, 20.0), kappa=20.0, reg=1e-6)
+    elif name == "local":
+        algorithm = LocalFit(loss="squared", row_norm=limit, ridge=1e-6)
+    else:
+        algorithm = METHODS[name](row_norm=limit)
+    data = dataset(norm=7.0)
+    result = trainer(
+        algorithm, data, protection(name) if private and name != "local" else None, folder=tmp_path / "run"
+    ).fit()
+
+    def bounded(x):
+        return x * np.minimum(1.0, limit / np.linalg.norm(x, ord=order, axis=1, keepdims=True))
+
+    for place, client in enumerate(data.ids):
+        part = slice(20 * place, 20 * place + 20)
+        x, y = data.test.x[part].numpy(), data.test.y[part].numpy()
+        expected = bounded(x) @ result.personal[place].numpy()
+        with torch.no_grad():
+            served = result.model_for(client)(torch.from_numpy(x)).numpy().ravel()
+        np.testing.assert_allclose(served, expected, rtol=1e-9, atol=1e-12)
+        assert result.personal_accuracy[client] == pytest.approx(np.mean((expected - y) ** 2), rel=1e-9)
+    beyond = np.mean(np.linalg.norm(data.test.x.numpy(), ord=order, axis=1) > limit * (1 + 1e-6))
+    assert result.shortened == {"train": 1.0, "test": pytest.approx(beyond)}
+    assert f"100.0% (train), {beyond:.1%} (test) scaled down to L{order} norm 3.5" in result.summary()
+    private_result = json.loads((tmp_path / "run/private/result.json").read_text())
+    assert private_result["shortened_test"] == pytest.approx(beyond)
+    for file in (tmp_path / "run/public").rglob("*.json"):
+        assert "shortened" not in file.read_text()
+    files = list((tmp_path / "run").glob("p*/model*.safetensors"))
+    assert files
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            assert json.loads(stored.metadata()["bound"]) == {"bound": limit, "norm": f"l{order}"}
+    if result.shared is not None:
+        fresh = models.linear_regression(bias=False)(data.spec).double()
+        with safe_open(tmp_path / "run/public/model.safetensors", "pt") as stored:
+            fresh.load_state_dict({key: stored.get_tensor(key) for key in stored.keys()})  # noqa: SIM118
+            bound = RowBound(**json.loads(stored.metadata()["bound"]))
+        served = models.BoundedInputs(fresh, bound)
+        x = torch.from_numpy(dataset().test.x.numpy())
+        assert torch.equal(served(x), result.shared_model()(x))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_bound_holds_and_leaves_shorter_rows_as_they_are(norm, dtype):
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [3e38, -3e38], [math.inf, 1.0], [math.nan, 0.0]], dtype=dtype)
+    bound = RowBound(1.0, norm)
+    out, order = bound(x), int(norm[1])
+    assert out.dtype == dtype
+    assert torch.equal(out[1:3], x[1:3])
+    assert torch.equal(out[4:], torch.zeros(2, 2, dtype=dtype))
+    assert bool((out.double().norm(p=order, dim=1) <= 1 + 1e-6).all())
+    expected = torch.tensor([[0.6, 0.8]], dtype=torch.float64) * (5 / 7 if norm == "l1" else 1) * (1.0)
+    torch.testing.assert_close(out[:1].double(), expected, rtol=1e-6, atol=0)
+    assert bound.exceeded(x).tolist() == [True, False, False, True, True, True]
+    images = x.reshape(6, 1, 2, 1)
+    assert torch.equal(bound(images).reshape(6, 2), out)
+    with pytest.raises(ConfigError, match=r"RowBound\.bound is 0"):
+        RowBound(0.0)
+
+
+def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
+    data = dataset(norm=7.0)
+    for target, largest in ((2.0, 2.0), (None, float(data.train.y.abs().max()))):
+        algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
+        run = trainer(algorithm, data)
+        rows = algorithm._tasks(problem_of(run))
+        assert max(float(block.y.abs().max()) for block in rows.blocks) == pytest.approx(largest)
+    with pytest.raises(ConfigError, match=r"MPMTL\.target is -1"):
+        MPMTL(target=-1.0)
+
+
+def problem_of(run):
+    from fedmtl.trainer.problem import build_problem
+
+    return build_problem(run.data, run.model, run.loss, run.execution, run.rounds, 0, "cpu", run.dtype)
