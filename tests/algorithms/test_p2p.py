@@ -230,7 +230,7 @@ def test_bad_settings_are_refused() -> None:
         ({"smoothness": 0.0}, "smoothness is 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            PeerToPeer(row_norm=1.0, **{"graph": graph, **options})
+            PeerToPeer(**{"graph": graph, **options})
     problem = agents()
     with pytest.raises(ConfigError, match="no agent 'a0', which the data have"):
         PeerToPeer(row_norm=1.0, graph=complete(N)).network(problem)
