@@ -251,7 +251,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
     private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
     if not several:
         private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
-    print(f"  public/   may be published: {', '.join(public)}\n  private/  may not: {private}")
+    print(f"  public/   covered by the epsilon above: {', '.join(public)}\n  private/  not covered: {private}")
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:

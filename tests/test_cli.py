@@ -381,6 +381,7 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
         "model.safetensors",
         "privacy.json",
         "epsilon.png",
+        "manifest.json",
     }
     for name in ("accuracy.png", "clients.png", "result.json", "metrics.csv", "config.yaml", "clients.csv"):
         assert (folder / "private" / name).exists(), name

@@ -1,4 +1,4 @@
-"""``fedmtl search``: one budget for every combination, and an end that says what may be published."""
+"""``fedmtl search``: one budget for every combination, and an end that says what the epsilon covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: ``public/`` may be published, ``private/`` may not."""
+"""The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not."""
 
 from __future__ import annotations
 
