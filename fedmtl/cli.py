@@ -21,6 +21,7 @@ from ._config import ByKey, build, check, choices, config_folder, resolve
 from ._profile_cli import profile as _profile
 from ._search_cli import resume_search
 from ._search_cli import search as _search
+from ._verify_cli import verify as _verify
 from .errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from .report import CHOICE_NOT_COVERED
 
@@ -37,6 +38,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run or search
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
+       fedmtl verify FOLDER              what the files of a finished run confirm
        fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
 """
 _EXAMPLES = """\
@@ -96,6 +98,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
             "search": _search,
             "resume": _resume,
             "audit": _audit,
+            "verify": _verify,
             "profile": _profile,
         }
         if words[0] not in commands:

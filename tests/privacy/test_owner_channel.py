@@ -464,3 +464,15 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     assert report.headline.startswith("not private")
     assert channel.caps.tolist() == [4, 4, 4], "caps hold as ever"
     assert door(privacy).report.guarantee == "sound"
+
+
+def test_owners_of_several_kinds_resume(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first = door(caps=(2, 3, 4), ledger_path=path)
+    first.begin(0, torch.tensor([[0, 1]]))
+    multipliers = first.noise_multipliers
+    first.close()
+    assert json.loads(path.read_text().splitlines()[0])["kind"] == "header"
+    again = door(caps=(2, 3, 4), ledger_path=path, resume=True)
+    assert np.array_equal(again.noise_multipliers, multipliers)
+    assert again.account.spent.tolist() == [[1, 1, 0]]

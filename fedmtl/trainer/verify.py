@@ -1,0 +1,675 @@
+"""Check a finished run by its files: the chain of its ledger, every charge, epsilon by a second accountant, released
+values on their grid, and the hashes of the files.
+
+Nothing is taken from the objects of the run: the lines of the ledger are counted here, the events of the accounting are
+put together from the ledger's header, and the accountant is that of the audit, which bounds epsilon from below. What is
+found is a line each, confirmed, failed or not covered. A confirmed line says that the files agree with one another:
+whoever holds the whole folder can write all of it anew, but not so that it fits a head that was published before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .. import __version__
+from .._rounding import rounded_up
+from ..errors import DataError, ResumeError
+from ..privacy.audit.accountant import least_epsilon
+from ..privacy.chain import Chain, Head, read_chain
+from ..privacy.grid import GridValue
+from ..privacy.knorm import KNormDpEvent
+from ..privacy.laws import ReplacedPoissonDpEvent
+from ..privacy.ledger import VERSION
+from .checkpoint import Checkpoint
+from .folder import MANIFEST, RunFolder
+
+CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
+_SLACK = 1e-6  # relative, of figures that were computed in two ways
+_KINDS = 20  # kinds of clients whose epsilon is computed again
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a verification.
+
+    Attributes:
+        name: what was looked at, such as ``"chain"``.
+        verdict: ``"confirmed"``, ``"FAILED"`` or ``"not covered"``.
+        detail: what was found; nothing private, so that it may be published.
+    """
+
+    name: str
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What could be confirmed of a run.
+
+    Attributes:
+        run: identity of the run, the hash of its ledger's first line; None without a ledger.
+        head: hash of the last line of the ledger when the run ended.
+        epsilon, delta: as the run reports them; epsilon is ``"inf"`` where nothing is protected.
+        checks: in order.
+    """
+
+    run: str | None
+    head: str | None
+    epsilon: float | str | None
+    delta: float | None
+    checks: tuple[Check, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.verdict != FAILED for check in self.checks)
+
+    def counts(self) -> dict[str, int]:
+        """Number of checks by verdict."""
+        found = Counter(check.verdict for check in self.checks)
+        return {verdict: found[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
+
+    def text(self) -> str:
+        """One line a check, and one of the whole."""
+        wide = max(len(check.name) for check in self.checks)
+        lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
+        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        return "\n".join([*lines, "", f"{told}: " + ("what was checked fits" if self.fits else "the run does not fit")])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the certificate that can travel with a model."""
+        whole = asdict(self) | {"checks": [asdict(check) for check in self.checks]}
+        return {"fedmtl": __version__, "fits": self.fits, **whole}
+
+
+def verify(folder: str | Path) -> Verification:
+    """Check the finished run in ``folder``; the files are only read.
+
+    Args:
+        folder: of the run. Where it holds ``public/`` alone, what needs the private part is not covered.
+
+    Raises:
+        DataError: not the folder of a run, a run that has not finished, or a report that cannot be read.
+    """
+    return _Verifier(RunFolder(Path(folder))).verification()
+
+
+@dataclass
+class _Charges:
+    """What the lines of a ledger charge, counted one step at a time.
+
+    Attributes:
+        steps: (session, step) -> the ranks that take part, or None where everybody is charged.
+        firsts: charges of the release before all steps.
+        forfeited: steps to which the charge was raised, or None.
+        problems: what does not fit.
+    """
+
+    free: bool
+    steps: dict[tuple[int, int], tuple[int, ...] | None] = field(default_factory=dict)
+    firsts: int = 0
+    forfeited: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, lines: list[dict[str, Any]]) -> _Charges:
+        found = cls(bool(lines[0]["replays_free"]))
+        session, reached, closed = 0, 0, True
+        for number, line in enumerate(lines[1:], start=2):
+            kind = line["kind"]
+            if kind == "open":
+                if line["session"] != session + 1:
+                    found.problems.append(f"line {number}: session {line['session']} follows session {session}")
+                session, closed = line["session"], False
+                mine: int | None = None  # the next step of this session
+            elif kind in ("reserve", "first", "forfeit", "close") and (line["session"] != session or closed):
+                found.problems.append(f"line {number}: {kind} outside of an open session")
+            if kind == "reserve":
+                first, end, cohorts = line["first"], line["end"], line.get("cohorts")
+                if first >= end or (mine is not None and first != mine) or first > reached:
+                    found.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
+                if cohorts is not None and len(cohorts) != end - first:
+                    found.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
+                    cohorts = None
+                for step in range(first, end):
+                    if (session, step) in found.steps:
+                        found.problems.append(f"line {number}: step {step} is charged twice in one session")
+                    found.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
+                mine, reached = end, max(reached, end)
+            elif kind == "first":
+                found.firsts += 1
+            elif kind == "forfeit":
+                found.forfeited = int(line["uses"])
+            elif kind == "close":
+                closed = True
+                for step in line["unused"]:
+                    if found.steps.pop((session, step), ()) == ():
+                        found.problems.append(f"line {number}: step {step} is returned and was not charged")
+        return found
+
+    @cached_property
+    def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
+        """Steps that stay charged with their ranks: each once in seeded mode, in every session in secure mode."""
+        if not self.free:
+            return [(step, ranks) for (_, step), ranks in self.steps.items()]
+        once: dict[int, tuple[int, ...] | None] = {}
+        for (_, step), ranks in sorted(self.steps.items(), key=lambda item: item[0]):
+            if once.setdefault(step, ranks) != ranks:
+                self.problems.append(f"step {step} was repeated with another cohort")
+        return list(once.items())
+
+    def participations(self, n: int) -> np.ndarray:
+        """(n,) charged participations by rank."""
+        ranks = [rank for _, cohort in self.charged for rank in cohort or ()]
+        return np.bincount(np.array(ranks, dtype=np.int64), minlength=n)
+
+
+class _Verifier:
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        if not folder.public.is_dir():
+            raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")
+        if folder.private.is_dir() and not (folder.private / "result.json").is_file():
+            raise DataError(
+                f"{folder.root} holds no finished run: private/result.json is missing. Go on with fedmtl resume, or "
+                f"name the run's own folder (a baseline and a candidate of a search are parts of one)."
+            )
+        self.report = _read(folder.public / "privacy.json")
+        self.private = folder.private.is_dir()
+        self.result = _read(folder.private / "result.json") if self.private else {}
+        self.checks: list[Check] = []
+
+    def verification(self) -> Verification:
+        self._files()
+        chain = self._chain()
+        if chain is not None:
+            self._readable("head", lambda: self._ends(chain))
+            self._readable("settings", lambda: self._settings(chain.lines[0]))
+            if self.report.get("repetitions") == "secret":
+                self._note("charges", OPEN, "a search: its runs have ledgers of their own, which stay private")
+                self._note("epsilon", OPEN, "that of a search is not computed again")
+            else:
+                self._readable("charges", lambda: self._charges(chain.lines))
+        elif self.report.get("epsilon") == "inf":
+            self._note("epsilon", CONFIRMED, "infinite: no protection is claimed")
+        elif self.report.get("epsilon") == 0 and not self.report.get("names"):
+            self._note("epsilon", CONFIRMED, "0: nothing is released")
+        else:
+            why = "there is no ledger whose chain holds"
+            if self.result.get("replicates"):
+                why = "repetitions are simulations, whose charges are not kept"
+            self._note("epsilon", OPEN, f"{why}, so there is nothing to compute it from")
+        self._headline()
+        self._grid()
+        self._model()
+        found = self.report
+        return Verification(
+            found.get("run"), found.get("ledger_head"), found.get("epsilon"), found.get("delta"), tuple(self.checks)
+        )
+
+    def _note(self, name: str, verdict: str, detail: str) -> None:
+        self.checks.append(Check(name, verdict, detail))
+
+    def _say(self, name: str, wrong: list[str], detail: str) -> None:
+        told = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        self._note(name, FAILED if wrong else CONFIRMED, told or detail)
+
+    def _readable(self, name: str, check: Callable[[], None]) -> None:
+        """A check whose line fails where a file lacks what it reads."""
+        try:
+            check()
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            self._note(name, FAILED, f"the ledger or the report cannot be read: {error!r}")
+
+    # The files
+
+    def _files(self) -> None:
+        for part in (self.folder.public, self.folder.private):
+            if not part.is_dir():
+                self._note(f"files: {part.name}", OPEN, "the private part is not here")
+                continue
+            if not (part / MANIFEST).is_file():
+                self._note(f"files: {part.name}", FAILED, f"{part.name}/{MANIFEST} is missing")
+                continue
+            manifest = _read(part / MANIFEST)
+            files, wrong = manifest.get("files", {}), []
+            for name, digest in files.items():
+                path = part / name
+                if not path.is_file():
+                    wrong.append(f"{name} is missing")
+                elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                    wrong.append(f"{name} is not the file that was listed")
+            if part == self.folder.public:
+                extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
+                wrong += [f"{name} was added" for name in sorted(extra)]
+            if manifest.get("run") != self.report.get("run") and self.report.get("repetitions") != "secret":
+                wrong.append(f"{MANIFEST} and privacy.json are of different runs")
+            self._say(f"files: {part.name}", wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}")
+
+    # The ledger
+
+    def _chain(self) -> Chain | None:
+        path = self.folder.ledger
+        if not path.is_file():
+            if self.report.get("run") is None:
+                self._note("chain", OPEN, "no ledger: nothing was charged in a file")
+            else:
+                missing = FAILED if self.private else OPEN
+                self._note("chain", missing, "the ledger is not here")
+            return None
+        try:
+            chain = read_chain(path, version=VERSION)
+        except ResumeError as error:
+            told = str(error).replace(str(path), path.name)
+            self._note("chain", FAILED, told.split(". ")[0])  # without what a resume would do about it
+            return None
+        if chain.size < path.stat().st_size:
+            self._note("chain", FAILED, "the last line is torn; fedmtl resume drops it")
+            return None
+        self._note("chain", CONFIRMED, f"{len(chain.lines)} lines of the ledger, each with the hash of the one before")
+        return chain
+
+    def _ends(self, chain: Chain) -> None:
+        wrong = []
+        if self.report.get("repetitions") == "secret":
+            self._note("head", OPEN, "a search does not publish the end of its ledger")
+        else:
+            head = Head(int(self.report.get("ledger_lines") or 0), str(self.report.get("ledger_head")))
+            if self.report.get("run") != chain.digests[0]:
+                wrong.append("privacy.json has the identity of another run")
+            if not chain.has(head) or not head.lines:
+                wrong.append(f"line {head.lines} of the ledger is not the head in privacy.json")
+            elif any(line["kind"] not in ("seal", "moved") for line in chain.lines[head.lines :]):
+                wrong.append("the ledger goes on after the head in privacy.json")
+            self._say("head", wrong, f"line {head.lines} is the head in privacy.json")
+        kept = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
+        if kept is not None:
+            text = f"line {kept.lines} is the head in the checkpoint"
+            self._say("checkpoint", [] if chain.has(kept) else [f"not so: {text}"], text)
+        seals = [line for line in chain.lines if line["kind"] == "seal"]
+        wrong = [] if seals else ["the ledger has no seal: the run ended before its files were listed"]
+        for part in (self.folder.public, self.folder.private):
+            path = part / MANIFEST
+            if seals and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != seals[-1].get(part.name):
+                wrong.append(f"{part.name}/{MANIFEST} is not the list that the ledger has sealed")
+        self._say("seal", wrong, "the ledger has the hashes of the lists of files")
+
+    def _settings(self, header: Mapping[str, Any]) -> None:
+        privacy = header.get("privacy")
+        if privacy is None:
+            return
+        z = header.get("noise_multiplier")
+        if "noise_multipliers" in header:
+            z = max(header["noise_multipliers"])
+        if "kinds" in header:
+            z = max(kind["multiplier"] for kind in header["kinds"])
+        adaptive = isinstance(privacy["clip_norm"], dict)
+        pairs = {
+            "noise_multiplier": z,
+            "delta": header["delta"],
+            "source": privacy["source"],
+            **({} if adaptive else {"clip_norm": privacy["clip_norm"]}),
+        }
+        if "schedule" in header:
+            pairs["relation"] = header["schedule"]["relation"]
+        if isinstance(privacy["epsilon"], (int, float)):
+            pairs["budget"] = privacy["epsilon"]
+        wrong = [
+            f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
+            for key, value in pairs.items()
+            if self.report.get(key) != value
+        ]
+        mechanism = str(self.report.get("mechanism"))
+        if not mechanism.startswith(privacy["mechanism"]):
+            wrong.append(f"mechanism is {mechanism!r} in privacy.json and {privacy['mechanism']!r} in the ledger")
+        self._say("settings", wrong, f"{', '.join(pairs)} and mechanism are the same in privacy.json and in the ledger")
+
+    # Charges and what they cost
+
+    def _charges(self, lines: list[dict[str, Any]]) -> None:
+        header = lines[0]
+        charges = _Charges.of(lines)
+        costs = _costs(header, charges)
+        wrong = charges.problems + costs.problems
+        done = _step(self.folder.checkpoint)
+        known = {step for step, _ in charges.charged}
+        if done is not None and not set(range(done)) <= known:
+            wrong.append(f"{done} steps are done, and not all of them are charged")
+        if done is not None and done != self.result.get("rounds"):
+            wrong.append(f"result.json has {self.result.get('rounds')} rounds, the checkpoint {done}")
+        planned = self.result.get("planned_rounds")
+        if planned is not None and known and max(known) >= planned:
+            wrong.append(f"step {max(known)} is charged, and {planned} were planned")
+        if self.report.get("releases") != costs.releases:
+            wrong.append(
+                f"privacy.json has {self.report.get('releases')} releases, the ledger charges {costs.releases}"
+            )
+        if bool(self.report.get("forfeited")) != (charges.forfeited is not None):
+            wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
+        self._say("charges", wrong, f"{len(charges.charged)} steps, in order and each once; {costs.detail}")
+        self._epsilon(header, costs)
+        for key in header:
+            if key.startswith("row noise of "):
+                self._note("row noise", OPEN, f"the account of the noise on rows of {key[13:]!r} is not computed again")
+
+    def _epsilon(self, header: Mapping[str, Any], costs: _Costs) -> None:
+        claim, paper = self.report.get("epsilon"), costs.paper
+        if paper:
+            wrong = [] if claim == "inf" or not costs.parts else [f"epsilon is {claim}, and the accounting is refuted"]
+            self._say("epsilon", wrong, "infinite: the published accounting does not hold")
+            return
+        if not isinstance(claim, (int, float)):
+            self._note("epsilon", FAILED, f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one")
+            return
+        delta, least, open_kinds = float(header["delta"]), 0.0, 0
+        asked = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
+        for part in asked:
+            found = least_epsilon(part, delta, max(float(claim), 1e-6))
+            open_kinds += found is None
+            least = max(least, found or 0.0)
+        among = (
+            "" if len(asked) == len(costs.parts) else f" (the largest of {len(asked)} of {len(costs.parts)} clients)"
+        )
+        if asked and open_kinds == len(asked):
+            self._note("epsilon", OPEN, "no second accountant has this law of noise")
+        else:
+            text = f"at least {least:.6g}{among} by the second accountant, {rounded_up(claim, 6)} in privacy.json"
+            low = claim < least * (1 - _SLACK) - 1e-9
+            self._note("epsilon", FAILED if low else CONFIRMED, text)
+        budget = self.report.get("budget")
+        if isinstance(budget, (int, float)):
+            over = claim > budget * (1 + _SLACK)
+            text = f"epsilon {rounded_up(claim, 6)} of a budget of {rounded_up(budget, 6)}"
+            self._note("budget", FAILED if over else CONFIRMED, text)
+
+    def _headline(self) -> None:
+        text, claim = str(self.report.get("headline")), self.report.get("epsilon")
+        shown = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
+        wrong = []
+        if shown is not None and isinstance(claim, (int, float)) and _number(shown[1]) < claim:
+            wrong.append(f"the headline shows epsilon = {shown[1]}, the report has {claim!r}")
+        delta = self.report.get("delta")
+        if shown is not None and shown[2] and isinstance(delta, float) and _number(shown[2]) < delta:
+            wrong.append(f"the headline shows delta = {shown[2]}, the report has {delta!r}")
+        result = self.result.get("epsilon", claim)
+        if result != claim:
+            wrong.append(f"epsilon is {claim!r} in privacy.json and {result!r} in result.json")
+        self._say("headline", wrong, "no figure that is shown is below the one of the report")
+
+    # What was released
+
+    def _grid(self) -> None:
+        if self.report.get("source") != "secure":
+            self._note("grid", OPEN, "noise is not rounded to a grid in seeded mode")
+            return
+        path = self.folder.public / "releases.safetensors"
+        if not path.is_file():
+            self._note("grid", OPEN, "no released values are kept")
+            return
+        try:
+            values = _grid_values(path)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            self._note("grid", FAILED, f"{path.name} cannot be read: {error!r}")
+            return
+        wrong = []
+        for name, one in values.items():
+            if math.frexp(one.width)[0] != 0.5:
+                wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
+            elif one.off_grid:
+                wrong.append(f"{one.off_grid} of {one.value.numel()} coordinates of {name} are not on its grid")
+        steps = ", ".join(
+            f"{name} of step {one.step} ({one.value.numel()} coordinates)" for name, one in values.items()
+        )
+        self._say("grid", wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept")
+
+    def _model(self) -> None:
+        path = self.folder.public / "model.safetensors"
+        if not path.is_file():
+            return
+        if not self.folder.checkpoint.is_file():
+            self._note("model", OPEN, "the checkpoint is not here")
+            return
+        try:
+            with safe_open(path, framework="pt") as file:
+                model = torch.cat([file.get_tensor(name).flatten() for name in file.keys()])  # noqa: SIM118
+            with safe_open(self.folder.checkpoint, framework="pt") as file:
+                names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
+                kept = [file.get_tensor(name) for name in names]
+        except (OSError, SafetensorError) as error:
+            self._note("model", FAILED, f"cannot be read: {error}")
+            return
+        wanted = torch.sort(model).values
+        same = [one for one in kept for row in _rows(one, model) if torch.equal(torch.sort(row).values, wanted)]
+        if any(True for one in kept for _ in _rows(one, model)):
+            text = "model.safetensors has the numbers of the shared model in the checkpoint"
+            self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
+        else:
+            self._note("model", OPEN, "the checkpoint has no vector of its length")
+
+
+def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
+    """The vectors of a checkpoint that may be the model."""
+    if tensor.numel() == model.numel() and tensor.dtype == model.dtype:
+        yield tensor.flatten()
+    elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
+        yield tensor[0]
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What the charges of a ledger are.
+
+    Attributes:
+        parts: one composition for each kind of account: events with their numbers of uses.
+        releases: number of releases that are charged.
+        detail: in words.
+        problems: what does not fit the schedule.
+        paper: the accounting is a published one that is refuted.
+    """
+
+    parts: list[list[tuple[Any, int]]]
+    releases: int
+    detail: str
+    problems: list[str]
+    paper: bool = False
+
+
+def _costs(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    if header["account"] == "global":
+        return _of_everybody(header, charges)
+    if "kinds" in header:
+        return _of_activations(header, charges)
+    return _of_records(header, charges)
+
+
+def _of_everybody(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    """Steps that are charged to everybody, or participations under one cap."""
+    schedule, privacy = header["schedule"], header["privacy"]
+    steps, names = len(charges.charged), len(header["releases"])
+    uses, problems = steps, []
+    if schedule["per_participation"]:
+        problems = _cohort_problems(schedule, charges)
+        taken = charges.participations(schedule["n"])
+        uses, cap = int(taken.max(initial=0)), header["max_uses"]
+        if cap is not None and uses > cap:
+            problems.append(f"a client is charged {uses} times, above its cap of {cap}")
+        if charges.forfeited is not None and cap is not None:
+            uses = cap
+    elif charges.forfeited is not None:
+        steps = uses = max(steps, charges.forfeited)
+    weights = [header[f"allocation of {name}"] for name, *_ in header["releases"] if f"allocation of {name}" in header]
+    z = header["noise_multiplier"]
+    if weights:  # every use has a share of the budget of its own
+        shares = [[header.get(f"allocation of {name}", [1.0] * len(weights[0]))[t] for name, *_ in header["releases"]]
+                  for t in range(min(uses, len(weights[0])))]  # fmt: skip
+        counts = Counter(tuple(share) for share in shares)
+    else:
+        counts = Counter({(1.0,) * names: uses})
+    parts = [(_step_event(header, [z / w for w in share]), count) for share, count in counts.items()]
+    most = f"; at most {uses} of one client" if schedule["per_participation"] else ""
+    rest = ", the rest after an early stop included" if charges.forfeited is not None else ""
+    detail = f"{schedule['class'].removeprefix('Bound')} cohorts{most}{rest}"
+    paper = schedule["refuted"] is not None
+    assert privacy is not None
+    return _Costs([parts] if uses else [], steps * names, detail, problems, paper)
+
+
+def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
+    from dp_accounting import dp_event
+
+    schedule, mechanism = header["schedule"], header["privacy"]["mechanism"]
+    if mechanism == "gaussian":
+        event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for z in multipliers) ** -0.5)
+    else:
+        sizes = [d * (d + 1) // 2 if form == "symmetric" else d for _, form, d, *_ in header["releases"]]
+        events = [_law(mechanism, z, size) for z, size in zip(multipliers, sizes, strict=True)]
+        event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+    n, m = schedule["n"], schedule.get("cohort", schedule["n"])
+    if not schedule["amplified"] or m >= n:
+        return event
+    if schedule["class"] == "BoundPoisson" and schedule["max_cohort"] is not None:
+        return dp_event.TruncatedSubsampledGaussianDpEvent(n, m / n, schedule["max_cohort"], event.noise_multiplier)
+    if schedule["class"] == "BoundPoisson":
+        return dp_event.PoissonSampledDpEvent(m / n, event)
+    return dp_event.SampledWithoutReplacementDpEvent(n, m, event)
+
+
+def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
+    from dp_accounting import dp_event
+
+    if mechanism == "gaussian":
+        return dp_event.GaussianDpEvent(multiplier)
+    if mechanism == "laplace":
+        return dp_event.LaplaceDpEvent(multiplier)
+    if mechanism == "l2_laplace":
+        return KNormDpEvent(epsilon=1 / multiplier, dimension=dimension)
+    raise ValueError(f"unknown law of noise {mechanism!r}")
+
+
+def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    """Participations of clients, each with its local steps."""
+    from dp_accounting import dp_event
+
+    schedule = header["schedule"]
+    problems = _cohort_problems(schedule, charges)
+    by_rank = charges.participations(schedule["n"])
+    uses = by_rank[np.array(header["ranks"], dtype=np.int64)]
+    caps, steps = np.array(header["max_uses"]), np.array(header["local_steps"])
+    if (uses > caps).any():
+        problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
+    if charges.forfeited is not None:
+        uses = caps
+    made: dict[tuple[float, float, int], None] = {}
+    for k in np.flatnonzero(uses).tolist():
+        made[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
+    parts = []
+    for z, q, count in made:
+        event = _law(header["privacy"]["mechanism"], z, header["dimension"])
+        parts.append([(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, count)])
+    releases = int((uses * steps).sum())
+    return _Costs(parts, releases, f"at most {int(uses.max(initial=0))} participations of one client", problems)
+
+
+def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    """Answers of clients that act one at a time."""
+    n, kinds = header["clients"], header["kinds"]
+    of = np.array(header.get("kind_of", [0] * n), dtype=np.int64)
+    uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds], dtype=np.int64)[of]
+    problems = []
+    if len(uses) != n:
+        problems.append("a client is charged that the run does not have")
+    elif (uses > caps).any():
+        problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
+    if any(len(ranks or ()) > 1 for _, ranks in charges.charged):
+        problems.append("an activation is charged to several clients")
+    if charges.firsts > 1 and not charges.free:
+        problems.append(f"the first release is charged {charges.firsts} times")
+    if charges.forfeited is not None:
+        uses = caps
+    firsts = np.array([kind["first"] > 0 for kind in kinds])[of]
+    begun = bool(charges.firsts) or charges.forfeited is not None
+    if firsts.any() and len(charges.charged) and not begun:
+        problems.append("the first release is not charged")
+    asked = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
+    parts = [_answers(kinds[k], u, header, first=begun) for k, u in asked if u or (begun and kinds[k]["first"] > 0)]
+    releases = int(uses.sum()) + (int(firsts.sum()) if begun else 0)
+    detail = f"at most {int(uses.max(initial=0))} answers of one client"
+    return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")
+
+
+def _answers(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool) -> list[tuple[Any, int]]:
+    mechanism, z, d = header["privacy"]["mechanism"], kind["multiplier"], header["dimension"]
+    weights = Counter((kind["weights"] or [1.0] * uses)[:uses])
+    parts: list[tuple[Any, int]] = []
+    for weight, count in weights.items():
+        event = _law(mechanism, z / weight, d)
+        parts.append((event if kind["rate"] == 1 else ReplacedPoissonDpEvent(kind["rate"], event), count))
+    if first and kind["first"] > 0:
+        parts.append((_law("gaussian" if mechanism == "gaussian" else "l2_laplace", z / kind["first"], d), 1))
+    return parts
+
+
+def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges) -> list[str]:
+    """Cohorts that the sampler in the header does not draw."""
+    n, problems = schedule["n"], []
+    fits: dict[str, Callable[[int, tuple[int, ...]], bool]] = {
+        "BoundFull": lambda step, ranks: len(ranks) == n,
+        "BoundCyclic": lambda step, ranks: (
+            set(ranks) <= {(step * schedule["cohort"] + k) % n for k in range(schedule["cohort"])}
+        ),
+        "BoundFixed": lambda step, ranks: len(ranks) <= schedule["cohort"],
+    }
+    fit = fits.get(schedule["class"], lambda step, ranks: True)
+    for step, ranks in charges.charged:
+        if ranks is None or len(set(ranks)) < len(ranks) or not all(0 <= rank < n for rank in ranks):
+            problems.append(f"step {step} has no cohort of distinct clients")
+        elif not fit(step, ranks):
+            problems.append(f"step {step} has a cohort that {schedule['class'].removeprefix('Bound')} does not draw")
+    return problems
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold one JSON object.")
+    return content
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _step(checkpoint: Path) -> int | None:
+    """Steps done, of the checkpoint; None without one."""
+    if not checkpoint.is_file():
+        return None
+    with safe_open(checkpoint, framework="pt") as file:
+        return int(file.get_tensor("step"))
+
+
+def _grid_values(path: Path) -> dict[str, GridValue]:
+    with safe_open(path, framework="pt") as file:
+        grids = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    return {name: GridValue(value=value, **grids[name]) for name, value in values.items()}

@@ -1,0 +1,331 @@
+"""``fedmtl verify``: good runs of every method fit, and each alteration fails with the line that is meant for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from fedmtl import ClientPrivacy, EarlyStopping, FedAvg, FixedCohort, RecordPrivacy
+from fedmtl._config import build, compose, resolve
+from fedmtl.errors import DataError
+from fedmtl.privacy.grid import GridValue
+from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, Verification, verify
+
+from ..golden.transcripts import RUNS
+from ..privacy.test_chain import chained
+from ..test_cli import TINY, command
+from .settings import CLIENTS, COHORT, DELTA, NOISE, SOLVER, quick_figures, trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def figures():
+    with pytest.MonkeyPatch.context() as patch:
+        quick_figures(patch)
+        yield
+
+
+def run(folder: Path, **settings: Any) -> Path:
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
+    trainer(folder=folder, **{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings).fit()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("good") / "run")
+
+
+@pytest.fixture
+def copy(good: Path, tmp_path: Path) -> Path:
+    shutil.copytree(good, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def verdicts(found: Verification) -> dict[str, str]:
+    return {check.name: check.verdict for check in found.checks}
+
+
+def failed(folder: Path) -> dict[str, str]:
+    """What failed, by line."""
+    return {check.name: check.detail for check in verify(folder).checks if check.verdict == FAILED}
+
+
+# Good runs
+
+
+def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
+    found = verify(good)
+    names = ["files: public", "files: private", "chain", "head", "checkpoint", "seal", "settings", "charges", "epsilon"]
+    assert verdicts(found) == dict.fromkeys([*names, "headline", "grid", "model"], CONFIRMED)
+    assert found.fits
+    event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
+    assert found.epsilon == pytest.approx(PLDAccountant().compose(event, 6).get_epsilon(DELTA), rel=1e-3)
+    told = next(check.detail for check in found.checks if check.name == "epsilon")
+    assert float(told.split()[2]) == pytest.approx(found.epsilon, rel=0.02)
+    assert float(told.split()[2]) <= found.epsilon
+
+
+SHORT = {
+    "pmtl": "seeded", "pmtl, running mean, fixed cohorts": "secure", "pmtl, adaptive clip": "secure",
+    "pmtl, L2-Laplace, everybody": "seeded", "pmtl, published accounting of cohorts in turn": "seeded",
+    "fedprox, records": "secure", "local, records, Laplace": "seeded", "fedavg, no privacy": None,
+    "mp_mtl": "secure", "mp_mtl, squared loss, P + Q, curator": "seeded", "pp_dmtl, subsamples, L2,1 norm": "secure",
+    "pp_dmtl, published": "seeded", "async_learner": "secure", "p2p": "secure",
+    "p2p, warm start, Laplace, ring": "seeded", "p2p, repetitions": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_runs_of_every_method_fit(name: str, tmp_path: Path) -> None:
+    source = SHORT[name]
+    more = () if source is None else (f"privacy.source={source}",)
+    words = (*RUNS[name].split(), "dtype=float64", "execution=stacked", "baselines=[]", "progress=false", *more)
+    build(resolve(compose(words)), tmp_path / "run").fit()
+    found = verify(tmp_path / "run")
+    assert failed(tmp_path / "run") == {}
+    said = verdicts(found)
+    if source is not None:
+        for line in ("chain", "head", "seal", "charges"):
+            assert said[line] == CONFIRMED
+        assert said["epsilon"] in (CONFIRMED, OPEN)
+        assert said["grid"] == (CONFIRMED if source == "secure" else OPEN)
+    else:
+        assert said["chain"] == OPEN
+
+
+def test_runs_that_were_interrupted_or_stopped_early_fit(tmp_path: Path) -> None:
+    from .test_copies import run as interrupted
+
+    interrupted(tmp_path / "crashed", after=5)
+    interrupted(tmp_path / "crashed", resume=True)
+    assert failed(tmp_path / "crashed") == {}
+    stopping = EarlyStopping(patience=1, min_delta=1e6)
+    run(tmp_path / "stopped", early_stopping=stopping, eval_every=1)
+    assert json.loads((tmp_path / "stopped/private/result.json").read_text())["stopped"] == "early"
+    assert failed(tmp_path / "stopped") == {}
+    run(tmp_path / "fixed", schedule=FixedCohort(cohort=COHORT), early_stopping=stopping, eval_every=1)
+    assert failed(tmp_path / "fixed") == {}
+    records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
+    run(tmp_path / "records", privacy=records, early_stopping=stopping, eval_every=1)
+    assert failed(tmp_path / "records") == {}
+
+
+def test_the_public_part_alone(copy: Path) -> None:
+    shutil.rmtree(copy / "private")
+    said = verdicts(verify(copy))
+    assert said["files: public"] == said["headline"] == said["grid"] == CONFIRMED
+    assert said["files: private"] == said["chain"] == said["epsilon"] == said["model"] == OPEN
+
+
+# Altered runs
+
+
+def ledger(folder: Path) -> list[bytes]:
+    return (folder / "private/ledger.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def write(folder: Path, lines: list[bytes]) -> None:
+    (folder / "private/ledger.jsonl").write_bytes(b"".join(lines))
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2))
+
+
+def rewrite(folder: Path, edit: Callable[[list[dict]], list[dict]] = lambda lines: lines) -> None:
+    """All that somebody can do who holds the folder: a new chain, head, report, lists of files and seal."""
+    lines = edit([json.loads(line) for line in ledger(folder)])
+    made = chained([json.dumps(line).encode() for line in lines if line["kind"] != "seal"])
+    run_id, head = (hashlib.sha256(line).hexdigest() for line in (made[0], made[-1]))
+    change(folder / "public/privacy.json", run=run_id, ledger_lines=len(made), ledger_head=head)
+    seal = {"kind": "seal"}
+    for part in ("public", "private"):
+        place = folder / part / "manifest.json"
+        names = json.loads(place.read_text())["files"]
+        hashes = {name: hashlib.sha256((folder / part / name).read_bytes()).hexdigest() for name in names}
+        place.write_text(json.dumps({"run": run_id, "files": hashes}))
+        seal[part] = hashlib.sha256(place.read_bytes()).hexdigest()
+    write(folder, chained([*made, json.dumps(seal).encode()]))
+
+
+def test_rewriting_without_a_change_shows_only_in_the_checkpoint_or_nowhere(copy: Path) -> None:
+    rewrite(copy)
+    assert set(failed(copy)) <= {"checkpoint"}
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_line_of_the_ledger_is_removed(copy: Path, gone: int) -> None:
+    lines = ledger(copy)
+    write(copy, lines[:gone] + lines[gone + 1 :])
+    assert f"line {gone + 1}: it does not follow the line before" in failed(copy)["chain"]
+
+
+def test_a_line_of_the_ledger_is_altered(copy: Path) -> None:
+    write(copy, [line.replace(b'"first":0,"end":4', b'"first":0,"end":1') for line in ledger(copy)])
+    assert "line 4: it does not follow the line before" in failed(copy)["chain"]
+
+
+def test_the_ledger_is_rolled_back(copy: Path) -> None:
+    """With a chain that is whole: the head that was published is no longer there."""
+    write(copy, ledger(copy)[:3])
+    assert "not the head in privacy.json" in failed(copy)["head"]
+    write(copy, chained([*ledger(copy)[:2], *ledger(copy)[2:]]))
+    assert "not the head in privacy.json" in failed(copy)["head"]
+
+
+def test_epsilon_is_lowered_in_the_report(copy: Path) -> None:
+    for name in ("public/privacy.json", "private/result.json"):
+        change(copy / name, epsilon=1.0, headline="private: epsilon = 1 at delta = 1e-05")
+    assert "at least" in failed(copy)["epsilon"]
+    assert "files: public" in failed(copy)
+    rewrite(copy)
+    assert "files: public" not in failed(copy)
+    assert "at least" in failed(copy)["epsilon"]
+
+
+def test_the_headline_is_lowered(copy: Path) -> None:
+    change(copy / "public/privacy.json", headline="private: epsilon = 1 at delta = 1e-05")
+    rewrite(copy)
+    assert "the headline shows epsilon = 1" in failed(copy)["headline"]
+
+
+def test_less_noise_in_the_header(copy: Path) -> None:
+    """The chain is computed anew, and the report says the same: only the accountant is left to see it."""
+    change(copy / "public/privacy.json", noise_multiplier=1.0)
+    rewrite(copy, lambda lines: [lines[0] | {"noise_multiplier": 1.0}, *lines[1:]])
+    found = failed(copy)
+    assert "at least" in found.pop("epsilon")
+    assert set(found) == {"checkpoint"}  # it holds the head of the chain before
+
+
+def test_a_charge_is_missing_from_a_chain_that_was_computed_anew(copy: Path) -> None:
+    rewrite(copy, lambda lines: [line for line in lines if line.get("first") != 4])
+    assert "6 steps are done, and not all of them are charged" in failed(copy)["charges"]
+
+
+def test_a_step_that_is_charged_twice_and_one_that_is_skipped(copy: Path) -> None:
+    def twice(lines: list[dict]) -> list[dict]:
+        at = next(i for i, line in enumerate(lines) if line["kind"] == "reserve")
+        return [*lines[: at + 1], lines[at], *lines[at + 1 :]]
+
+    rewrite(copy, twice)
+    assert "are not the next ones" in failed(copy)["charges"]
+    rewrite(copy, lambda lines: [line | ({"first": 1} if line.get("first") == 0 else {}) for line in lines])
+    assert "charges" in failed(copy)
+
+
+def test_the_settings_of_the_report_and_the_ledger_differ(copy: Path) -> None:
+    change(copy / "public/privacy.json", noise_multiplier=3.0)
+    rewrite(copy)
+    assert "noise_multiplier is 3.0 in privacy.json and 1.5 in the ledger" in failed(copy)["settings"]
+
+
+def test_the_model_is_another_one(copy: Path) -> None:
+    place = copy / "public/model.safetensors"
+    tensors = {name: tensor + 1e-3 for name, tensor in load_file(place).items()}
+    save_file(tensors, place)
+    assert "model.safetensors is not the file that was listed" in failed(copy)["files: public"]
+    rewrite(copy)
+    found = failed(copy)
+    assert "files: public" not in found
+    assert "the shared model in the checkpoint" in found["model"]
+
+
+@pytest.mark.parametrize("shift", [1e-12, 1e-7, 0.3])
+def test_a_released_value_is_not_on_the_grid(copy: Path, shift: float) -> None:
+    place = copy / "public/releases.safetensors"
+    with safe_open(place, framework="pt") as file:
+        metadata, value = file.metadata(), file.get_tensor("update")
+    value[3] += shift
+    save_file({"update": value}, place, metadata)
+    rewrite(copy)
+    assert "1 of" in failed(copy)["grid"]
+    assert "coordinates of update are not on its grid" in failed(copy)["grid"]
+
+
+def test_a_width_that_is_no_power_of_two(copy: Path) -> None:
+    place = copy / "public/releases.safetensors"
+    with safe_open(place, framework="pt") as file:
+        grids, value = {k: json.loads(v) for k, v in file.metadata().items()}, file.get_tensor("update")
+    grids["update"]["width"] *= 1e-9
+    save_file({"update": value}, place, {k: json.dumps(v) for k, v in grids.items()})
+    rewrite(copy)
+    assert "no power of two" in failed(copy)["grid"]
+
+
+def test_files_that_are_missing_or_were_added(copy: Path) -> None:
+    (copy / "public/extra.txt").write_text("x")
+    (copy / "private/clients.csv").unlink()
+    found = failed(copy)
+    assert found["files: public"] == "extra.txt was added"
+    assert found["files: private"] == "clients.csv is missing"
+
+
+def test_the_grid_itself() -> None:
+    width, divisor = 2.0**-20, 6.0
+    cells = torch.randint(-(2**40), 2**40, (1000,), dtype=torch.float64)
+    value = cells * width / divisor
+    assert GridValue(0, value, width, divisor).off_grid == 0
+    value[7] = torch.nextafter(value[7], torch.tensor(1e9, dtype=torch.float64))
+    assert GridValue(0, value, width, divisor).off_grid == 1
+
+
+# Folders that are not finished runs
+
+
+def test_other_folders_are_refused_in_one_line(tmp_path: Path, copy: Path) -> None:
+    with pytest.raises(DataError, match=r"is not the folder of a run: it has no public"):
+        verify(tmp_path / "nothing")
+    (copy / "private/result.json").unlink()
+    with pytest.raises(DataError, match="holds no finished run"):
+        verify(copy)
+    (copy / "private/result.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        verify(copy)
+
+
+def test_a_ledger_without_what_is_needed_fails_in_its_lines(copy: Path) -> None:
+    rewrite(copy, lambda lines: [{k: v for k, v in lines[0].items() if k not in ("delta", "schedule")}, *lines[1:]])
+    found = failed(copy)
+    assert "cannot be read" in found["settings"]
+    assert "cannot be read" in found["charges"]
+
+
+def test_an_older_ledger_fails_by_name(copy: Path) -> None:
+    write(copy, [json.dumps(json.loads(line) | {"version": 1}).encode() + b"\n" for line in ledger(copy)])
+    assert "version 1" in failed(copy)["chain"]
+
+
+def test_nothing_private_is_in_the_certificate(good: Path) -> None:
+    text = json.dumps(verify(good).to_dict())
+    assert str(good) not in text
+    result = json.loads((good / "private/result.json").read_text())
+    measured = [result[name] for name in ("accuracy", "loss", "worst_tenth", "spread", "global_accuracy")]
+    assert not [number for number in measured if len(repr(number)) > 6 and repr(number)[:6] in text]
+    assert "clients.csv" not in text
+
+
+def test_the_command(tmp_path: Path) -> None:
+    words = ["algorithm=fedavg", *TINY, "baselines=null", "privacy.source=secure", "hydra.run.dir=a"]
+    assert command(*words, cwd=tmp_path).returncode == 0
+    fine = command("verify", "a", "--json", cwd=tmp_path)
+    assert fine.returncode == 0
+    certificate = json.loads(fine.stdout)
+    assert certificate["fits"] is True
+    assert certificate["run"] == json.loads((tmp_path / "a/public/manifest.json").read_text())["run"]
+    change(tmp_path / "a/public/privacy.json", epsilon=0.5)
+    broken = command("verify", "a", cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "FAILED       epsilon" in broken.stdout
+    assert command("verify", "nothing", cwd=tmp_path).returncode == 2
