@@ -1,4 +1,4 @@
-"""The client's half of a round, for one client in a process of its own: the rows it sends are those of the stacked run."""
+"""The client half of a round, one client in a process of its own: it sends the rows of the stacked run."""
 
 from __future__ import annotations
 
