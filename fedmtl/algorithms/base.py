@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
 from ..execution import Executor
 from ..execution.executor import by_decreasing
+from ..execution.places import LANES, grain_of, places
 from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
-from ..optim.batches import plannable
+from ..optim.batches import batch_widths, plannable
 from ..optim.private import train_privately
 from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
 from ..schedules import EventTable
@@ -117,20 +119,39 @@ class Problem:
         if self.records is not None:
             return self._train_privately(solver, start, clients, result, self.records, round, lam, anchor)
         counts = self.data.train.counts[clients]
-        steps = solver.step_counts(counts)
-        order = by_decreasing(steps)
-        block = plannable(steps, counts, solver.batch_size) if len(clients) else 1
-        for members in order.split(block):
-            plan = plan_batches(self.data, solver, clients[members], seed=self.seed, round=round)
-
-            def work(stack: StackedModule, part: slice, members: Tensor = members, plan: BatchPlan = plan) -> None:
-                own = members[part].to(start.device)
-                first = start if start.dim() == 1 else start[own]
-                result[own] = train_locally(
-                    stack, self.data, self.loss, solver, plan.part(part), first, lam=lam, anchor=anchor
+        steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
+        lanes = torch.arange(len(clients)) % LANES
+        for width in widths.unique().tolist():
+            alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, self.executor.chunk)
+            members, real = places(steps[alike], lanes[alike], grain)
+            block = plannable(int(steps[alike].max()), width, grain)
+            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
+                plan = plan_batches(
+                    self.data, solver, clients[place], seed=self.seed, round=round, width=width, grain=grain
                 )
+                plan.steps = torch.where(used, plan.steps, 0)
 
-            self.executor.map(work, len(members))
+                def work(
+                    stack: StackedModule,
+                    part: slice,
+                    place: Tensor = place,
+                    used: Tensor = used,
+                    plan: BatchPlan = plan,
+                ) -> None:
+                    own, kept = place[part].to(start.device), used[part].to(start.device)
+                    models = train_locally(
+                        stack,
+                        self.data,
+                        self.loss,
+                        solver,
+                        plan.part(part),
+                        start if start.dim() == 1 else start[own],
+                        lam=lam,
+                        anchor=anchor,
+                    )
+                    result[own[kept]] = models[kept]
+
+                self.executor.map(work, len(place), grain=grain)
         return result
 
     def _train_privately(

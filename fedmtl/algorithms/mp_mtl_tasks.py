@@ -1,21 +1,21 @@
-"""The tasks of MP-MTL stacked: losses, gradients and local fits of all tasks (and repetitions) in a few operations.
+"""The tasks of MP-MTL: losses, gradients and local fits of all tasks (and repetitions).
 
 L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or the mean logistic loss of task i. Squared losses of few parameters are kept
-as their sufficient statistics. Otherwise the records are padded, among tasks of similar sizes.
+as their sufficient statistics, and these are stacked. Otherwise every task is computed by itself, on memory of its own:
+what one has does not show in the last bits of another's numbers, and the fit of a task stops where that task has
+converged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .linear import LinearData, LinearLoss, prepared, solve_regularized
-from .pp_dmtl_task import bounded_rows
+from .pp_dmtl_task import bounded_rows, fit_own
 
 if TYPE_CHECKING:
     from .base import Problem
@@ -23,24 +23,7 @@ if TYPE_CHECKING:
 TaskLoss = Literal["squared", "logistic"]
 
 _STATISTICS_LARGEST = 1 << 28  # bytes of all second moments together
-_FIT_STEPS = 20_000
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Tasks of similar numbers of records, padded with zero rows and targets.
-
-    Attributes:
-        tasks: (k,) int64.
-        x: (k, m, D) float64.
-        y: (k, m) float64.
-        scale: (k,) one over the number of records.
-    """
-
-    tasks: Tensor
-    x: Tensor
-    y: Tensor
-    scale: Tensor
+_STATISTICS_WIDEST = 64  # parameters; of more, few records are cheaper than their moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +32,18 @@ class TaskStack:
 
     Attributes:
         loss: ``"squared"`` (with its 1/2) or ``"logistic"``.
-        blocks: the records.
-        moments: of squared losses, where they are small: (n, D, D) X^T X / n_i and (n, D) X^T y / n_i; else None.
-        squares: (n,) mean y^2.
+        x: (n_i, D) float64 of every task, none where there are moments.
+        y: (n_i,) float64, likewise.
+        moments: of squared losses, where they are small, by the numbers of tasks and parameters alone: (n, D, D)
+            X^T X / n_i, (n, D) X^T y / n_i and (n,) mean y^2; else None.
         dimension: D, with the bias.
         bias: whether the last parameter is a bias.
     """
 
     loss: TaskLoss
-    blocks: tuple[Block, ...]
-    moments: tuple[Tensor, Tensor] | None
-    squares: Tensor
+    x: tuple[Tensor, ...]
+    y: tuple[Tensor, ...]
+    moments: tuple[Tensor, Tensor, Tensor] | None
     dimension: int
     bias: bool
 
@@ -80,12 +64,15 @@ class TaskStack:
     @classmethod
     def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
         """The tasks of ``data``, whose rows are taken as they are."""
-        blocks = tuple(_block(data, part) for part in _similar(data.counts))
-        squares = torch.tensor([float(y.square().sum()) / max(1, len(y)) for y in data.y], dtype=torch.float64)
         size = data.dimension
-        small = 8 * len(data.y) * size**2 <= _STATISTICS_LARGEST and size <= 2 * int(data.counts.max())
-        moments = _moments(data) if loss == "squared" and small else None
-        return cls(loss, blocks, moments, squares, size, data.bias)
+        small = size <= _STATISTICS_WIDEST and 8 * len(data.y) * size**2 <= _STATISTICS_LARGEST
+        if loss == "squared" and small:
+            each = [_moments(x.clone(), y.clone()) for x, y in zip(data.x, data.y, strict=True)]
+            gram, cross, squares = (torch.stack(values) for values in zip(*each, strict=True))
+            return cls(loss, (), (), (gram, cross, squares), size, data.bias)
+        # copies begin where memory is aligned, wherever the records of others end
+        x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
+        return cls(loss, x, y, None, size, data.bias)
 
     def smoothness(self, row_norm: float) -> float:
         """Lipschitz constant of the gradient of L_i over the domain: B^2, a quarter of it for the logistic loss, with
@@ -99,87 +86,47 @@ class TaskStack:
             product -= self.moments[1][:, None, :].numpy()
             return torch.from_numpy(product)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
-        for block in self.blocks:
-            y = block.y[:, None, :]
-            margins = w[block.tasks] @ block.x.mT
-            slopes = margins - y if self.loss == "squared" else -y * torch.sigmoid(-y * margins)
-            out[block.tasks] = (slopes @ block.x) * block.scale[:, None, None]
+        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+            out[i] = self._linear.scale(w[i], x, y) @ x / (self._halves * len(x))
         return out
 
     def value(self, w: Tensor) -> Tensor:
         """The L_i without the ridge: (n, R, D) -> (n, R), float64."""
         if self.moments is not None:
-            gram, cross = self.moments
+            gram, cross, squares = self.moments
             quadratic = ((w @ gram) * w).sum(-1) / 2
-            return quadratic - (w @ cross[:, :, None])[..., 0] + self.squares[:, None] / 2
-        out = w.new_empty(w.shape[:2])
-        for block in self.blocks:
-            y = block.y[:, None, :]
-            margins = w[block.tasks] @ block.x.mT
-            losses = (margins - y).square() / 2 if self.loss == "squared" else F.softplus(-y * margins) * (y != 0)
-            out[block.tasks] = losses.sum(-1) * block.scale[:, None]
-        return out
+            return quadratic - (w @ cross[:, :, None])[..., 0] + squares[:, None] / 2
+        each = zip(w, self.x, self.y, strict=True)
+        return torch.stack([self._linear.value(own, x, y).mean(1) / self._halves for own, x, y in each])
 
-    def fit(self, ridge: float, *, tolerance: float = 1e-10) -> Tensor:
+    def fit(self, ridge: float) -> Tensor:
         """Every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
 
-        Squared loss: linear systems. Logistic loss: accelerated gradient descent of all tasks together.
+        Squared loss: linear systems. Logistic loss: Newton's method, of each task until its own gradient is below
+        1e-10.
 
         Args:
             ridge: above 0.
-            tolerance: on the norm of the largest gradient.
 
         Returns:
             (n, D) float64.
         """
-        if self.loss == "logistic":
-            return self._descend(ridge, tolerance)
         if self.moments is not None:
-            gram, cross = self.moments
+            gram, cross, _ = self.moments
             return solve_regularized(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
-        out = torch.empty(len(self.squares), self.dimension, dtype=torch.float64)
-        for block in self.blocks:  # in the space of the records
-            kernel = block.x @ block.x.mT * block.scale[:, None, None]
-            kernel.diagonal(dim1=1, dim2=2).add_(ridge)
-            dual = solve_regularized(kernel, block.y)
-            out[block.tasks] = (dual[:, None, :] @ block.x)[:, 0] * block.scale[:, None]
-        return out
+        zero, tau = torch.zeros(self.dimension, dtype=torch.float64), self._halves * ridge
+        each = zip(self.x, self.y, strict=True)
+        return torch.stack([fit_own(self._linear, x, y, zero, tau, "frobenius") for x, y in each])
 
-    def _descend(self, ridge: float, tolerance: float) -> Tensor:
-        largest = max(float((b.x.square().sum((1, 2)) * b.scale).max()) for b in self.blocks)
-        lipschitz = largest / 4 + ridge
-        pull = (1 - (ridge / lipschitz) ** 0.5) / (1 + (ridge / lipschitz) ** 0.5)
-        w = ahead = torch.zeros(len(self.squares), 1, self.dimension, dtype=torch.float64)
-        for _ in range(_FIT_STEPS):
-            gradient = self.gradient(ahead) + ridge * ahead
-            if float(gradient.norm(dim=2).max()) <= tolerance:
-                break
-            new = ahead - gradient / lipschitz
-            ahead, w = new + pull * (new - w), new
-        return ahead[:, 0]
+    @property
+    def _linear(self) -> LinearLoss:
+        return LinearLoss(self.loss)
+
+    @property
+    def _halves(self) -> float:
+        """What the loss of a linear model is in units of L_i: the squared one has no 1/2."""
+        return 2.0 if self.loss == "squared" else 1.0
 
 
-def _similar(counts: Tensor) -> Iterator[Tensor]:
-    """Tasks by increasing numbers of records, cut where these have doubled."""
-    order = torch.argsort(counts, stable=True)
-    sizes = counts[order].tolist()
-    start = 0
-    for stop in range(1, len(sizes) + 1):
-        if stop == len(sizes) or sizes[stop] > 2 * max(1, sizes[start]):
-            yield order[start:stop]
-            start = stop
-
-
-def _block(data: LinearData, tasks: Tensor) -> Block:
-    members = tasks.tolist()
-    longest = max(1, max(len(data.y[i]) for i in members))
-    x = torch.zeros(len(members), longest, data.dimension, dtype=torch.float64)
-    y = torch.zeros(len(members), longest, dtype=torch.float64)
-    for place, i in enumerate(members):
-        x[place, : len(data.y[i])], y[place, : len(data.y[i])] = data.x[i], data.y[i]
-    return Block(tasks, x, y, 1.0 / data.counts[tasks].clamp(min=1).double())
-
-
-def _moments(data: LinearData) -> tuple[Tensor, Tensor]:
-    gram = torch.stack([x.T @ x / max(1, len(x)) for x in data.x])
-    return gram, torch.stack([x.T @ y / max(1, len(y)) for x, y in zip(data.x, data.y, strict=True)])
+def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.T @ x / len(x), x.T @ y / len(x), y.square().mean()

@@ -115,8 +115,13 @@ def fit_own(
     if penalty != "frobenius":
         fits = torch.stack([_proximal_gradient(loss, x, y, row, tau, penalty, tolerance) for row in rows])
     elif loss.name == "squared":
-        left = 2.0 / len(x) * (x.T @ x) + tau * torch.eye(x.shape[1], dtype=x.dtype)
-        fits = solve_regularized(left, 2.0 / len(x) * (x.T @ (y[:, None] - x @ rows.T))).T
+        error, weight = y[:, None] - x @ rows.T, 2.0 / len(x)
+        if len(x) < x.shape[1]:  # in the space of the records
+            dual = solve_regularized(weight * (x @ x.T) + tau * torch.eye(len(x), dtype=x.dtype), weight * error)
+            fits = (x.T @ dual).T
+        else:
+            left = weight * (x.T @ x) + tau * torch.eye(x.shape[1], dtype=x.dtype)
+            fits = solve_regularized(left, weight * (x.T @ error)).T
     else:
         block = max(1, _ELEMENTS // x.numel())
         fits = torch.cat([_newton(loss, x, y, part, tau, tolerance) for part in rows.split(block)])

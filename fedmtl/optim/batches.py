@@ -1,4 +1,8 @@
-"""Which examples each client uses at each local step: dense batches from ragged clients."""
+"""Which examples each client uses at each local step: dense batches from ragged clients.
+
+How wide a client's batches are is decided by its own number of examples (:func:`batch_widths`), never by those of the
+clients beside it: numbers of examples are private, and the rounding of a matrix product depends on its shape.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,17 @@ class Batch:
 
     Attributes:
         index: int64 (A, B), rows of the flat data; padding repeats an example of the same client.
-        mask: bool (A, B), or ``None`` when nothing is padded.
+        mask: bool (A, B), which entries are no padding.
         active: A, how many leading clients take part.
     """
 
     index: Tensor
-    mask: Tensor | None
+    mask: Tensor
     active: int
 
 
 class BatchPlan:
-    """The local steps of clients given in decreasing order of their number of steps.
+    """The local steps of some clients.
 
     Each epoch permutes a client's examples by keys of (seed, client, round, epoch), so batches do not depend on which
     clients are planned together. The last partial batch of an epoch is kept, at its own size.
@@ -42,9 +46,12 @@ class BatchPlan:
         counts: int64 (k,), examples per client, each at least 1.
         first: int64 (k,), each client's first row in the flat data.
         keys: int64 (k,), each client's key.
-        steps: int64 (k,), local steps per client, non-increasing.
+        steps: int64 (k,), local steps per client; a client that has made them repeats its last batch while it stands
+            among the leading ones.
         batch_size: examples per batch; ``None`` uses all of a client's examples in every step.
         seed, round: address the permutations.
+        width: B, columns of every batch, at least the largest batch of a client; None: that of the widest client.
+        grain: the leading clients of a step are a multiple of this many, as far as there are clients.
 
     Attributes:
         keys: as given.
@@ -62,14 +69,15 @@ class BatchPlan:
         batch_size: int | None,
         seed: int,
         round: int,
+        width: int | None = None,
+        grain: int = 1,
     ) -> None:
-        self.keys, self.steps, self.round = keys, steps, round
+        self.keys, self.steps, self.round, self.grain = keys, steps, round, grain
         per_epoch = batches_per_epoch(counts, batch_size)
-        widest = int(counts.max()) if len(counts) else 0
-        size = widest if batch_size is None else min(batch_size, widest)
-        step = torch.arange(int(steps[0]) if len(steps) else 0)[:, None]
+        size = width or (int(batch_widths(counts, batch_size).max()) if len(counts) else 0)
+        step = torch.minimum(torch.arange(self.max_steps)[:, None], (steps - 1).clamp(min=0))
         epoch = torch.div(step, per_epoch, rounding_mode="floor")
-        begin = (step - epoch * per_epoch) * (widest if batch_size is None else batch_size)
+        begin = (step - epoch * per_epoch) * (batch_size or 0)
         lengths = (counts - begin).clamp(max=size)
         column = torch.arange(size)
         within = begin[..., None] + torch.where(column < lengths[..., None], column, 0)
@@ -91,7 +99,11 @@ class BatchPlan:
     @property
     def max_steps(self) -> int:
         """Local steps of the client that makes most."""
-        return int(self.steps[0]) if len(self.steps) else 0
+        return int(self.steps.max()) if len(self.steps) else 0
+
+    def finished(self, number: int) -> Tensor:
+        """Places of the clients whose last local step is step ``number``, counted from 0: int64."""
+        return (self.steps == number + 1).nonzero()[:, 0]
 
     def part(self, clients: slice) -> BatchPlan:
         """The plan of some of the clients, sharing this one's memory."""
@@ -103,12 +115,12 @@ class BatchPlan:
     def batches(self) -> Iterator[Batch]:
         """The batches of local steps 0 to ``max_steps - 1``."""
         steps = self.steps.numpy()
+        columns = np.arange(self._index.shape[2])
         for number in range(self.max_steps):
-            active = int(np.searchsorted(-steps, -number, side="left"))
-            lengths = self._lengths[number, :active]
-            width = int(lengths.max())
-            mask = None if int(lengths.min()) == width else torch.from_numpy(np.arange(width) < lengths[:, None])
-            yield Batch(self._index[number, :active, :width], mask, active)
+            last = int(np.flatnonzero(steps > number)[-1]) + 1
+            active = min(len(steps), -(-last // self.grain) * self.grain)
+            mask = torch.from_numpy(columns < self._lengths[number, :active, None])
+            yield Batch(self._index[number, :active], mask, active)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
@@ -118,12 +130,23 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
     return torch.div(counts + batch_size - 1, batch_size, rounding_mode="floor")
 
 
+def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
+    """Columns of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,) -> (k,).
+
+    ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64, 96, 128, 192, ...
+    """
+    wide = counts.clamp(min=16)
+    power = 2 ** torch.ceil(torch.log2(wide.double())).long()
+    width = torch.where((4 * wide <= 3 * power) & (power >= 64), power // 4 * 3, power)
+    return width if batch_size is None else width.clamp(max=batch_size)
+
+
 def max_clients(dimension: int) -> int:
     """How many clients of ``dimension`` parameters to stack at once: about 1 GiB of float32 rows, at most 2**19."""
     return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
 
 
-def plannable(steps: Tensor, counts: Tensor, batch_size: int | None) -> int:
-    """How many clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, at least one."""
-    size = int(counts.max()) if batch_size is None else min(batch_size, int(counts.max()))
-    return max(1, min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, int(steps.max()) * size)))
+def plannable(steps: int, width: int, grain: int) -> int:
+    """Clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, a multiple of ``grain``."""
+    most = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
+    return max(1, most // grain) * grain

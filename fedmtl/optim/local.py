@@ -134,8 +134,25 @@ class LocalOptimizer(LocalSolver):
         return Elementwise(rows, factory=factory, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
-def plan_batches(data: FederatedDataset, solver: LocalSolver, clients: Tensor, *, seed: int, round: int) -> BatchPlan:
-    """The batches of a local run of ``clients``, int64 (k,), in non-increasing order of their number of steps."""
+def plan_batches(
+    data: FederatedDataset,
+    solver: LocalSolver,
+    clients: Tensor,
+    *,
+    seed: int,
+    round: int,
+    width: int | None = None,
+    grain: int = 1,
+) -> BatchPlan:
+    """The batches of a local run of ``clients``, int64 (k,).
+
+    Args:
+        data: the clients' data.
+        solver: says how many steps each client makes, and on how many examples.
+        clients: int64 (k,), best in the order of decreasing numbers of steps.
+        seed, round: address the order of the examples.
+        width, grain: see :class:`~fedmtl.optim.batches.BatchPlan`.
+    """
     counts = data.train.counts[clients]
     return BatchPlan(
         counts=counts,
@@ -145,6 +162,8 @@ def plan_batches(data: FederatedDataset, solver: LocalSolver, clients: Tensor, *
         batch_size=solver.batch_size,
         seed=seed,
         round=round,
+        width=width,
+        grain=grain,
     )
 
 
@@ -171,22 +190,27 @@ def train_locally(
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
 
     Returns:
-        (k, D), a view of the stack's buffer: copy it before the stack is used again.
+        (k, D), each client's model after its own last step; may be a view of the stack's buffer: copy it before the
+        stack is used again.
     """
     k = len(plan.steps)
     rows = stack.load(start, k)
     rows.grad = stack.grads[:k]  # backward writes the leading active rows
+    uneven = bool((plan.steps != plan.max_steps).any())
+    models = rows.clone() if uneven else rows  # a client that has made its steps moves on in ``rows``, unused
     optimizer = solver.optimizer(rows, round=plan.round, lam=lam, anchor=anchor)
     for step, batch in enumerate(plan.batches()):
         x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
-        mask = None if batch.mask is None else batch.mask.to(rows.device)
+        mask = batch.mask.to(rows.device)
         address = None
         if stack.has_dropout:
             address = address_of(plan.keys[: batch.active], plan.round, step).to(rows.device)
         losses = client_means(example_losses(loss, stack.forward(x, address=address), y), mask)
         stack.backward(losses)
         optimizer.step(active=slice(0, batch.active))
-    return rows
+        if uneven and len(done := plan.finished(step).to(rows.device)):
+            models[done] = rows[done]
+    return models
 
 
 def address_of(keys: Tensor, round: int, step: int) -> Tensor:

@@ -28,6 +28,7 @@ from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy
 from .sources import NoiseSource
+from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]
 
@@ -43,6 +44,7 @@ class Channel:
         noise_multiplier: z of every release together with its count of unclipped clients, or None without noise.
         record: set it to a list, and (step, name, value) of every release is appended; (step, "<name>/rows", rows) too
             of what clients release to the server, where they add noise to their own rows.
+        tap: set it, and it is called with all that is handed to a release; None in every run but an audit's.
         notes: what the data's own preparation leaves outside of every epsilon.
         rows: noise that clients add to their own rows, by release.
         on_grid: in secure mode, the last value of every release with its grid, by name.
@@ -74,6 +76,7 @@ class Channel:
         self.rows: dict[str, BoundRowNoise] = {}
         self.on_grid: dict[str, GridValue] = {} if records is None else records.on_grid
         self._record: list[tuple[int, str, Tensor]] | None = None
+        self._tap: Tap | None = None
         self._plans = {plan.name: plan for plan in plans}
         self._sources: tuple[NoiseSource, ...] = (source,)
         self.multipliers: tuple[float, ...] = () if noise_multiplier is None else (noise_multiplier,)
@@ -109,6 +112,17 @@ class Channel:
         self._record = to
         if self.records is not None:
             self.records.record = to
+
+    @property
+    def tap(self) -> Tap | None:
+        """What is called with the rows of every release and of the gradients of local training, or None."""
+        return self._tap
+
+    @tap.setter
+    def tap(self, to: Tap | None) -> None:
+        self._tap = to
+        if self.records is not None:
+            self.records.tap = to
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of repetitions,
@@ -211,6 +225,9 @@ class Channel:
         """
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
+        if self._tap is not None:
+            for one in rows.reshape(-1, *rows.shape[-2:]):
+                self._tap(step, name, clients, one)
         value = self._replayed(step, name)
         if value is None:
             rows = self._hidden(name, rows, clients, step)

@@ -37,6 +37,7 @@ from .release import LAWS
 from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .sources import NoiseSource
+from .tap import Tap
 
 Sums = Callable[[int, Tensor, Tensor | None], np.ndarray]
 
@@ -48,6 +49,7 @@ class OwnerChannel:
         record: set it to a list, and (activation, "gradient", (R, D)) of every release is appended, and (-1, "first",
             (R, n, D)) of the first release.
         on_grid: in secure mode, the last answer with its grid.
+        tap: set it, and it is called with the sum that an owner hands to every release; None but in an audit.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class OwnerChannel:
     ) -> None:
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.on_grid: dict[str, GridValue] = {}
+        self.tap: Tap | None = None
         self.settings, self.privacy = privacy, privacy[0] if privacy else None
         self.ids, self.schedule, self.ledger_name, self.notes = ids, schedule, ledger_name, notes
         self.published = None if account.terms is None else published
@@ -177,6 +180,9 @@ class OwnerChannel:
             raise PrivacyError("The first release happens once, before any answer.")
         self.account.charge_first()
         self._first_made = True
+        if self.tap is not None:
+            for owner in np.flatnonzero(self._sums.counts > 0).tolist():
+                self.tap(-1, "first", torch.tensor([owner]), vectors(owner)[None])
         if self._replay is not None:
             if -1 not in self._replay:
                 raise PrivacyError("The recording has no first release.")
@@ -305,15 +311,31 @@ class OwnerChannel:
 
     def _answers(self, count: int, answer: Callable[[int, Tensor, Tensor], np.ndarray]) -> np.ndarray:
         """(count, R, D), what the owners of the next ``count`` activations answer; zero where nobody acts, and in a
-        replay."""
+        replay without a tap."""
         at, repetitions = self._position, self.replicates
         if at + count > self._owners.shape[1]:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
-        if self._replay is not None:
+        if self.tap is not None:
+            answer = self._tapped(self.tap, answer)
+        elif self._replay is not None:
             return np.zeros((count, repetitions, self._dimension))
         if repetitions == count == 1 and self._owners[0, at] >= 0:
             return answer(int(self._owners[0, at]), self._only, self._only).reshape(1, 1, -1)
         return by_owner(self._owners[:, at : at + count].T, self._dimension, answer)
+
+    def _tapped(
+        self, tap: Tap, answer: Callable[[int, Tensor, Tensor], np.ndarray]
+    ) -> Callable[[int, Tensor, Tensor], np.ndarray]:
+        first = self._first + self._position
+
+        def shown(owner: int, which: Tensor, where: Tensor) -> np.ndarray:
+            given = answer(owner, which, where)
+            rows = torch.from_numpy(given).reshape(len(which), 1, -1)
+            for step, row in zip((first + which).tolist(), rows, strict=True):
+                tap(step, "gradient", torch.tensor([owner]), row)
+            return given
+
+        return shown
 
     def _finished(self, value: np.ndarray) -> np.ndarray:
         """The releases of the next activations, whose means are ``value`` (count, R, D): noise, or the recording."""

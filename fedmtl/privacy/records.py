@@ -26,6 +26,7 @@ from .clip import L1Clip, L2Clip, clipped_segment_sums
 from .grid import GridValue, grid_width, to_grid
 from .mechanisms import NoiseLaw
 from .sources import NoiseSource
+from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]
 
@@ -124,6 +125,7 @@ class RecordReleases:
         self.noise = replace(noise, multiplier=1.0) if noise is not None else None
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.on_grid: dict[str, GridValue] = {}  # in secure mode, the last gradient with its grid
+        self.tap: Tap | None = None
         self._source = source
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._round = -1
@@ -205,6 +207,9 @@ class RecordReleases:
             PrivacyError: an owner that has no such step, or has made it already.
         """
         self._spend(clients, step)
+        sums = self._sums(clients, chunks) if self._replay is None or self.tap is not None else None
+        if self.tap is not None and sums is not None:
+            self.tap(self._round, f"gradient/{step}", clients, sums)
         if self._replay is not None:
             names = [(self._round, self._name(int(client), step)) for client in clients]
             missing = [name for name in names if name not in self._replay]
@@ -212,21 +217,25 @@ class RecordReleases:
                 raise PrivacyError(f"The recording has no gradient {missing[0][1]!r} of round {missing[0][0]}.")
             value = torch.stack([self._replay[name] for name in names])
         else:
-            value = self._noised_means(clients, step, chunks)
+            assert sums is not None
+            value = self._noised_means(clients, step, sums)
         if self.record is not None:
             with self._lock:
                 for client, row in zip(clients.tolist(), value.cpu(), strict=True):
                     self.record.append((self._round, self._name(client, step), row.clone()))
         return value
 
-    def _noised_means(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    def _sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         total: Tensor | None = None
-        width: float | None = None
         for rows, owner in chunks:
             part = clipped_segment_sums(rows, owner, len(clients), self.clip)
             total = part if total is None else total.add_(part)
         if total is None:
             raise PrivacyError("No gradients were given to the release; a step without records gives an empty chunk.")
+        return total
+
+    def _noised_means(self, clients: Tensor, step: int, total: Tensor) -> Tensor:
+        width: float | None = None
         if self.noise is not None and self.clip is not None and self.multipliers is not None:
             scale = (self.multipliers[clients] * self.clip.bound)[:, None]
             size = total.shape[1]

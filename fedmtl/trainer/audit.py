@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.base import AnyAlgorithm, AsyncAlgorithm, Problem, State
+from ..algorithms.base import AnyAlgorithm, AsyncAlgorithm, State
 from ..data import FederatedDataset
 from ..data.examples import Examples
 from ..data.rows import csr, offsets_of
@@ -35,7 +35,9 @@ from ..privacy.sources import NoiseSource
 from ..random import derive_key
 from ..schedules import AsynchronousSchedule
 from .audit_runs import audit_runs
-from .problem import build_problem, client_ranks, record_owners
+from .independence import independence
+from .problem import client_ranks, record_owners
+from .rerun import problem_of
 from .sources import bind_schedule, in_rounds, open_activations
 from .trainer import Trainer
 
@@ -69,6 +71,8 @@ def audit_trainer(
         findings += audit_runs(trainer, setup or owners, seed, CHECKS if effort is None else effort.checks)
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+    if effort is None or "independence" in effort.checks:
+        findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
     return findings
 
 
@@ -76,7 +80,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
     """How a run in rounds opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None or isinstance(trainer.algorithm, AsyncAlgorithm):
         return None
-    problem = _problem(trainer, trainer.data)
+    problem = problem_of(trainer, trainer.data)
     with closing(problem.executor):
         algorithm, schedule = in_rounds(trainer.algorithm, trainer.schedule)
         sampler = schedule.bind(problem.clients)
@@ -98,7 +102,7 @@ def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
         return None
     if not isinstance(trainer.privacy, RecordPrivacy):
         return None
-    problem = _problem(trainer, trainer.data)
+    problem = problem_of(trainer, trainer.data)
     problem.executor.close()
     problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(schedule, problem).steps))
 
@@ -186,7 +190,7 @@ def public_states(
         replay: releases that are forced.
         coins: seed of the secret coins, in place of the run's.
     """
-    problem, algorithm = _problem(trainer, data), trainer.algorithm
+    problem, algorithm = problem_of(trainer, data), trainer.algorithm
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit", replay=replay)
         if isinstance(channel, Channel):
@@ -278,25 +282,11 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
 
 def _resolved(trainer: Trainer) -> Trainer:
     """With its settings from public rows, chosen once for all that is checked."""
-    problem = _problem(trainer, trainer.data)
+    problem = problem_of(trainer, trainer.data)
     with closing(problem.executor):
         if isinstance(trainer.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
         return trainer.resolved(problem)
-
-
-def _problem(trainer: Trainer, data: FederatedDataset) -> Problem:
-    return build_problem(
-        data,
-        trainer.model,
-        trainer.loss,
-        trainer.execution,
-        trainer.rounds,
-        trainer.seed,
-        "cpu",
-        trainer.dtype,
-        store_folder=None,
-    )
 
 
 def _digest_of(algorithm: AnyAlgorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import MPMTL, MPMTLayers
+from fedmtl.algorithms.mp_mtl_tasks import TaskStack
 from fedmtl.data.synthetic import make_synthetic_tasks
 from fedmtl.optim import LocalSGD
 from fedmtl.privacy import (
@@ -35,11 +36,13 @@ from .mutants import (
     CHECKS,
     FRESH,
     GRID,
+    INDEPENDENCE,
     NOISE,
     SENSITIVITY,
     TRANSCRIPT,
     Mutant,
     _accountant_halved,
+    _in_two_rows,
     _plain_float_sum,
     audit,
 )
@@ -52,6 +55,7 @@ MATRIX_CONFIGURATIONS = {
     "diagonal": (MPMTL(row_norm=1.0, lam=0.1, penalty="l21"), replace(_PRIVACY, mechanism="laplace")),
     "curator": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), _PRIVACY),
     "curator, secure": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), replace(_PRIVACY, source="secure")),
+    "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _PRIVACY),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _PRIVACY),
 }
 ALGORITHMS = ("mp_mtl",)
@@ -61,11 +65,13 @@ Apply = Callable[[pytest.MonkeyPatch, Trainer], None]
 def matrix_trainer(configuration: str) -> Trainer:
     """12 tasks of 10 records in 8 dimensions, with a bias of their own; 10 rounds."""
     algorithm, privacy = MATRIX_CONFIGURATIONS[configuration]
+    logistic = configuration == "logistic"
+    problem: Any = "classification" if logistic else "regression"
     return Trainer(
         algorithm=algorithm,
-        data=make_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem="regression").data,
+        data=make_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem=problem).data,
         model=models.linear_regression(),
-        loss="half_mse",
+        loss="binary_cross_entropy" if logistic else "half_mse",
         schedule=FullParticipation(),
         privacy=privacy,
         rounds=10,
@@ -207,6 +213,30 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1)))
 
 
+def _tasks_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """After every iteration a task's model has a thousandth of that of the task before it."""
+    kind = type(trainer.algorithm)
+    step = kind.step
+
+    def mixed(self: Any, *of: Any) -> Any:
+        state = step(self, *of)
+        models = state.private.whole("model")
+        state.private.assign("model", torch.lerp(models, models.roll(1, 0), 1e-3))
+        return state
+
+    patch.setattr(kind, "step", mixed)
+
+
+def _start_by_all_fits(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The ridge of every local fit follows the mean length of the fits of all tasks."""
+    fit = TaskStack.fit
+
+    def together(self: TaskStack, ridge: float) -> torch.Tensor:
+        return fit(self, ridge * float(fit(self, ridge).norm(dim=1).mean()))
+
+    patch.setattr(TaskStack, "fit", together)
+
+
 NO_OP = [Mutant(f"no-op: {name}", lambda patch, trainer: None, (), name) for name in MATRIX_CONFIGURATIONS]
 MUTANTS = [
     Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), "symmetric"),
@@ -238,4 +268,8 @@ MUTANTS = [
     Mutant("accountant halved, K-norm", _accountant_halved, CHARGES, "k-norm"),
     Mutant("accountant halved, allocated", _accountant_halved, CHARGES, "allocated"),
     Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "curator, secure"),
+    Mutant("personal models of two clients mixed", _tasks_mixed, INDEPENDENCE, "symmetric"),
+    Mutant("personal models of two clients mixed, layers", _tasks_mixed, INDEPENDENCE, "layers"),
+    Mutant("a client's update in two rows", _in_two_rows, INDEPENDENCE, "k-norm"),
+    Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, "logistic"),
 ]

@@ -585,6 +585,21 @@ def _in_public(what: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
     return apply
 
 
+# What is one client's
+
+
+def _trained(change: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
+    """Local training whose solver or whose models ``change``."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        from fedmtl.algorithms.base import Problem
+
+        train = Problem.train_locally
+        patch.setattr(Problem, "train_locally", lambda self, *of, **named: change(train, self, *of, **named))
+
+    return apply
+
+
 def _members(cohort: torch.Tensor) -> torch.Tensor:
     return torch.isin(torch.arange(CLIENTS), cohort)
 
@@ -616,8 +631,30 @@ def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
     patch.setattr(Channel, "_adapt", raw)
 
 
+def _models_mixed(train, problem, *of, **named):
+    """Every client's model has a thousandth of that of the client before it."""
+    models = train(problem, *of, **named)
+    return models.copy_(torch.lerp(models, models.roll(1, 0), 1e-3))
+
+
+def _step_by_the_largest(train, problem, solver, *of, **named):
+    """The step size is that of the longest record of any client."""
+    longest = float(problem.data.train.x.norm(dim=1).max())
+    return train(problem, replace(solver, lr=solver.lr / longest), *of, **named)
+
+
+def _in_two_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """A client's update is part of its own row and of the next one."""
+
+    def twice(self, name, rows, clients):
+        return _release(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
+
+    patch.setattr(Channel, "release", twice)
+
+
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
+INDEPENDENCE = ("independence",)
 
 NO_OP = [
     Mutant("no-op: noise", _scaled(1.0), ()),
@@ -705,4 +742,7 @@ MUTANTS = [
     Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),
     Mutant("plain float sum in secure mode, records", _plain_float_sum, GRID, "records, secure"),
     Mutant("grid of the sum in secure mode", _grid_of_the_sum, GRID, "secure"),
+    Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
+    Mutant("a client's update in two rows", _in_two_rows, INDEPENDENCE),
+    Mutant("step size of the longest record of any client", _trained(_step_by_the_largest), INDEPENDENCE),
 ]

@@ -312,6 +312,32 @@ def _unchecked(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(OwnerChannel, "_within", lambda self, value: True)
 
 
+# What is one owner's
+
+
+def _of_the_next_too(self, owner, scale, kept=None):
+    """A sum that holds a millionth of the records of another owner."""
+    other = _prepared(self, (owner + 1) % OWNERS)[0].sum(0)
+    return torch.from_numpy(_sums(self, owner, scale, kept)) + 1e-6 * other
+
+
+def _by_all_records(self, owner, scale, kept=None):
+    """Factors in units of the mean length of the records of all owners."""
+    length = torch.cat([_prepared(self, other)[0].norm(dim=1) for other in range(OWNERS)]).mean()
+    return torch.from_numpy(_sums(self, owner, scale / length, kept))
+
+
+def _models_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    personalize = kind.personalize
+
+    def mixed(self, problem, state, clients):
+        models = personalize(self, problem, state, clients)
+        return torch.lerp(models, models.roll(1, 0), 1e-3)
+
+    patch.setattr(kind, "personalize", mixed)
+
+
 # Charges
 
 _charge = owner_account.OwnerAccount.charge
@@ -587,6 +613,7 @@ def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
 GRID = ("grid",)
 CHARGES, TRANSCRIPT, SAMPLER = ("charges",), ("transcript",), ("sampler",)
+INDEPENDENCE = ("independence",)
 
 NO_OP = [OwnerMutant(f"no-op: {name}", _scaled(1.0), (), name) for name in CONFIGURATIONS]
 
@@ -637,6 +664,8 @@ MUTANTS = [
     OwnerMutant("accountant halved, K-norm", _accountant_halved, CHARGES, "l2_laplace"),
     OwnerMutant("accountant halved, pure", _accountant_halved, CHARGES, "laplace"),
     OwnerMutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),
+    OwnerMutant("a record in the sums of two owners", _means(_of_the_next_too), INDEPENDENCE),
+    OwnerMutant("factors by the mean length of all records", _means(_by_all_records), INDEPENDENCE, "gaussian"),
 ]
 
 FEATURED_MUTANTS = [
@@ -665,6 +694,7 @@ FEATURED_MUTANTS = [
         "subsampled",
         OwnerMutant("size of the subsamples in the public state", _subsample_in_public, TRANSCRIPT, "l2_laplace"),
     ),
+    ("subsampled", OwnerMutant("personal models of two owners mixed", _models_mixed, INDEPENDENCE, "l2_laplace")),
     ("subsampled", OwnerMutant("noise halved", _scaled(0.5), NOISE, "l2_laplace")),
     ("subsampled", OwnerMutant("accountant halved, subsampled", _accountant_halved, CHARGES, "l2_laplace")),
     (

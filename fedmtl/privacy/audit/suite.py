@@ -37,9 +37,10 @@ from .setup import Claim, Setup, claims_of, clip_claims, released
 from .stated import stated_channel, stated_owners
 from .statistics import auditor, seeds
 
-CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript")
-"""Kinds of checks; the last one needs the algorithm: :func:`fedmtl.trainer.audit.transcript`. So do the sensitivity of
-first releases and the charge of an early stop: :mod:`fedmtl.trainer.audit_runs`."""
+CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript", "independence")
+"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.transcript` and
+:func:`fedmtl.trainer.independence.independence`. So do the sensitivity of first releases and the charge of an early
+stop: :mod:`fedmtl.trainer.audit_runs`."""
 
 _CHANNELS = 50  # at most opened for more noise
 

@@ -1,0 +1,214 @@
+"""No client's numbers depend on another client's data except through a release, numbers of records included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedmtl import Execution, Trainer, models
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, base
+from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.data import FederatedDataset
+from fedmtl.data.examples import Examples
+from fedmtl.data.rows import csr
+from fedmtl.optim import LocalOptimizer, LocalSGD
+from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy
+from fedmtl.trainer.independence import independence, replaced_client, row_marks
+from tests.helpers import ragged_classification, regression
+
+PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
+
+
+def wide_network(spec: Any) -> nn.Module:
+    """Odd widths and functions whose vector and scalar code round differently."""
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.GELU(), nn.LayerNorm(3), nn.Linear(3, 3))
+
+
+def trainer(**options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "algorithm": PMTL(lam=0.5, local=LocalSGD(lr=0.2, epochs=2, batch_size=4)),
+        "data": ragged_classification(13, largest=60),
+        "model": wide_network,
+        "schedule": PoissonSampling(cohort=8),
+        "privacy": PRIVACY,
+        "rounds": 3,
+        "device": "cpu",
+        "progress": False,
+    }
+    return Trainer(**(settings | options))
+
+
+def refuted(run: Trainer) -> list[str]:
+    return [finding.check for finding in independence(run, rounds=3) if finding.refuted]
+
+
+SOLVERS = {
+    "batches": LocalSGD(lr=0.2, epochs=2, batch_size=10, momentum=0.9),
+    "small batches": LocalSGD(lr=0.2, epochs=2, batch_size=3),
+    "all examples": LocalSGD(lr=0.2, epochs=3, batch_size=None),
+    "adam": LocalOptimizer(lr=0.01, steps=4, batch_size=16),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_stacked_networks_of_clients_with_different_numbers_of_examples(solver: str, dtype: str) -> None:
+    run = trainer(algorithm=PMTL(lam=0.5, local=SOLVERS[solver]), dtype=dtype)
+    assert refuted(run) == []
+
+
+@pytest.mark.parametrize("execution", [Execution("threads", threads=2), Execution(chunk=1), Execution(chunk=3)])
+def test_whatever_the_execution(execution: Execution) -> None:
+    assert refuted(trainer(execution=execution)) == []
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(local=SOLVERS["batches"]), Local(local=SOLVERS["all examples"])])
+def test_without_privacy_and_without_personal_training(algorithm: Any) -> None:
+    assert refuted(trainer(algorithm=algorithm, privacy=None, schedule=FullParticipation())) == []
+
+
+def test_numbers_of_records_are_public_where_single_records_are_protected() -> None:
+    run = trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3))
+    assert [finding.check for finding in independence(run, rounds=2)] == ["independence: values of one client"]
+    assert refuted(run) == []
+
+
+def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
+    """Ten tasks of 2 to 40 records."""
+    generator = torch.Generator().manual_seed(3)
+    sides: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
+    for task in range(10):
+        own = torch.randn(features, generator=generator, dtype=torch.float64)
+        for side, n in ((0, 2 + (task * 17) % 39), (1, 4)):
+            x = torch.randn(n, features, generator=generator, dtype=torch.float64)
+            y = x @ own + torch.randn(n, generator=generator, dtype=torch.float64)
+            sides[side][f"task-{task}"] = (x, (y > 0).long() if classes else y)
+    return FederatedDataset.from_tensors(sides[0], test=sides[1], classes=classes)
+
+
+LINEAR: dict[str, Callable[[], Trainer]] = {
+    "logistic": lambda: tasks(MPMTL(loss="logistic", ridge=1e-6, row_norm=50.0), 2),
+    "logistic, shared and own": lambda: tasks(MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2),
+    "squared": lambda: tasks(MPMTL(row_norm=1.0), None),
+    "squared, many features": lambda: tasks(MPMTL(row_norm=1.0), None, features=70),
+    "local fit": lambda: tasks(LocalFit(loss="logistic", ridge=1e-6), 2),
+    "local fit, squared": lambda: tasks(LocalFit(loss="squared"), None, features=70),
+}
+
+
+def tasks(algorithm: Any, classes: int | None, features: int = 6) -> Trainer:
+    return trainer(
+        algorithm=algorithm,
+        data=ragged_tasks(classes, features),
+        model=models.linear_regression(),
+        loss="binary_cross_entropy" if classes else "half_mse",
+        schedule=FullParticipation(),
+        dtype="float64",
+    )
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_tasks_of_different_sizes(name: str) -> None:
+    assert refuted(LINEAR[name]()) == []
+
+
+# What the check finds
+
+
+def test_batches_as_wide_as_the_largest_client_s_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(algorithm=Local(local=SOLVERS["all examples"]), privacy=None, dtype="float64")
+    assert refuted(run) == []
+    monkeypatch.setattr(base, "batch_widths", lambda counts, size: torch.full_like(counts, int(counts.max())))
+    assert refuted(run) != []
+
+
+def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refuted(trainer(dtype="float64")) == []
+
+    def by_steps(steps: torch.Tensor, lanes: torch.Tensor, grain: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.argsort(steps, descending=True, stable=True), torch.ones(len(steps), dtype=torch.bool)
+
+    monkeypatch.setattr(base, "places", by_steps)
+    assert refuted(trainer(dtype="float64")) != []
+
+
+def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient descent of all tasks together: 1 / the largest ||X||^2 of any task, until the largest gradient is 0."""
+    from fedmtl.algorithms.mp_mtl_tasks import TaskStack
+
+    def together(self: TaskStack, ridge: float) -> torch.Tensor:
+        largest = max(float(x.square().sum()) / len(x) for x in self.x)
+        w = torch.zeros(len(self.x), 1, self.dimension, dtype=torch.float64)
+        for _ in range(3000):
+            gradient = self.gradient(w) + ridge * w
+            if float(gradient.norm(dim=2).max()) <= 1e-10:
+                break
+            w = w - gradient / (largest / 4 + ridge)
+        return w[:, 0]
+
+    monkeypatch.setattr(TaskStack, "fit", together)
+    for name in ("logistic", "local fit"):
+        assert "independence: values of one client" in refuted(LINEAR[name]())
+
+
+def test_a_finding_names_the_first_number_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = base.Problem.train_locally
+
+    def mixed(self: Any, *of: Any, **named: Any) -> torch.Tensor:
+        result = train(self, *of, **named)
+        return result.copy_(result + 1e-6 * result.mean(0))
+
+    monkeypatch.setattr(base.Problem, "train_locally", mixed)
+    found = independence(trainer(schedule=FullParticipation()), rounds=2)[0]
+    assert found.refuted
+    assert "'model' in the store of client 'client-0'" in found.detail
+    assert "first in event 0" in found.detail
+
+
+# One client's data
+
+
+@pytest.mark.parametrize("data", [ragged_classification(6), regression(6)])
+def test_one_client_alone_has_other_data(data: FederatedDataset) -> None:
+    other = replaced_client(data, 2, 50, 0)
+    assert other.train.counts.tolist() == [50 if k == 2 else n for k, n in enumerate(data.train.counts.tolist())]
+    FederatedDataset(other.train, other.test, other.ids, other.transform, other.classes)
+    for side in ("train", "test"):
+        old, new = data.side(side), other.side(side)
+        for k in range(6):
+            a, b = (part.x[part.offsets[k] : part.offsets[k + 1]] for part in (old, new))
+            c, d = (part.y[part.offsets[k] : part.offsets[k + 1]] for part in (old, new))
+            assert (torch.equal(a, b) and torch.equal(c, d)) == (k != 2)
+        own = new.x[new.offsets[2] : new.offsets[3]]
+        assert set(own[::2].unique().tolist()) <= {float(old.x.min()), float(old.x.max())}
+        assert set((own[1::2] * 1024).unique().tolist()) <= {float(old.x.min()), float(old.x.max())}
+
+
+def test_sparse_features_of_one_client_are_replaced() -> None:
+    x = csr(torch.arange(0, 25, 4), torch.arange(4).repeat(6), torch.arange(24.0) + 1, 4)
+    side = Examples(x, torch.tensor([0, 1, 0, 1, 0, 1]), torch.tensor([0, 3, 6]))
+    other = replaced_client(FederatedDataset(side, side, ("a", "b"), classes=2), 1, 5, 0)
+    assert other.train.counts.tolist() == [3, 5]
+    dense = other.train.x.to_dense()
+    assert torch.equal(dense[:3], x.to_dense()[:3])
+    assert set((dense[3:] * torch.tensor([1.0, 1024, 1, 1024, 1])[:, None]).unique().tolist()) == {1.0, 24.0}
+
+
+def test_any_bit_of_a_row_changes_its_mark() -> None:
+    rows = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
+    marks = row_marks(rows)
+    assert len(set(marks.tolist())) == 5
+    changed = rows.clone()
+    changed[2, 1, 3] = torch.nextafter(changed[2, 1, 3], torch.tensor(9.0))
+    assert (row_marks(changed) != marks).tolist() == [False, False, True, False, False]
+    assert not torch.equal(row_marks(torch.tensor([[0.0]])), row_marks(torch.tensor([[-0.0]])))
+    assert row_marks(torch.tensor([True, False])).shape == (2,)
+
+
+def test_secret_coins_are_seeded_for_the_check() -> None:
+    assert refuted(trainer(privacy=replace(PRIVACY, source="secure"))) == []
