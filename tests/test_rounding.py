@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+import fedmtl
 from fedmtl import ClientPrivacy
 from fedmtl._rounding import rounded_up
 from fedmtl.errors import BudgetExhausted
@@ -147,3 +149,23 @@ def _problem(privacy: ClientPrivacy):
     run = settings.trainer(privacy=privacy, rounds=50)
     problem = build_problem(run.data, run.model, run.loss, Execution(), 50, 0, "cpu", "float64")
     return problem, "mark"
+
+
+def test_no_text_of_the_package_rounds_a_figure_of_privacy_in_another_way() -> None:
+    """Every formatted value whose expression names an epsilon, a delta or a budget goes through ``rounded_up``."""
+    package = Path(fedmtl.__file__).parent
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FormattedValue) or node.format_spec is None:
+                continue
+            names = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+            names |= {part.attr for part in ast.walk(node.value) if isinstance(part, ast.Attribute)}
+            names |= {str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+            spec = "".join(str(part.value) for part in ast.walk(node.format_spec) if isinstance(part, ast.Constant))
+            if spec[-1:] in ("g", "f", "e") and any(PRIVACY.search(name) for name in names):
+                found.append(f"{path.relative_to(package)}:{node.lineno}: {ast.unparse(node.value)}")
+    assert found == []
+
+
+PRIVACY = re.compile(r"epsilon|(?<![a-z])delta|budget")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl import ClientPrivacy
+from fedmtl import PMTL, ClientPrivacy
 from fedmtl.errors import ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer import Callback
@@ -17,7 +17,7 @@ from fedmtl.trainer.folder import RunFolder
 
 from ..test_cli import TINY, command
 from .ledgers import charges
-from .settings import DELTA, NOISE, quick_figures, trainer
+from .settings import DELTA, NOISE, SOLVER, quick_figures, trainer
 
 
 class Stop(Callback):
@@ -126,3 +126,24 @@ def test_moved_on_the_command_line(tmp_path: Path) -> None:
     assert "say so once with: fedmtl resume FOLDER --moved" in refused.stderr
     assert command("resume", "b", "--moved", cwd=tmp_path).returncode == 0
     assert (tmp_path / "b/private/result.json").exists()
+
+
+def test_two_copies_of_a_secure_search_do_not_both_go_on(tmp_path: Path) -> None:
+    """Their runs have not begun, so only the search's own ledger can tell."""
+    from fedmtl.trainer import PrivateSearch
+
+    privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=DELTA, source="secure", observer="public")
+    candidates = {f"lam={lam}": trainer(algorithm=PMTL(lam=lam, local=SOLVER), privacy=privacy) for lam in (0.1, 1.0)}
+
+    def search(folder: Path) -> PrivateSearch:
+        return PrivateSearch(candidates=candidates, mean=2, score_noise=0.3, folder=folder, progress=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedmtl.trainer.search._Search._train", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            search(tmp_path / "a").fit()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ResumeError, match="is a copy"):
+        search(tmp_path / "b").fit(resume=True)
+    found = search(tmp_path / "a").fit(resume=True)
+    assert found.chosen in candidates

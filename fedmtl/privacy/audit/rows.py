@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._rounding import rounded_up
 from ..channel import Channel
 from .findings import Finding, exact, too_large
 from .noise import fresh_between, fresh_steps, fresh_within, noise_law, standardized
@@ -173,14 +174,16 @@ def row_charges(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Findi
         wrong = []
         delta = setup.delta if asked.delta is None else asked.delta
         if noise.cost.delta != delta:
-            wrong.append(f"delta is {noise.cost.delta:g}, the settings have {delta:g}")
+            wrong.append(f"delta is {rounded_up(noise.cost.delta, 6)}, the settings have {rounded_up(delta, 6)}")
         if claim.kind != "knorm" or claim.event.dimension != claim.size:
             wrong.append(f"the event is {claim.event}, rows have {claim.size} coordinates")
         if abs(noise.multiplier / claim.multiplier - 1) > 1e-9:
             wrong.append(f"noise {noise.multiplier:.6g}, event {claim.multiplier:.6g}")
         stated = noise.epsilon_at(done.steps)
         if not stated <= asked.epsilon * (1 + 1e-6):
-            wrong.append(f"epsilon is {stated:.6g} after all steps, {asked.epsilon:.6g} was asked for")
+            wrong.append(
+                f"epsilon is {rounded_up(stated, 6)} after all steps, {rounded_up(asked.epsilon, 6)} was asked for"
+            )
         findings.append(exact(f"charges: rows of {name}", len(wrong), "; ".join(wrong) or "law, noise, delta, budget"))
         one = Stated(stated, [(claim.event, done.steps)], claim.accountant, f"of {done.steps} uses")
         findings.append(second_accountant([one], delta, f"charges: second accountant, rows of {name}"))

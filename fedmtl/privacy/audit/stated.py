@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..._rounding import rounded_up
 from ...errors import BudgetExhausted
 from ..channel import Channel
 from ..release import StepEvent
@@ -55,7 +56,8 @@ def second_accountant(stated: Sequence[Stated], delta: float, check: str = CHECK
             continue
         ratio = least / one.epsilon if one.epsilon > 0 else (math.inf if least else 0.0)
         if not ratio <= worst or not text:
-            worst, text = ratio, f"epsilon {one.epsilon:.5g} {one.whose}; at least {least:.5g} at delta = {delta:g}"
+            at = f"at delta = {rounded_up(delta, 6)}"
+            worst, text = ratio, f"epsilon {rounded_up(one.epsilon, 5)} {one.whose}; at least {least:.5g} {at}"
     if not text:
         reason = f"no law of {uncovered[0]} is covered" if uncovered else "no finite epsilon is stated"
         return skipped(check, reason)
@@ -157,7 +159,9 @@ def stated_owners(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> list[Fin
 
 
 def _delta(stated: float | None, delta: float) -> Finding:
-    return exact("charges: delta", int(stated != delta), f"delta is stated as {stated}, the settings have {delta:g}")
+    return exact(
+        "charges: delta", int(stated != delta), f"delta is stated as {stated}, the settings have {rounded_up(delta, 6)}"
+    )
 
 
 def _report(stated: float, largest: float) -> Finding:
