@@ -22,9 +22,9 @@ _EXPORTS = {
     "ServerOptimizer": "algorithms",
     "FederatedDataset": "data",
     "load_data": "data",
-    "Execution": "execution",
-    "LocalOptimizer": "optim",
-    "LocalSGD": "optim",
+    "Execution": "local",
+    "LocalOptimizer": "local",
+    "LocalSGD": "local",
     "ClientPrivacy": "privacy",
     "CyclicCohorts": "privacy",
     "FixedCohort": "privacy",
@@ -37,7 +37,7 @@ _EXPORTS = {
     "Synchronous": "schedules",
     "Callback": "trainer",
     "EarlyStopping": "trainer",
-    "PrivateSearch": "trainer",
+    "PrivateSearch": "search",
     "Result": "trainer",
     "Trainer": "trainer",
 }
@@ -94,8 +94,7 @@ if TYPE_CHECKING:
         ServerOptimizer,
     )
     from .data import FederatedDataset, load_data
-    from .execution import Execution
-    from .optim import LocalOptimizer, LocalSGD
+    from .local import Execution, LocalOptimizer, LocalSGD
     from .privacy import (
         ClientPrivacy,
         CyclicCohorts,
@@ -106,7 +105,8 @@ if TYPE_CHECKING:
         RecordPrivacy,
     )
     from .schedules import Latencies, PoissonClocks, Synchronous
-    from .trainer import Callback, EarlyStopping, PrivateSearch, Result, Trainer
+    from .search import PrivateSearch
+    from .trainer import Callback, EarlyStopping, Result, Trainer
 
 
 def __getattr__(name: str) -> Any:

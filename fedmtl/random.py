@@ -4,7 +4,7 @@ A draw is addressed by ``(seed, purpose, replicate)``, which make a 64-bit key, 
 which make the 128-bit counter of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011). Draws therefore do not depend on the order of clients, on chunking, on threads or on the device.
 
-These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.sources`.
+These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.noise.sources`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmtl.cli import help_text, main
+from fedmtl.cli.main import help_text, main
 from fedmtl.privacy import SeededSource
 
 SMALL = ["data.clients=60", "schedule.cohort=10", "rounds=10", "--rounds", "2"]

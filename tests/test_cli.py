@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedmtl import cli
-from fedmtl._config import (
+from fedmtl.cli.config import (
     ByKey,
     build,
     check,
@@ -214,8 +214,8 @@ def test_groups_make_the_objects_of_a_program() -> None:
 
 def test_graphs_by_name(tmp_path: Path) -> None:
     import fedmtl
-    from fedmtl.data.movielens import RatingsGraph
-    from fedmtl.data.synthetic_agents import TargetAngles
+    from fedmtl.data.readers.movielens import RatingsGraph
+    from fedmtl.data.synthetic.agents import TargetAngles
     from fedmtl.graphs import Complete, EdgesFile, KNNCosine, Ring
 
     edges = tmp_path / "edges.csv"

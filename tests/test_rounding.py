@@ -17,9 +17,9 @@ import fedmtl
 from fedmtl import ClientPrivacy
 from fedmtl._rounding import rounded_up
 from fedmtl.errors import BudgetExhausted
+from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.audit import table
 from fedmtl.privacy.audit.findings import too_large
-from fedmtl.privacy.calibration import calibrate_multiplier
 from fedmtl.privacy.release import step_event
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import _canvas, bands, figures, frontier, report
@@ -143,7 +143,7 @@ def _begin_all(channel, steps: int) -> None:
 
 
 def _problem(privacy: ClientPrivacy):
-    from fedmtl.execution import Execution
+    from fedmtl.local import Execution
     from fedmtl.trainer.problem import build_problem
 
     run = settings.trainer(privacy=privacy, rounds=50)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedmtl import _search_cli
-from fedmtl.cli import help_text, main
+from fedmtl.cli import search
+from fedmtl.cli.main import help_text, main
 from fedmtl.privacy import SeededSource, draw_repetitions
 from tests.trainer.settings import quick_figures
 
@@ -59,7 +59,7 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
 def test_an_interrupted_search_resumes(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmtl.trainer.search import _Search
+    from fedmtl.search.search import _Search
 
     words = ["search", *TINY, f"seed={SEED}", "algorithm=pmtl,fedavg", *QUICK, "--folder"]
     assert main([*words, "whole"]) == 0
@@ -119,7 +119,7 @@ def test_bad_requests_are_refused_before_any_work(
 def test_a_search_is_audited_without_being_made(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmtl.trainer.search import _Search
+    from fedmtl.search.search import _Search
 
     words = ["search", "--audit", *TINY, *QUICK, "algorithm=pmtl,fedavg"]
     assert main(words) == 0
@@ -137,7 +137,7 @@ def test_a_search_is_audited_without_being_made(
 
 
 def test_names_are_the_values_that_differ() -> None:
-    found = _search_cli.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
+    found = search.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert {config["rounds"] for config in found.values()} == {3}
     assert {config["privacy"]["observer"] for config in found.values()} == {"public"}

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmtl._check import non_negative, one_of, positive, positive_int
-from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
-from fedmtl.optim.proximal import PENALTIES
+from fedmtl.local.proximal import PENALTIES
 from fedmtl.random import derive_key
 
 TaskLoss = Literal["squared", "logistic"]

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedmtl._check import non_negative, one_of, positive, positive_int
-from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
 from fedmtl.privacy.release import StepEvent

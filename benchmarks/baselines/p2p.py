@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from fedmtl.algorithms.linear import LinearData, LinearLoss
-from fedmtl.algorithms.p2p_network import Network
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
+from fedmtl.algorithms.p2p.network import Network
 from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.algorithms.base import Problem
-    from fedmtl.algorithms.p2p import PeerToPeer
+    from fedmtl.algorithms.p2p.algorithm import PeerToPeer
 
 Array = NDArray[np.float64]
 _NEWTON_STEPS = 50

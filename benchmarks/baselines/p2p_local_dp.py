@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from fedmtl._check import positive
-from fedmtl.algorithms.linear import LinearData, LinearLoss
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
-from fedmtl.privacy.composition import epsilon as epsilon_of
-from fedmtl.privacy.mechanisms import NoiseLaw
+from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
+from fedmtl.privacy.noise.laws import NoiseLaw
+from fedmtl.privacy.noise.sources import SeededSource
 from fedmtl.privacy.release import LAWS, StepEvent
-from fedmtl.privacy.sources import SeededSource
 
 _SHRINK = 1 - 2.0**-40
 """Norms are brought to this share of their bound, so that rounding cannot cross it."""

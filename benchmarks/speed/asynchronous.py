@@ -29,8 +29,8 @@ from torch import Tensor
 
 from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
 from fedmtl.algorithms.base import AsyncAlgorithm, Problem
-from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss
-from fedmtl.data.synthetic import make_synthetic_tasks
+from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem

@@ -28,7 +28,7 @@ from problems import Run, rows_of, run, synthetic  # noqa: E402
 from rounds import machine  # noqa: E402
 
 from benchmarks.baselines.mp_mtl import PaddedTasks  # noqa: E402
-from fedmtl.algorithms.mp_mtl import MPMTL  # noqa: E402
+from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
 
 Array = np.ndarray
 CLIP, RIDGE, LAM, RHO, EPSILON = 4.0, 0.01, 0.4, 1.5, 10.0

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
-from fedmtl.data.synthetic_agents import make_synthetic_agents
-from fedmtl.execution import Execution
+from fedmtl.data.synthetic.agents import make_synthetic_agents
 from fedmtl.graphs import Graph, ring
+from fedmtl.local import Execution
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_activations
 

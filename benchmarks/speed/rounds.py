@@ -29,9 +29,9 @@ import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, LocalSGD, PoissonSampling, load_data, models
 from fedmtl.algorithms.base import Problem
 from fedmtl.data import FederatedDataset
-from fedmtl.optim import plan_batches
+from fedmtl.local import plan_batches
 from fedmtl.privacy import Channel, open_channel
-from fedmtl.privacy.sources import SeededSource
+from fedmtl.privacy.noise.sources import SeededSource
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.evaluation import evaluate_rows
 from fedmtl.trainer.problem import build_problem

@@ -1,18 +1,18 @@
 """One file a method: PMTL, PP-DMTL, MP-MTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
 
-from .async_learner import AsyncLearner
+from .async_learner.algorithm import AsyncLearner
+from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .base import PERSONALIZE_ROUND, Algorithm, AsyncAlgorithm, Own, Problem, Released, Round, State
-from .collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
-from .linear import DomainBound
+from .linear.data import DomainBound
 from .local import Local
-from .mp_mtl import MPMTL
-from .mp_mtl_layers import MPMTLayers
-from .p2p import PeerToPeer
+from .mp_mtl.algorithm import MPMTL
+from .mp_mtl.layers import MPMTLayers
+from .p2p.algorithm import PeerToPeer
 from .personal import keep_models, personal_fields, personal_models, starting_models
 from .pmtl import PMTL
-from .pp_dmtl import PPDMTL
+from .pp_dmtl.algorithm import PPDMTL
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, MappedClientStore
 

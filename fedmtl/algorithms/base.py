@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
-from ..execution import Executor
-from ..execution.executor import by_decreasing
-from ..execution.places import LANES, grain_of, places
-from ..optim import BatchPlan, LocalSolver, plan_batches, train_locally
-from ..optim.batches import batch_widths, plannable
-from ..optim.private import train_privately
+from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
+from ..local.batches import batch_widths, plannable
+from ..local.executor import by_decreasing
+from ..local.places import LANES, grain_of, places
+from ..local.private import train_privately
 from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
 from ..schedules import EventTable
 from ..stacked import Layout, StackedModule
@@ -105,7 +104,7 @@ class Problem:
         one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
 
         Args:
-            solver: see :class:`fedmtl.optim.LocalSolver`.
+            solver: see :class:`fedmtl.local.LocalSolver`.
             start: (D,) or (k, D).
             clients: int64 (k,).
             round: addresses batches and dropout masks.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .._check import non_negative, positive
-from ..optim import LocalSGD, LocalSolver
+from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models

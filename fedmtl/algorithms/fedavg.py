@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .._check import non_negative, positive
-from ..optim import LocalSGD, LocalSolver
+from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Algorithm, Own, Problem, Released, Round, State
 from .server import ServerOptimizer, apply_update

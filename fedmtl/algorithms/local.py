@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..optim import LocalSGD, LocalSolver
+from ..local import LocalSGD, LocalSolver
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 

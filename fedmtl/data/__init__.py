@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
-from .adult import adult_owners, read_adult
 from .dataset import FederatedDataset
-from .digits import load_digits_clients
 from .examples import DataSpec, Examples
-from .hospital import hospital_owners, read_hospital
-from .leaf import read_femnist, read_leaf
-from .lending import lending_owners, read_lending
-from .movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
-from .owners import Domain, OwnerData
 from .partition import by_column, dirichlet, from_partition, shards
-from .school import read_school
-from .synthetic import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
-from .synthetic_agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
-from .table import read_table
+from .readers.adult import adult_owners, read_adult
+from .readers.digits import load_digits_clients
+from .readers.hospital import hospital_owners, read_hospital
+from .readers.leaf import read_femnist, read_leaf
+from .readers.lending import lending_owners, read_lending
+from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
+from .readers.owners import Domain, OwnerData
+from .readers.school import read_school
+from .readers.table import read_table
+from .synthetic.agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
+from .synthetic.tasks import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
 from .transforms import Affine, Cast, RowBound, Transform
 
 __all__ = [

@@ -4,17 +4,21 @@ No number leaves a client except through a :class:`Release`, and no release happ
 has not already charged. :func:`open_channel` is the one door.
 """
 
-from .calibration import calibrate_multiplier, calibrate_noise
+from .accounting.calibration import calibrate_multiplier, calibrate_noise
+from .accounting.composition import epsilon, largest_uses
+from .accounting.knorm import KNormDpEvent
+from .accounting.kov import kov_heterogeneous, kov_homogeneous
+from .accounting.losses import PureDpEvent
+from .accounting.selection import calibrate_selection, draw_repetitions, selection_epsilon, selection_event
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
-from .coins import distinct_ranks
-from .composition import epsilon, largest_uses
-from .grid import grid_width, to_grid
-from .knorm import KNormDpEvent
-from .kov import kov_heterogeneous, kov_homogeneous
-from .laws import PureDpEvent
 from .ledger import Ledger
-from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .noise.coins import distinct_ranks
+from .noise.grid import grid_width, to_grid
+from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .noise.sources import NoiseSource, SecureSource, SeededSource
+from .noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
+from .noise.wishart import WishartNoise
 from .opening import open_channel
 from .owner_channel import OwnerChannel
 from .owner_first import FirstRelease
@@ -33,11 +37,7 @@ from .samplers import (
     Sampler,
     SamplingLaw,
 )
-from .selection import calibrate_selection, draw_repetitions, selection_epsilon, selection_event
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sources import NoiseSource, SecureSource, SeededSource
-from .symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
-from .wishart import WishartNoise
 
 __all__ = [
     "BoundSampler",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .composition import epsilon, largest_uses
+from .accounting.composition import epsilon, largest_uses
 from .ledger import Ledger
 from .release import StepEvent
 from .samplers import BoundSampler

@@ -19,7 +19,8 @@ from .account import Account
 from .chain import Head
 from .clip import Clip, clip_rows, row_norms
 from .forms import contributions, shaped
-from .grid import GridValue, grid_width, to_grid
+from .noise.grid import GridValue, grid_width, to_grid
+from .noise.sources import NoiseSource
 from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
 from .records import RecordReleases
 from .release import Release, ReleasePlan, bind_releases
@@ -27,7 +28,6 @@ from .report import PrivacyReport, SignalToNoise, channel_report
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy
-from .sources import NoiseSource
 from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]

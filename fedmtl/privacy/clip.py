@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._check import positive
 from ..errors import ConfigError
-from .mechanisms import Norm
+from .noise.laws import Norm
 
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""

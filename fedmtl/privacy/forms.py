@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .clip import Clip, clip_rows, clipped_sum
-from .symmetric import smat, svec
+from .noise.symmetric import smat, svec
 
 if TYPE_CHECKING:
     from .release import Form
@@ -26,7 +26,7 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
 
     Returns:
         float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
-        :func:`~fedmtl.privacy.symmetric.svec`.
+        :func:`~fedmtl.privacy.noise.symmetric.svec`.
     """
     if form == "vector":
         if rows.ndim == 2:

@@ -14,19 +14,19 @@ import torch
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Account, Cost
+from .accounting.calibration import calibrate_multiplier
+from .accounting.composition import epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
-from .calibration import calibrate_multiplier
 from .channel import Channel, Recording
 from .clip import L1Clip, L2Clip
-from .composition import epsilon, largest_uses
 from .ledger import Ledger, read_header
+from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .records import Owners, RecordReleases
 from .release import LAWS, ReleasePlan, StepEvent, bind_releases, step_law
 from .replicates import open_replicates
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sources import NoiseSource, SecureSource, SeededSource
 
 
 @dataclass(frozen=True)

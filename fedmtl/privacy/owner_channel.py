@@ -26,8 +26,9 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .chain import Head
 from .clip import MARGIN
-from .grid import GridValue, grid_width, to_grid
-from .mechanisms import Norm
+from .noise.grid import GridValue, grid_width, to_grid
+from .noise.laws import Norm
+from .noise.sources import NoiseSource
 from .owner_account import OwnerAccount
 from .owner_first import FirstRelease, released_first
 from .owner_means import by_owner
@@ -36,7 +37,6 @@ from .owner_report import Published, owner_report
 from .release import LAWS
 from .report import PrivacyReport
 from .settings import RecordPrivacy
-from .sources import NoiseSource
 from .tap import Tap
 
 Sums = Callable[[int, Tensor, Tensor | None], np.ndarray]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from .clip import MARGIN
-from .grid import grid_width, to_grid
+from .noise.grid import grid_width, to_grid
+from .noise.sources import NoiseSource
 from .owner_terms import OwnerTerms, first_law
-from .sources import NoiseSource
 
 
 @dataclass(frozen=True, eq=False)

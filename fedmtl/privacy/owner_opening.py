@@ -15,7 +15,8 @@ from torch import Tensor
 from .._check import positive_int
 from ..errors import ConfigError
 from .ledger import Ledger, read_header
-from .mechanisms import Norm
+from .noise.laws import Norm
+from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .owner_account import OwnerAccount
 from .owner_channel import OwnerChannel
 from .owner_first import FirstRelease
@@ -23,7 +24,6 @@ from .owner_records import Participation, RecordSums
 from .owner_report import Published
 from .owner_terms import owner_terms
 from .settings import RecordPrivacy
-from .sources import NoiseSource, SecureSource, SeededSource
 
 Privacies = RecordPrivacy | Sequence[RecordPrivacy] | None
 

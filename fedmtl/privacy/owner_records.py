@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .clip import MARGIN, Clip, L1Clip, L2Clip, clipped_segment_sums
-from .mechanisms import Norm
-from .sources import NoiseSource
+from .noise.laws import Norm
+from .noise.sources import NoiseSource
 
 _LEAST_NORM = 1e-140
 

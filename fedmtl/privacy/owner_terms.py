@@ -18,10 +18,10 @@ import numpy as np
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from .account import Cost, Uses, together
+from .accounting.calibration import calibrate_multiplier
+from .accounting.composition import largest_uses
 from .allocation import normalized
-from .calibration import calibrate_multiplier
-from .composition import largest_uses
-from .mechanisms import NoiseLaw
+from .noise.laws import NoiseLaw
 from .release import LAWS, StepEvent
 from .settings import RecordPrivacy
 
@@ -67,7 +67,7 @@ class Kind:
     ) -> StepEvent:
         from dp_accounting import dp_event
 
-        from .laws import ReplacedPoissonDpEvent
+        from .accounting.losses import ReplacedPoissonDpEvent
 
         if self.multiplier == 0:
             return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)

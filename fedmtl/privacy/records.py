@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .clip import L1Clip, L2Clip, clipped_segment_sums
-from .grid import GridValue, grid_width, to_grid
-from .mechanisms import NoiseLaw
-from .sources import NoiseSource
+from .noise.grid import GridValue, grid_width, to_grid
+from .noise.laws import NoiseLaw
+from .noise.sources import NoiseSource
 from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import L1Clip, L2Clip
-from .mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .noise.symmetric import DiagonalLaplace, SymmetricGaussian
+from .noise.wishart import REFUTED, WishartLaw
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
 from .settings import Accountant, ClientPrivacy, Mechanism, Observer
-from .symmetric import DiagonalLaplace, SymmetricGaussian
-from .wishart import REFUTED, WishartLaw
 
 if TYPE_CHECKING:
     from .row_noise import RowNoise

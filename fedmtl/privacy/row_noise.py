@@ -20,12 +20,12 @@ from .._check import positive
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Cost
-from .calibration import calibrate_multiplier
+from .accounting.calibration import calibrate_multiplier
 from .clip import clip_rows
-from .grid import grid_width, to_grid
-from .mechanisms import L2LaplaceNoise
+from .noise.grid import grid_width, to_grid
+from .noise.laws import L2LaplaceNoise
+from .noise.sources import NoiseSource
 from .release import Release, ReleasePlan, StepEvent
-from .sources import NoiseSource
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from .callbacks import Callback, ProgressBar
 from .result import Result
-from .search import PrivateSearch, SearchResult
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
-__all__ = ["Callback", "EarlyStopping", "PrivateSearch", "ProgressBar", "Result", "SearchResult", "Trainer"]
+__all__ = ["Callback", "EarlyStopping", "ProgressBar", "Result", "Trainer"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..algorithms import PMTL, Ditto, FedAvg, FedProx, Local
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
-from ..algorithms.local_fit import single_task
+from ..algorithms.linear.local_fit import single_task
 from ..errors import ConfigError
 
 _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL, "ditto": Ditto}

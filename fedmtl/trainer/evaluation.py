@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import AnyAlgorithm, Problem, State
-from ..execution.executor import by_decreasing
-from ..optim.batches import max_clients
+from ..local.batches import max_clients
+from ..local.executor import by_decreasing
 from ..stacked import StackedModule
 from ..stacked.losses import example_losses
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..algorithms.base import AnyAlgorithm, Problem, State
 from ..data import Examples
 from ..errors import ConfigError, DataError
-from ..optim.batches import max_clients
+from ..local.batches import max_clients
 from .evaluation import evaluate_personal
 
 Side = Literal["train", "test"]

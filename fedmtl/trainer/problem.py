@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, AnyAlgorithm, Problem
-from ..algorithms.linear import TWO_CLASS_LOSSES
+from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
 from ..errors import ConfigError
-from ..execution import Execution, Executor
+from ..local import Execution, Executor
 from ..models import ModelFactory
 from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy, ReleasePlan
 from ..random import derive_key

@@ -15,7 +15,7 @@ from ..data import RowBound
 from ..errors import ConfigError
 from ..models import BoundedInputs
 from ..privacy import PrivacyReport
-from ..privacy.grid import GridValue
+from ..privacy.noise.grid import GridValue
 from ..stacked import Layout
 
 

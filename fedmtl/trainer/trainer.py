@@ -13,11 +13,11 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
+from ..algorithms.linear.local_fit import LocalFit
 from ..algorithms.local import Local
-from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
-from ..execution import Execution, operation_threads
+from ..local import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, OwnerChannel, Privacy, RecordPrivacy
 from ..privacy.channel import Recording

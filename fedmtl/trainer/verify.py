@@ -28,12 +28,12 @@ from torch import Tensor
 from .. import __version__
 from .._rounding import rounded_up
 from ..errors import DataError, ResumeError
+from ..privacy.accounting.knorm import KNormDpEvent
+from ..privacy.accounting.losses import ReplacedPoissonDpEvent
 from ..privacy.audit.accountant import least_epsilon
 from ..privacy.chain import Chain, Head, read_chain
-from ..privacy.grid import GridValue
-from ..privacy.knorm import KNormDpEvent
-from ..privacy.laws import ReplacedPoissonDpEvent
 from ..privacy.ledger import VERSION
+from ..privacy.noise.grid import GridValue
 from .checkpoint import Checkpoint
 from .folder import MANIFEST, RunFolder
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmtl import models
 from fedmtl.algorithms import Problem, State
-from fedmtl.execution import Execution
+from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.problem import build_problem

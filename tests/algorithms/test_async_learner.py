@@ -11,8 +11,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 from fedmtl import models
-from fedmtl.algorithms.async_learner import AsyncLearner, expand_groups
-from fedmtl.algorithms.linear import DomainBound, LinearData
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner, expand_groups
+from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
 from fedmtl.privacy import RecordPrivacy, open_owner_channel

@@ -11,8 +11,8 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Collaboration, fit_forecast
-from fedmtl.algorithms.collaboration import KAPPAS, simulate
-from fedmtl.algorithms.linear import DomainBound, LinearData
+from fedmtl.algorithms.async_learner.collaboration import KAPPAS, simulate
+from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import Domain, Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import ConstantLatency

@@ -11,8 +11,8 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
-from fedmtl.algorithms.async_learner import AsyncLearner
-from fedmtl.algorithms.collaboration import (
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.collaboration import (
     Collaboration,
     Fitness,
     Forecast,
@@ -22,8 +22,8 @@ from fedmtl.algorithms.collaboration import (
     simulate,
     spread,
 )
-from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss
-from fedmtl.algorithms.linear_optimum import minimize_exactly, projected_newton, triangle
+from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
+from fedmtl.algorithms.linear.optimum import minimize_exactly, projected_newton, triangle
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 

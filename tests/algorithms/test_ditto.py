@@ -9,7 +9,7 @@ from dp_accounting.pld import PLDAccountant
 from fedmtl import Ditto, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FixedCohort
-from fedmtl.trainer.audit import audit_trainer
+from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
 from tests.helpers import regression

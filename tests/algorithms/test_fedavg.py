@@ -6,7 +6,7 @@ import torch
 
 from fedmtl.algorithms import FedAvg, FedProx, Local, ServerOptimizer
 from fedmtl.errors import ConfigError
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import PoissonSampling
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks, pooled

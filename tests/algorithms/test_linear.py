@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedmtl import models
-from fedmtl.algorithms.linear import DomainBound, LinearData, LinearLoss, prepared, probe_linear
+from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss, prepared, probe_linear
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, ModelError
 

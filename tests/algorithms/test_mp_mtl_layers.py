@@ -11,7 +11,7 @@ import torch
 from fedmtl import ClientPrivacy, FixedCohort, models
 from fedmtl.algorithms import Local, MPMTLayers, Problem
 from fedmtl.errors import ConfigError
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from tests.helpers import ragged_classification
 
 from .harness import everyone, problem_of, run

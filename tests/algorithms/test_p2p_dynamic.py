@@ -15,8 +15,8 @@ from fedmtl.algorithms import PeerToPeer
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.execution import Execution
 from fedmtl.graphs import Ring
+from fedmtl.local import Execution
 from fedmtl.schedules import Dropouts, ExponentialLatency
 from fedmtl.trainer.problem import build_problem
 

@@ -12,14 +12,14 @@ from dp_accounting.pld import PLDAccountant
 from scipy import optimize, stats
 
 from fedmtl.algorithms import PeerToPeer
-from fedmtl.algorithms.linear import LinearLoss
-from fedmtl.algorithms.p2p_allocation import published_step, wakeup_weights
-from fedmtl.algorithms.p2p_start import local_minimizer, minimizer_sensitivity, spread
+from fedmtl.algorithms.linear.data import LinearLoss
+from fedmtl.algorithms.p2p.allocation import published_step, wakeup_weights
+from fedmtl.algorithms.p2p.warm_start import local_minimizer, minimizer_sensitivity, spread
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.graphs import Graph, KNNCosine, complete
 from fedmtl.privacy import RecordPrivacy
-from fedmtl.privacy.kov import kov_heterogeneous
+from fedmtl.privacy.accounting.kov import kov_heterogeneous
 from fedmtl.schedules import Dropouts
 
 from .harness import problem_of
@@ -283,7 +283,7 @@ def test_large_graphs_are_spread_by_conjugate_gradients(monkeypatch: pytest.Monk
     network = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=0.7).network(problem)
     local, everyone = rng.normal(size=(N, 3)), np.ones(N, dtype=bool)
     direct = spread(network, local, everyone, local)
-    monkeypatch.setattr("fedmtl.algorithms.p2p_start._FACTORED", 0)
+    monkeypatch.setattr("fedmtl.algorithms.p2p.warm_start._FACTORED", 0)
     assert np.allclose(spread(network, local, everyone, local), direct, rtol=1e-9)
 
 

@@ -10,7 +10,7 @@ from fedmtl import models
 from fedmtl.algorithms import PMTL, Local, ServerOptimizer
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, PoissonSampling, SeededSource
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification, regression

@@ -15,13 +15,13 @@ from dp_accounting.pld import PLDAccountant
 from scipy import optimize
 
 from fedmtl import models
-from fedmtl.algorithms import pp_dmtl_server
-from fedmtl.algorithms.pp_dmtl import PPDMTL, largest_delay
-from fedmtl.algorithms.pp_dmtl_published import published_sensitivity
+from fedmtl.algorithms.pp_dmtl import server
+from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL, largest_delay
+from fedmtl.algorithms.pp_dmtl.published import published_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
-from fedmtl.optim.nuclear import NuclearProx
-from fedmtl.optim.proximal import prox_nuclear
+from fedmtl.local.nuclear import NuclearProx
+from fedmtl.local.proximal import prox_nuclear
 from fedmtl.privacy import RecordPrivacy, SeededSource, open_owner_channel
 
 from .harness import problem_of
@@ -417,7 +417,7 @@ def test_a_large_nuclear_norm_takes_the_carried_basis_and_stays_with_the_full_de
             used.append(self.carried - before)
             return out
 
-    monkeypatch.setattr(pp_dmtl_server, "NuclearProx", Watched)
+    monkeypatch.setattr(server, "NuclearProx", Watched)
     state, channel = run(algorithm, problem, clients, privacy)
     assert sum(used) > 40, "of 120 matrices"
     noise = torch.stack([value for _, _, value in channel.record])
@@ -444,16 +444,16 @@ def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch
         fallbacks.append(len(x) if x.dim() == 3 else 1)
         return prox_nuclear(x, t, **options)
 
-    monkeypatch.setattr(pp_dmtl_server, "prox_nuclear", counted)
+    monkeypatch.setattr(server, "prox_nuclear", counted)
 
     def check(x, t, fallback):
         fallbacks.clear()
-        out = pp_dmtl_server.prox_nuclear_small(torch.from_numpy(x), t).numpy()
+        out = server.prox_nuclear_small(torch.from_numpy(x), t).numpy()
         for one, found in zip(x, out, strict=True):
             assert np.linalg.norm(found - prox_shared(one, t, "nuclear")) <= 1e-9 * np.linalg.norm(one)
         assert sum(fallbacks) == fallback
         for one, found in zip(torch.from_numpy(x), out, strict=True):
-            alone = pp_dmtl_server.prox_nuclear_small(one[None], t)[0].numpy()
+            alone = server.prox_nuclear_small(one[None], t)[0].numpy()
             assert np.linalg.norm(alone - found) <= 1e-11 * np.linalg.norm(one)
         assert sum(fallbacks) == 2 * fallback
 

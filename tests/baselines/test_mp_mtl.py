@@ -20,7 +20,7 @@ from benchmarks.baselines.mp_mtl import (
     multi_task,
     single_task,
 )
-from fedmtl.algorithms.linear import LinearData
+from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.errors import ConfigError, DataError
 
 COUNTS = (9, 4, 14, 6, 11)

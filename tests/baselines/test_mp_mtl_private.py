@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from benchmarks.baselines.mp_mtl import PaddedTasks, bounded_tasks
 from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget, ball_ridge
-from fedmtl.algorithms.linear import LinearData
+from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import SeededSource
 from tests.baselines.test_mp_mtl import COUNTS, tasks

@@ -14,13 +14,13 @@ from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighbours
 from benchmarks.baselines.p2p_local_dp import perturb_records, record_vectors
 from fedmtl import PeerToPeer, RecordPrivacy, models
-from fedmtl.algorithms.linear import LinearData, LinearLoss
-from fedmtl.algorithms.linear_optimum import minimize_exactly
-from fedmtl.algorithms.p2p_network import Network
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss
+from fedmtl.algorithms.linear.optimum import minimize_exactly
+from fedmtl.algorithms.p2p.network import Network
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
-from fedmtl.execution import Execution
 from fedmtl.graphs import Graph, ring
+from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_activations

@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from fedmtl.data import adult_owners, load_data, read_adult
-from fedmtl.data.adult import CATEGORIES, DROPPED, RANGES
+from fedmtl.data.readers.adult import CATEGORIES, DROPPED, RANGES
 from fedmtl.errors import ConfigError, DataError
 
 COLUMNS = (

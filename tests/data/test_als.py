@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from fedmtl.data import als
-from fedmtl.data.als import als_features, ridge_rows
+from fedmtl.data.readers import als
+from fedmtl.data.readers.als import als_features, ridge_rows
 from fedmtl.errors import ConfigError, DataError
 
 

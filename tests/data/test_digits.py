@@ -11,7 +11,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from fedmtl.data import load_digits_clients
-from fedmtl.data.digits import deal, pools, raw_digits, write
+from fedmtl.data.readers.digits import deal, pools, raw_digits, write
 from fedmtl.errors import ConfigError
 from fedmtl.random import id_key
 
@@ -144,7 +144,7 @@ def test_both_sides_of_a_client_have_the_same_angle_uniform_within_the_bounds(mo
         seen.append((angle, power))
         return write(images, angle, power)
 
-    monkeypatch.setattr("fedmtl.data.digits.write", spy)
+    monkeypatch.setattr("fedmtl.data.readers.digits.write", spy)
     load_digits_clients(2000, rotation=30.0)
     (train, train_power), (test, test_power) = seen
     assert torch.equal(train, test)

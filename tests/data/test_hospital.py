@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedmtl.data import hospital_owners, load_data, read_hospital
-from fedmtl.data.hospital import TABLES, public_places
+from fedmtl.data.readers.hospital import TABLES, public_places
 from fedmtl.errors import ConfigError, DataError
 
 AZPRO = ("rownames", "los", "procedure", "sex", "age75", "admit", "hospital")

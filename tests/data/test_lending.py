@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
 from fedmtl.data import FederatedDataset, lending_owners, load_data, read_lending
-from fedmtl.data.lending import CATEGORIES, DROPPED, NUMBERS
+from fedmtl.data.readers.lending import CATEGORIES, DROPPED, NUMBERS
 from fedmtl.errors import ConfigError, DataError
 
 COLUMNS = (

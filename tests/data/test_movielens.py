@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedmtl.data import RatingsGraph, load_data
-from fedmtl.data.als import als_features
-from fedmtl.data.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens
-from fedmtl.data.movielens_files import read_ratings
+from fedmtl.data.readers.als import als_features
+from fedmtl.data.readers.movielens import LEARNED_FEATURES, USER_CENTRE, movielens_users, read_movielens
+from fedmtl.data.readers.movielens_files import read_ratings
 from fedmtl.errors import ConfigError, DataError
 
 SMALL = {"features": 2, "sweeps": 5}

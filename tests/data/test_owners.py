@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmtl.data.owners import Domain, assemble, check_share, clip_rows, clip_targets, deal, with_intercept
+from fedmtl.data.readers.owners import Domain, assemble, check_share, clip_rows, clip_targets, deal, with_intercept
 from fedmtl.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 
 from fedmtl.data import load_data, load_synthetic_tasks, make_synthetic_tasks
-from fedmtl.data.synthetic import keyed_normal, true_weights
+from fedmtl.data.synthetic.tasks import keyed_normal, true_weights
 from fedmtl.errors import ConfigError
 
 ALPHA = 1e-6

@@ -11,9 +11,9 @@ import torch
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import MPMTL, MPMTLayers
-from fedmtl.algorithms.mp_mtl_tasks import TaskStack
-from fedmtl.data.synthetic import make_synthetic_tasks
-from fedmtl.optim import LocalSGD
+from fedmtl.algorithms.mp_mtl.tasks import TaskStack
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import (
     Channel,
     ClientPrivacy,

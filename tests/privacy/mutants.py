@@ -15,7 +15,7 @@ import torch
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, FedAvg, FedProx
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import (
     Channel,
     ClientPrivacy,
@@ -45,7 +45,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.random import keyed_generator
-from fedmtl.trainer.audit import audit_trainer
+from fedmtl.trainer.audit.suite import audit_trainer
 from tests.helpers import ragged_classification
 
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5

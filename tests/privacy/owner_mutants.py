@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
-from fedmtl.algorithms import p2p_start
-from fedmtl.algorithms.linear import DomainBound
+from fedmtl.algorithms.linear.data import DomainBound
+from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Ring
 from fedmtl.privacy import (
@@ -28,7 +28,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 from fedmtl.schedules import UniformLatency
-from fedmtl.trainer.audit import audit_trainer
+from fedmtl.trainer.audit.suite import audit_trainer
 
 from .mutants import _accountant_halved, _charged_after
 

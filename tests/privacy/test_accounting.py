@@ -20,7 +20,7 @@ from fedmtl.privacy import (
     epsilon,
     step_event,
 )
-from fedmtl.privacy.composition import largest_uses, renyi_curve
+from fedmtl.privacy.accounting.composition import largest_uses, renyi_curve
 
 Add, Replace = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

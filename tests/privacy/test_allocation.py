@@ -28,8 +28,8 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.account import Cost
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.allocation import normalized
-from fedmtl.privacy.knorm import KNormDpEvent
 from fedmtl.privacy.release import StepEvent
 from fedmtl.privacy.row_noise import RowNoise
 

@@ -16,8 +16,8 @@ from fedmtl.privacy import (
     epsilon,
     step_event,
 )
-from fedmtl.privacy.calibration import calibrate_multiplier
-from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.calibration import calibrate_multiplier
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.release import StepEvent
 from fedmtl.privacy.settings import Accountant
 

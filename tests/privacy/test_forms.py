@@ -23,7 +23,7 @@ from fedmtl.privacy import (
     open_channel,
     step_event,
 )
-from fedmtl.privacy.kov import kov_homogeneous
+from fedmtl.privacy.accounting.kov import kov_homogeneous
 
 D, CLIENTS, STEPS = 24, 30, 5
 

@@ -8,9 +8,9 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum
-from fedmtl.privacy.grid import grid_width, to_grid
-from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
-from fedmtl.privacy.sources import SecureSource
+from fedmtl.privacy.noise.grid import grid_width, to_grid
+from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.noise.sources import SecureSource
 
 ALPHA = 1e-6
 COUNT = 200_000

@@ -12,8 +12,8 @@ from scipy import integrate, special, stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import epsilon, pld
-from fedmtl.privacy.composition import renyi_curve
-from fedmtl.privacy.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
+from fedmtl.privacy.accounting.composition import renyi_curve
+from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
 
 CASES = [(2, 1.0), (3, 2.0), (4, 0.1), (10, 0.1), (10, 20.0), (100, 5.0), (465, 0.5), (5000, 2.0)]
 

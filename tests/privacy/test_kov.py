@@ -10,7 +10,7 @@ import pytest
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import epsilon
-from fedmtl.privacy.kov import kov_heterogeneous, kov_homogeneous
+from fedmtl.privacy.accounting.kov import kov_heterogeneous, kov_homogeneous
 
 
 def randomized_response_delta(epsilons: list[float], eps: float) -> float:

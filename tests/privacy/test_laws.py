@@ -19,8 +19,8 @@ from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import epsilon, laws, pld
-from fedmtl.privacy.composition import elementary, renyi_curve
-from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.composition import elementary, renyi_curve
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 
 
 def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:

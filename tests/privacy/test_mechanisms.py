@@ -10,9 +10,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import mechanisms
-from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
-from fedmtl.privacy.sources import SecureSource, SeededSource
+from fedmtl.privacy.noise import laws
+from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.random import id_key
 
 ALPHA = 1e-6
@@ -195,7 +195,7 @@ def test_a_run_is_the_same_however_it_is_cut_and_whatever_is_beside_it(law, dime
         assert np.array_equal(np.concatenate(parts), whole)
     for replicate, source in enumerate(sources):
         assert np.array_equal(law.draw_run([source], "noise", 7, 20, dimension)[:, 0], whole[7:27, replicate])
-    monkeypatch.setattr(mechanisms, "_RUN_ELEMENTS", 2 * 40 * dimension)  # few repetitions at once
+    monkeypatch.setattr(laws, "_RUN_ELEMENTS", 2 * 40 * dimension)  # few repetitions at once
     assert np.array_equal(law.draw_run(sources, "noise", 0, 40, dimension), whole)
 
 
@@ -273,7 +273,7 @@ def test_events_are_relative_to_the_sensitivity():
 
 
 def test_the_event_of_l2_laplace():
-    knorm = pytest.importorskip("fedmtl.privacy.knorm")
+    knorm = pytest.importorskip("fedmtl.privacy.accounting.knorm")
     assert L2LaplaceNoise(0.5).event(7) == knorm.KNormDpEvent(epsilon=2.0, dimension=7)
 
 

@@ -9,13 +9,13 @@ import pytest
 from scipy import stats
 
 from fedmtl import PPDMTL, AsyncLearner
-from fedmtl.algorithms.linear import DomainBound
+from fedmtl.algorithms.linear.data import DomainBound
 from fedmtl.privacy import OwnerChannel
 from fedmtl.privacy.audit import Effort
 from fedmtl.privacy.audit.owner_sensitivity import adversarial_rows
 from fedmtl.privacy.audit.owner_setup import turns
 from fedmtl.privacy.audit.suite import audit_owners
-from fedmtl.trainer.audit import audit_trainer, owner_setup_of
+from fedmtl.trainer.audit.suite import audit_trainer, owner_setup_of
 
 from .owner_mutants import CONFIGURATIONS, EFFORT, audit, trainer_of
 

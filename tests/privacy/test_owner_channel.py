@@ -16,7 +16,7 @@ from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel, owner_channel, to_grid
-from fedmtl.privacy.composition import epsilon
+from fedmtl.privacy.accounting.composition import epsilon
 
 COUNTS, D = (5, 20, 60), 4
 IDS = ("a", "b", "c")
@@ -142,9 +142,9 @@ def test_repetitions_are_the_single_runs() -> None:
     together = door(caps=(9, 9, 9), replicates=5)
     together.begin(0, owners)
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
+    from fedmtl.privacy.noise.sources import SeededSource
     from fedmtl.privacy.owner_account import OwnerAccount
     from fedmtl.privacy.owner_channel import OwnerChannel
-    from fedmtl.privacy.sources import SeededSource
 
     for r in range(5):
         alone = OwnerChannel(

@@ -15,8 +15,8 @@ from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import FirstRelease, RecordPrivacy, open_owner_channel
-from fedmtl.privacy.composition import epsilon
-from fedmtl.privacy.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)

@@ -13,9 +13,9 @@ from scipy import integrate, stats
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import RecordPrivacy, open_owner_channel, pld
-from fedmtl.privacy.composition import epsilon
-from fedmtl.privacy.knorm import KNormDpEvent
-from fedmtl.privacy.laws import ReplacedPoissonDpEvent, step_pair
+from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 Q = 0.3

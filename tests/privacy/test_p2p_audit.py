@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedmtl import PeerToPeer, Trainer
-from fedmtl.algorithms import p2p
-from fedmtl.algorithms.p2p_model import LinearRecords
-from fedmtl.algorithms.p2p_network import Network
+from fedmtl.algorithms.p2p import algorithm as p2p
+from fedmtl.algorithms.p2p.model import LinearRecords
+from fedmtl.algorithms.p2p.network import Network
 from fedmtl.graphs import KNNCosine
-from fedmtl.trainer.audit import transcript
+from fedmtl.trainer.audit.suite import transcript
 
 from .owner_mutants import audit, trainer_of
 

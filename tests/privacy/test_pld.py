@@ -9,8 +9,8 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from scipy import optimize
 
-from fedmtl.privacy import pld
-from fedmtl.privacy.pld import LossLaw, LossPair
+from fedmtl.privacy.accounting import pld
+from fedmtl.privacy.accounting.pld import LossLaw, LossPair
 
 H = 0.05
 RNG = np.random.default_rng(3)

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting import dp_event
 from scipy import optimize, special
 
+from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.losses import PureDpEvent, ReplacedPoissonDpEvent
 from fedmtl.privacy.audit.accountant import least_epsilon, library_epsilon
 from fedmtl.privacy.audit.stated import Stated, second_accountant
-from fedmtl.privacy.composition import epsilon
-from fedmtl.privacy.knorm import KNormDpEvent
-from fedmtl.privacy.laws import PureDpEvent, ReplacedPoissonDpEvent
 
 Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
 

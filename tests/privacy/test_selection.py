@@ -20,8 +20,8 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import SecureSource, epsilon
-from fedmtl.privacy.knorm import KNormDpEvent
-from fedmtl.privacy.selection import (
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.accounting.selection import (
     calibrate_selection,
     draw_repetitions,
     halting_probability,

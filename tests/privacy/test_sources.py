@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.privacy import sources
-from fedmtl.privacy.sources import SecureSource, SeededSource
+from fedmtl.privacy.noise import sources
+from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.random import id_key
 
 ALPHA = 1e-6

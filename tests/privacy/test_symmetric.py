@@ -7,9 +7,9 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy.mechanisms import GaussianNoise, L2LaplaceNoise, LaplaceNoise
-from fedmtl.privacy.sources import SecureSource, SeededSource
-from fedmtl.privacy.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
+from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
+from fedmtl.privacy.noise.sources import SecureSource, SeededSource
+from fedmtl.privacy.noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
@@ -106,7 +106,7 @@ def test_events_are_those_of_the_vectors():
 
 
 def test_the_event_of_symmetric_knorm_counts_the_coordinates():
-    knorm = pytest.importorskip("fedmtl.privacy.knorm")
+    knorm = pytest.importorskip("fedmtl.privacy.accounting.knorm")
     assert SymmetricKNorm(0.5).event(30) == knorm.KNormDpEvent(epsilon=2.0, dimension=465)
 
 

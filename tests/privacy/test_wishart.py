@@ -6,8 +6,8 @@ from dp_accounting import dp_event, pld
 from scipy import stats
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy.sources import SecureSource, SeededSource
-from fedmtl.privacy.wishart import WishartNoise
+from fedmtl.privacy.noise.sources import SecureSource, SeededSource
+from fedmtl.privacy.noise.wishart import WishartNoise
 
 ALPHA = 1e-6
 COUNT = 3000

@@ -26,7 +26,7 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.schedules import UniformLatency
-from fedmtl.trainer.audit import transcript
+from fedmtl.trainer.audit.suite import transcript
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 

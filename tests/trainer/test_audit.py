@@ -12,10 +12,10 @@ from fedmtl.algorithms import PMTL, FedAvg, FedProx, Local, ServerOptimizer
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.audit import CHECKS, Effort, any_refuted, table
-from fedmtl.trainer.audit import audit_trainer, public_states, replaced_data, setup_of, transcript
+from fedmtl.trainer.audit.suite import audit_trainer, public_states, replaced_data, setup_of, transcript
 from tests.helpers import ragged_classification, regression
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)

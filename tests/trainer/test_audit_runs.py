@@ -11,11 +11,11 @@ import pytest
 from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, p2p_start
 from fedmtl.errors import PrivacyError
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
 from fedmtl.privacy.audit.grid import on_grid, width_of
-from fedmtl.trainer.audit import owner_setup_of, setup_of
-from fedmtl.trainer.audit_runs import audit_runs, first_sensitivity
+from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity
+from fedmtl.trainer.audit.suite import owner_setup_of, setup_of
 from tests.helpers import ragged_classification, regression
 from tests.privacy.owner_mutants import trainer_of
 

@@ -24,12 +24,12 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.linear import LinearLoss, solve_regularized
-from fedmtl.algorithms.p2p_start import LocalFits, local_minimizer, minimizer_sensitivity
+from fedmtl.algorithms.linear.data import LinearLoss, solve_regularized
+from fedmtl.algorithms.p2p.warm_start import LocalFits, local_minimizer, minimizer_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 
 CLIP = ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)
 RECORD = RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)

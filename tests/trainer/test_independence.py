@@ -12,13 +12,13 @@ from torch import nn
 
 from fedmtl import Execution, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, base
-from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.algorithms.linear.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
-from fedmtl.optim import LocalOptimizer, LocalSGD
+from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy
-from fedmtl.trainer.independence import independence, replaced_client, row_marks
+from fedmtl.trainer.audit.independence import independence, replaced_client, row_marks
 from tests.helpers import ragged_classification, regression
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
@@ -139,7 +139,7 @@ def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.Monk
 
 def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradient descent of all tasks together: 1 / the largest ||X||^2 of any task, until the largest gradient is 0."""
-    from fedmtl.algorithms.mp_mtl_tasks import TaskStack
+    from fedmtl.algorithms.mp_mtl.tasks import TaskStack
 
     def together(self: TaskStack, ridge: float) -> torch.Tensor:
         largest = max(float(x.square().sum()) / len(x) for x in self.x)

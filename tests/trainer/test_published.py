@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from fedmtl import RecordPrivacy, Trainer
-from fedmtl.algorithms.pp_dmtl import PPDMTL
+from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL
 from fedmtl.schedules import PoissonClocks
 
 from ..helpers import regression

@@ -22,7 +22,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.algorithms.linear.local_fit import LocalFit
 from fedmtl.data import Domain, FederatedDataset, RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring

@@ -18,11 +18,11 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.algorithms.linear.local_fit import LocalFit
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import DataError
 from fedmtl.graphs import Ring
-from fedmtl.optim import LocalSGD
+from fedmtl.local import LocalSGD
 
 CODINGS = {
     "0/1 int": lambda b: b.astype(np.int64),

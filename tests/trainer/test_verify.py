@@ -17,9 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedmtl import ClientPrivacy, EarlyStopping, FedAvg, FixedCohort, RecordPrivacy
-from fedmtl._config import build, compose, resolve
+from fedmtl.cli.config import build, compose, resolve
 from fedmtl.errors import DataError
-from fedmtl.privacy.grid import GridValue
+from fedmtl.privacy.noise.grid import GridValue
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, Verification, verify
 
 from ..golden.transcripts import RUNS

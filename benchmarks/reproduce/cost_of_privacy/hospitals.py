@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from setting import Row, budget, clocks, kappa_for, owners_rows, quartiles, references
 
-from fedmtl.algorithms.async_learner import AsyncLearner
-from fedmtl.algorithms.collaboration import Collaboration, simulate
-from fedmtl.algorithms.linear import LinearData
-from fedmtl.data.hospital import hospital_owners
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
+from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.data.readers.hospital import hospital_owners
 from fedmtl.schedules import PoissonClocks
 
 EPSILONS, RUNS, TRIAL_RUNS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 100, 30

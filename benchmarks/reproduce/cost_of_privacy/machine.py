@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from setting import Row, budget, clocks, kappa_for, owners_rows, references, value_rows
 
-from fedmtl.algorithms.async_learner import AsyncLearner
-from fedmtl.algorithms.collaboration import Collaboration, simulate
-from fedmtl.algorithms.linear import DomainBound, LinearData
-from fedmtl.data.adult import adult_owners
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
+from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.data.readers.adult import adult_owners
 
 COMPONENTS, BOUND = 10, 12.0
 XI = BOUND + 1

@@ -10,7 +10,7 @@ import numpy as np
 import report
 from sweep import markdown, replace_section
 
-from fedmtl.algorithms.collaboration import log_log_slope
+from fedmtl.algorithms.async_learner.collaboration import log_log_slope
 from fedmtl.report._canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]

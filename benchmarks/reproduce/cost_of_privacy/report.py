@@ -10,7 +10,7 @@ import more
 import numpy as np
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.algorithms.collaboration import Forecast, Slope, fit_forecast, log_log_slope
+from fedmtl.algorithms.async_learner.collaboration import Forecast, Slope, fit_forecast, log_log_slope
 from fedmtl.report._canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]

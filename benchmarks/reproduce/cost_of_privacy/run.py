@@ -41,8 +41,8 @@ from setting import (  # noqa: E402
     value_rows,
 )
 
-from fedmtl.algorithms.async_learner import AsyncLearner  # noqa: E402
-from fedmtl.algorithms.collaboration import Collaboration, simulate  # noqa: E402
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
+from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate  # noqa: E402
 from fedmtl.schedules import PoissonClocks  # noqa: E402
 
 BAND_EPSILONS, BAND_RUNS = (0.3, 1.0, 10.0), 100

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from fedmtl import RecordPrivacy
-from fedmtl.algorithms.async_learner import AsyncLearner
-from fedmtl.algorithms.collaboration import KAPPAS, Collaboration, KappaChoice, choose_kappa, simulate
-from fedmtl.algorithms.linear import LinearData
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.collaboration import KAPPAS, Collaboration, KappaChoice, choose_kappa, simulate
+from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
-from fedmtl.data.lending import lending_owners
+from fedmtl.data.readers.lending import lending_owners
 from fedmtl.schedules import PoissonClocks
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedmtl import ClientPrivacy, Execution, FullParticipation, models
-from fedmtl.algorithms.linear import LinearData
-from fedmtl.algorithms.mp_mtl import MPMTL
+from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
 from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks, read_school
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events

@@ -31,7 +31,7 @@ from problems import DELTA, PUBLIC, Setup, errors_of, rows_of, run, setups, synt
 
 from benchmarks.baselines.mp_mtl import choose_multi_task, multi_task, single_task  # noqa: E402
 from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget  # noqa: E402
-from fedmtl.algorithms.mp_mtl import MPMTL  # noqa: E402
+from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
 from fedmtl.data import Examples, FederatedDataset, make_synthetic_tasks  # noqa: E402
 from fedmtl.privacy import SeededSource  # noqa: E402
 from fedmtl.trainer.metrics import average_auc, linear_outputs  # noqa: E402

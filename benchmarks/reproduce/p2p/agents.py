@@ -14,12 +14,12 @@ from benchmarks.baselines.p2p import PeerProblem, local_models, optimum
 from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighbours
 from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
-from fedmtl.algorithms.linear import LinearLoss
-from fedmtl.algorithms.p2p_allocation import published_step
-from fedmtl.algorithms.p2p_start import spread
+from fedmtl.algorithms.linear.data import LinearLoss
+from fedmtl.algorithms.p2p.allocation import published_step
+from fedmtl.algorithms.p2p.warm_start import spread
 from fedmtl.data import FederatedDataset, SyntheticAgents, make_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
-from fedmtl.privacy.mechanisms import LaplaceNoise
+from fedmtl.privacy.noise.laws import LaplaceNoise
 
 SEEDS, VALIDATION = tuple(range(5)), (100, 101)
 DIMENSIONS = (20, 50, 100)

@@ -14,7 +14,7 @@ from benchmarks.baselines.p2p import PeerProblem
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem
 from fedmtl.data import FederatedDataset
-from fedmtl.execution import Execution
+from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_activations

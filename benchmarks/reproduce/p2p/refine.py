@@ -25,8 +25,8 @@ from agents import DELTA, SEEDS, VALIDATION, agents, peers  # noqa: E402
 from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, simulate  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
-from fedmtl.algorithms.linear import LinearLoss  # noqa: E402
-from fedmtl.algorithms.pp_dmtl_task import fit_own  # noqa: E402
+from fedmtl.algorithms.linear.data import LinearLoss  # noqa: E402
+from fedmtl.algorithms.pp_dmtl.task import fit_own  # noqa: E402
 
 PULLS = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
 EPSILONS = (1.0, 10.0)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedmtl import PPDMTL, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem, State
-from fedmtl.algorithms.linear import LinearLoss
-from fedmtl.algorithms.pp_dmtl_task import fit_own
-from fedmtl.data.synthetic import make_synthetic_tasks
-from fedmtl.execution import Execution
+from fedmtl.algorithms.linear.data import LinearLoss
+from fedmtl.algorithms.pp_dmtl.task import fit_own
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.local import Execution
 from fedmtl.schedules import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_activations

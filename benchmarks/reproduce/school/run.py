@@ -27,7 +27,7 @@ from sweep import Run, launch, markdown, outcomes, replace_section, write_csv  #
 
 from fedmtl import PMTL, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy, Trainer, models  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
-from fedmtl.data.school import standardized  # noqa: E402
+from fedmtl.data.readers.school import standardized  # noqa: E402
 
 ROOT = "/path/to/school.mat"
 PUBLISHED = {"FedAvg": 0.02564, "Local": 0.02628, "Mean-regularized λ 1": 0.02394}

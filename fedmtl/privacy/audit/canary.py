@@ -24,7 +24,7 @@ from scipy import special
 from torch import Tensor
 
 from ..._rounding import rounded_up
-from ..composition import epsilon
+from ..accounting.composition import epsilon
 from ..release import LAWS
 from .findings import Finding, skipped, too_large
 from .setup import Claim, Setup, play, uses_differ

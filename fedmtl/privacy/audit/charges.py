@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BudgetExhausted, PrivacyError
+from ..accounting.composition import epsilon
 from ..channel import Channel
-from ..composition import epsilon
 from .findings import Finding, exact, skipped, too_large
 from .setup import Claim, Setup, charged_events, multipliers_of, silence, uses_differ
 

@@ -2,8 +2,8 @@
 
 The width follows from public constants alone (the clip norm, the noise that is charged, the dimension, the public
 denominator), so the least significant bits say nothing of the sum that was noised. It is computed here anew, by the
-rule that :func:`~fedmtl.privacy.grid.grid_width` documents. Released are numbers w k / m rounded once to doubles; k is
-recovered by rounding, and a plain sum of doubles is not a multiple but for about one number in a million.
+rule that :func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded once to
+doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about one number in a million.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..composition import epsilon
+from ..accounting.composition import epsilon
 from ..owner_channel import OwnerChannel
 from ..owner_first import FirstRelease
 from ..owner_terms import OwnerTerms

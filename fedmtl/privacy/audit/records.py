@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BudgetExhausted, PrivacyError
+from ..accounting.composition import epsilon
 from ..channel import Channel
-from ..composition import epsilon
 from ..records import Owners, RecordReleases
 from .canary import Seeds, curve_of, enough_trials, judge_curve, judge_gaussian
 from .cohorts import binomial_sizes, drawn_law

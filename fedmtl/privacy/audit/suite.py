@@ -38,9 +38,9 @@ from .stated import stated_channel, stated_owners
 from .statistics import auditor, seeds
 
 CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript", "independence")
-"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.transcript` and
-:func:`fedmtl.trainer.independence.independence`. So do the sensitivity of first releases and the charge of an early
-stop: :mod:`fedmtl.trainer.audit_runs`."""
+"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.suite.transcript` and
+:func:`fedmtl.trainer.audit.independence.independence`. So do the sensitivity of first releases and the charge of an
+early stop: :mod:`fedmtl.trainer.audit.runs`."""
 
 _CHANNELS = 50  # at most opened for more noise
 

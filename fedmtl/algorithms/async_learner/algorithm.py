@@ -1,0 +1,306 @@
+"""The asynchronous central learner of Farokhi, Wu, Smith, Kaafar.
+
+"The Cost of Privacy in Asynchronous Differentially-Private Machine Learning", IEEE TIFS 2021, Algorithm 1.
+
+    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)      (1), (2)
+
+with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a time, when their
+own clocks tick; the learner keeps a central model theta_L and a copy theta_i for each of the N owners, all 0 at first.
+At a tick owner i answers with the noised mean gradient Qbar_i of its records at tbar (equations (3), (4)), and
+
+    tbar    = (theta_L + theta_i) / 2                                                              (6)
+    theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
+    theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
+
+where a = rho / (T^2 sigma). The printed (7) has (N - 1) / N in place of 1/2, which together with (5) minimizes
+another function; the paper's own proof (eta = 1 / (2 N), f_L = (1 - eta N) g) gives 1/2. They agree for N = 2 only.
+
+The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
+theta_L and every theta_i are functions of releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import one_of, positive, positive_int
+from ...data import RowBound
+from ...errors import ConfigError
+from ...privacy import OwnerChannel
+from ...schedules import BoundSchedule
+from ..base import AsyncAlgorithm, Problem, State
+from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
+from ..store import ClientStore
+from .fitness import Fitness
+from .groups import copies_of, expand_groups
+from .updates import Step, Updates
+
+if TYPE_CHECKING:
+    from ...privacy.owner_opening import Privacies
+
+__all__ = ["AsyncLearner", "Work", "expand_groups"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncLearner(AsyncAlgorithm):
+    """Settings of the asynchronous learner; all of them public.
+
+    Args:
+        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
+        reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
+        theta_max: bound on ||theta||_inf, above 0.
+        step: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for which
+            the sum of a over a run moves the mean of the models by kappa / 2 in units of gradient flow.
+        kappa: of ``step="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy simulation
+            on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
+        horizon: T, planned number of ticks; None: the problem's number of events.
+        cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
+            hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
+            although it gives about T / N (safe, and N times too noisy).
+        groups: fixed groups of owners, by id, who answer the same query (Remark 2); others stay alone. Each member
+            noises its own answer, the learner averages them by numbers of records, and N counts groups. A group's
+            models move when its last member has answered; several answers of a member to one query are averaged.
+        frequencies: how often owners answer (Remark 4): a public positive number for each owner, in the order of the
+            data (a group counts as its slowest member), or ``"observed"``: the frequencies so far, (k_i + 1) / (k + N).
+            Answers are weighted by 1 / (N frequency), after the noise. None: equal weights.
+        bound: what bounds one record's gradient. ``"clip"``: the release clips every record. ``"domain"``: ``domain``
+            bounds all gradients by Xi (:attr:`xi`), which must be within the clip norm of the privacy settings; then a
+            query of the squared loss costs nothing per record, from sufficient statistics.
+        domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
+            the data state.
+        guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction.
+        psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
+            Both read the training records without noise: the numbers are not private.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+
+    loss: LossName = "squared"
+    reg: float = 1e-5
+    theta_max: float = 10.0
+    step_size: float | Literal["auto"] = "auto"
+    kappa: float | tuple[float, ...] | Literal["auto"] = 10.0
+    horizon: int | None = None
+    cap: int | Literal["horizon"] | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
+    frequencies: tuple[float, ...] | Literal["observed"] | None = None
+    bound: Literal["clip", "domain"] = "clip"
+    domain: DomainBound | Literal["auto"] | None = None
+    guarantee: Literal["sound", "paper"] = "sound"
+    psi: bool = False
+
+    name = "async_learner"
+    supports_replicates = True
+
+    def __post_init__(self) -> None:
+        LinearLoss(self.loss)
+        positive(self, reg=self.reg, theta_max=self.theta_max)
+        if isinstance(self.kappa, Sequence) and not isinstance(self.kappa, str):
+            object.__setattr__(self, "kappa", tuple(self.kappa))
+        for kappa in self.kappa if isinstance(self.kappa, tuple) else (self.kappa,):
+            if kappa != "auto":
+                positive(self, kappa=kappa)
+        if self.domain not in (None, "auto") and not isinstance(self.domain, DomainBound):
+            raise ConfigError(f"AsyncLearner.domain is {self.domain!r}; accepted: DomainBound(...), 'auto' or None.")
+        if self.step_size != "auto":
+            positive(self, step_size=self.step_size)
+        if self.horizon is not None:
+            positive_int(self, horizon=self.horizon)
+        if isinstance(self.cap, str):
+            one_of(self, ("horizon", "a whole number of at least 1"), cap=self.cap)
+        elif self.cap is not None:
+            positive_int(self, cap=self.cap)
+        one_of(self, ("clip", "domain"), bound=self.bound)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
+        if isinstance(self.frequencies, str):
+            one_of(self, ("observed", "a number above 0 for each owner"), frequencies=self.frequencies)
+        elif self.frequencies is not None:
+            object.__setattr__(self, "frequencies", tuple(self.frequencies))
+            for value in self.frequencies:
+                positive(self, frequencies=value)
+        if self.bound == "domain" and self.domain is None:
+            raise ConfigError(
+                "AsyncLearner.bound='domain' needs domain=DomainBound(x_l1=..., y=...), which are public."
+            )
+
+    @property
+    def xi(self) -> float | None:
+        """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
+        return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
+
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Privacies) -> AsyncLearner:
+        """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
+
+        Args:
+            problem: the data and the model.
+            schedule: who answers when.
+            privacy: settings of all replicates, or of each.
+
+        Raises:
+            ConfigError: the data have no public rows, or state no bounds.
+        """
+        if "auto" not in (self.kappa, self.domain):
+            return self
+        from .automatic import resolve_learner
+
+        return resolve_learner(self, problem, schedule, privacy)
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features of ``domain``, which holds where the model is used too; None without one."""
+        if not isinstance(self.domain, DomainBound):
+            return None
+        return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
+
+    def rows(self, problem: Problem) -> list[Tensor]:
+        """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.
+
+        Raises:
+            ModelError: the model is not linear.
+            DataError: targets that do not suit the loss.
+        """
+        return list(self._work(problem).data.x)
+
+    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
+        """Most answers of each owner, int64 (n,): what noise is calibrated to."""
+        return self.hard_caps(schedule_caps, problem.rounds)
+
+    def hard_caps(self, schedule_caps: np.ndarray, events: int) -> np.ndarray:
+        """As :meth:`caps`, for a run of ``events`` answers of all owners."""
+        given = np.asarray(schedule_caps, dtype=np.int64)
+        if self.cap == "horizon":
+            return np.full_like(given, self.horizon or events)
+        return given if self.cap is None else np.minimum(given, self.cap)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """All models 0."""
+        return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
+
+    def step(self, problem: Problem, state: State, block: Any, channel: OwnerChannel) -> State:
+        """All activations of the block, in order; each needs the one before it."""
+        work = self._work(problem)
+        a = self.effective_step(work.copies, problem.clients, problem.rounds)
+        work.advance(state.public, block.client, channel, a)
+        return state
+
+    def effective_step(self, copies: int, owners: int, events: int) -> Step:
+        """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where the
+        replicates have a kappa each."""
+        if self.step_size != "auto":
+            return float(self.step_size)
+        if self.kappa == "auto":
+            raise ConfigError(
+                "AsyncLearner.kappa is 'auto', which a Trainer fills in; give a number, or resolve_auto()."
+            )
+        ticks = (self.horizon or events) * copies / owners  # a group's tick is all its members' answers
+        kappa = np.array(self.kappa) if isinstance(self.kappa, tuple) else self.kappa
+        return kappa * (copies + 1) / (2 * ticks)
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The central model for everyone, (k, p)."""
+        return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1).clone()
+
+    def shared(self, state: State) -> Tensor | None:
+        """theta_L, (p,) float64."""
+        return state.public["theta_l"][0]
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
+        return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """f(theta_L), equation (2), on the training records, (R,) float64; not private."""
+        return self._fitness(problem)(state.public["theta_l"])
+
+    def least_objective(self, problem: Problem) -> float | None:
+        """f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
+        return self._fitness(problem).optimum.fitness if self.psi else None
+
+    def _fitness(self, problem: Problem) -> Fitness:
+        def build() -> Fitness:
+            x, y = self._work(problem).data.pooled()
+            return Fitness(x, y, LinearLoss(self.loss), self.reg, self.theta_max)
+
+        return prepared(problem, (self, "fitness"), build)
+
+    def _work(self, problem: Problem) -> Work:
+        return prepared(problem, self, lambda: Work.of(self, LinearData.of(problem), problem.data.ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What the updates need besides the state; a function of the settings and the records.
+
+    Attributes:
+        settings: of the learner.
+        data: the owners' records, forced into the domain where one is given.
+        copy_of: int64 (n,), the copy theta_i that an owner's answers move.
+        copies: N, owners or groups.
+        weights: float64 (N,), factors of (n_i / n) Qbar_i.
+        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss and no more
+            parameters than records, else None.
+    """
+
+    settings: AsyncLearner
+    data: LinearData
+    copy_of: np.ndarray
+    copies: int
+    weights: np.ndarray
+    statistics: tuple[tuple[Tensor, Tensor], ...] | None
+
+    @classmethod
+    def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> Work:
+        """From records; ``ids`` name the owners."""
+        LinearLoss(settings.loss).check_targets(data.y, data.name)
+        if settings.domain == "auto":
+            raise ConfigError(
+                "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
+            )
+        data = data if settings.domain is None else data.bounded(settings.domain)
+        copy_of = copies_of(settings.groups, ids)
+        copies = int(copy_of.max()) + 1
+        weights = np.ones(copies)
+        if isinstance(settings.frequencies, tuple):
+            if len(settings.frequencies) != len(ids):
+                raise ConfigError(
+                    f"AsyncLearner.frequencies has {len(settings.frequencies)} numbers for {len(ids)} owners; "
+                    f"give one to each, in the order of the data."
+                )
+            slowest = np.full(copies, np.inf)
+            np.minimum.at(slowest, copy_of, np.array(settings.frequencies, dtype=np.float64))
+            weights = slowest.sum() / (copies * slowest)
+        statistics = None
+        if settings.loss == "squared" and data.dimension <= max(len(x) for x in data.x):  # else records are cheaper
+            statistics = tuple(
+                (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
+            )
+        return cls(settings, data, copy_of, copies, weights, statistics)
+
+    def start(self, replicates: int) -> dict[str, Tensor]:
+        """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
+        query point (R, N, p) that is being answered, sums of answers (R, n, p) and their numbers (R, n)."""
+        r, n, p = replicates, len(self.data.x), self.data.dimension
+        shapes: dict[str, tuple[int, ...]] = {"theta_l": (r, p), "theta": (r, self.copies, p)}
+        if self.settings.frequencies == "observed":
+            shapes["events"] = (r, self.copies)
+        if self.copies < n:
+            shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
+        return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: Step) -> None:
+        """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
+
+        Raises:
+            PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
+        """
+        run = Updates(self, {name: value.numpy() for name, value in public.items()}, channel, a)
+        move = run.move_groups if self.copies < len(self.data.x) else run.move
+        for who in clients.numpy().T.copy():
+            move(who)

@@ -1,0 +1,1 @@
+"""Linear models, shared by the methods that are made for them: data, losses, optima and exact local fits."""

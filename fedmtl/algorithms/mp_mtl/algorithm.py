@@ -1,0 +1,326 @@
+"""MP-MTL: model-protected multi-task learning by perturbing the covariance of the models.
+
+Liang, Liu, Zhou, Jiang, Zhang, Yang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
+
+    min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
+    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
+
+With ``curator_epsilon`` every task adds noise to its own clipped model before it leaves (Algorithm 5).
+
+In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
+noise, and answers with a public linear map M made of it (:mod:`.mp_mtl_sharing`). Each task applies M to its own model
+and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
+is a task with its model and all its data, the observers are the other tasks and the public.
+
+    Trainer(algorithm=MPMTL(lam=0.1), data=data, model=models.linear_regression(bias=False), loss="half_mse",
+            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
+
+With ever more noise every task becomes single-task learning, for a shift ``rho`` of at least 1.25: M tends to the
+identity, so a task follows gradient descent on its own loss from its own fit. A bias is each task's own: it is neither
+penalized, nor shared, nor part of what is released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..._check import non_negative, one_of, positive
+from ...data import RowBound
+from ...errors import ConfigError
+from ...privacy import BoundSampler, Channel, ReleasePlan
+from ...privacy.clip import L2Clip, clip_rows
+from ...privacy.row_noise import RowNoise
+from ...privacy.samplers import BoundFull
+from ...schedules import Event
+from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
+from ..base import Algorithm, Problem, State
+from ..linear.data import LinearLoss
+from ..pp_dmtl.task import OWN_PENALTIES, OwnPenalty, largest_row
+from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
+from .tasks import TaskLoss, TaskStack
+
+if TYPE_CHECKING:
+    from ...privacy.owner_opening import Privacies
+
+RELEASE = "covariance"
+_BLOCK_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPMTL(Algorithm):
+    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
+
+    Args:
+        loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
+        lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
+            ``lam / L``; a tenth of the clip norm is a good one to begin with.
+        penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
+        own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
+            the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
+        own_lam: its strength.
+        momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
+            (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
+        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, a local start is where a task alone stays, so
+            ever more noise leaves every task at its own fit.
+        rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
+            deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
+            to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
+            promise where it is large. ``None``: 1.5, and 0 with ``guarantee="paper"``.
+        alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
+        start: W^(0): ``"local"``, each task's own ridge fit, or ``"zero"``.
+        start_ridge: of that fit. ``None``: ``ridge``, or 0.01 where that is 0.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
+        smoothness: L of the data term, a Lipschitz constant of the gradients of the L_i, of which the step size is the
+            inverse. ``None``: that of the domain, B^2, a quarter of it for the logistic loss. A smaller one must be
+            public knowledge; only stability rests on it.
+        curator_epsilon: total epsilon of a task's data, and so of each of its records, against the curator: every task
+            adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
+            epsilon of the models against the other tasks. None trusts the curator.
+        curator_delta: of that epsilon; None takes that of the models.
+        guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    loss: TaskLoss = "squared"
+    lam: float = 0.1
+    penalty: SharedPenalty = "nuclear"
+    own_penalty: OwnPenalty | None = None
+    own_lam: float = 0.1
+    momentum: Momentum = "none"
+    ridge: float = 0.01
+    rho: float | None = None
+    alpha: float | None = None
+    q: float | None = None
+    start: Literal["local", "zero"] = "local"
+    start_ridge: float | None = None
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
+    smoothness: float | None = None
+    curator_epsilon: float | None = None
+    curator_delta: float | None = None
+    guarantee: Literal["sound", "paper"] = "sound"
+
+    name = "mp_mtl"
+    supports_replicates = True
+
+    def __post_init__(self) -> None:
+        one_of(self, ("squared", "logistic"), loss=self.loss)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        one_of(self, (None, "l1", "l2", "frobenius"), own_penalty=self.own_penalty)
+        one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
+        one_of(self, ("local", "zero"), start=self.start)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
+        check_bounds(self)
+        for name in ("smoothness", "start_ridge", "q"):
+            if getattr(self, name) is not None:
+                positive(self, **{name: getattr(self, name)})
+        if self.rho is not None:
+            non_negative(self, rho=self.rho)
+        if self.momentum == "strongly_convex" and self.ridge == 0:
+            raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
+        budget_weights(1, alpha=self.alpha, q=self.q)
+        if self.curator_delta is not None and self.curator_epsilon is None:
+            raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
+        self._rows()
+
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> MPMTL:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        return resolve_bounds(self, problem, privacy)
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too."""
+        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
+
+    # What it releases
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        if not isinstance(sampler, BoundFull):
+            raise ConfigError(
+                f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
+                f"{sampler.describe()}."
+            )
+        weights = self.budget(problem)
+        return (
+            ReleasePlan(
+                name=RELEASE,
+                dimension=self._features(problem),
+                uses=problem.rounds,
+                stateful=True,
+                form=self._sharing.form,
+                allocation=None if min(weights) == max(weights) else weights,
+                rows=self._rows(),
+            ),
+        )
+
+    def budget(self, problem: Problem) -> tuple[float, ...]:
+        """The part of the budget of every round, with mean 1."""
+        return budget_weights(
+            problem.rounds,
+            momentum=self.momentum,
+            condition=self.ridge * self._step_size(problem),
+            alpha=self.alpha,
+            q=self.q,
+        )
+
+    # A run
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """W^(0), in private: each task's own fit.
+
+        Public, for R repetitions, float64: ``covariance``, what was released of the last iteration with its shift,
+        (R, d, d), or (R, d) with ``penalty="l21"``, and ``map``, M of that. Private, (n, R, D) float64: ``model``, what
+        the curator gets next, and ``projected``, what^(t); with W = P + Q these are of P, and ``own``,
+        ``own_projected``, (n, R, d), of Q.
+        """
+        tasks, d = self._tasks(problem), self._features(problem)
+        shape = (replicates, d, d) if self._sharing.form == "symmetric" else (replicates, d)
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
+        sizes = {"model": tasks.dimension, "projected": tasks.dimension}
+        if self.own_penalty is not None:
+            sizes |= {"own": d, "own_projected": d}
+        store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
+        if self.start == "local":
+            first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
+            for name in ("model", "projected"):
+                store.assign(name, first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1))
+        return State(public, store)
+
+    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+        sharing, d, clients = self._sharing, self._features(problem), torch.arange(problem.clients)
+        kept = {name: state.private.whole(name).transpose(0, 1) for name in state.private.fields}  # (R, n, D)
+        # 2-4. the covariance of the clipped models, noised; its sum over the tasks, not their mean
+        rows = kept["model"][..., :d]
+        one = channel.replicates == 1
+        released = channel.release(RELEASE, rows[0] if one else rows, clients) * channel.denominator
+        # a public shift, and what is below 0 counts as 0
+        sigma = channel.noise_std(RELEASE) * channel.denominator
+        covariance = sharing.shifted(released[None] if one else released, self._rho * (2 * d) ** 0.5 * sigma)
+        # 5. the map M
+        map = sharing.map(covariance, self._step_size(problem) * self.lam)
+        state.public |= {"covariance": covariance, "map": map}
+        # 6. every task projects its own model, and takes an accelerated gradient step on its own data
+        clip = channel.privacy.initial_norm if self.guarantee == "paper" and channel.privacy is not None else None
+        size = max(1, _BLOCK_ELEMENTS // (problem.clients * kept["model"].shape[2]))
+        for first in range(0, len(map), size):  # a few repetitions at a time stay in the cache
+            part = slice(first, first + size)
+            self._advance(problem, {name: value[part] for name, value in kept.items()}, map[part], event.step, clip)
+        for name, value in kept.items():
+            state.private.assign(name, value.transpose(0, 1))
+        return state
+
+    def _advance(self, problem: Problem, kept: dict[str, Tensor], map: Tensor, step: int, clip: float | None) -> None:
+        """The tasks' part of an iteration, in place on what they keep, (r, n, D) each.
+
+        Args:
+            problem: the data.
+            kept: ``model``, ``projected``, and with W = P + Q ``own`` and ``own_projected``.
+            map: (r, d, d) or (r, d), M.
+            step: number of the iteration.
+            clip: bound on the models that are projected, or None: their own.
+        """
+        tasks, d, eta = self._tasks(problem), self._features(problem), self._step_size(problem)
+        weight = momentum_weight(self.momentum, step, self.ridge * eta)
+        rows = kept["model"][..., :d]
+        if clip is not None:
+            rows = clip_rows(rows.reshape(-1, d), L2Clip(clip)).reshape(rows.shape)
+        kept["model"][..., :d] = self._sharing.apply(map, rows)
+        z = _ahead(kept, "projected", kept["model"], weight)
+        if self.own_penalty is None:
+            gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
+            torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=kept["model"])
+            return
+        own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self.own_lam)
+        y = _ahead(kept, "own_projected", own, weight)
+        point = _sum(z, y)
+        gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
+        torch.sub(z, gradient, alpha=eta, out=kept["model"])
+        torch.sub(y, gradient[..., :d], alpha=eta, out=kept["own"])
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """what_i of ``clients`` in repetition 0, (k, D)."""
+        return self.models(problem, state)[0][clients].to(problem.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """What of every repetition, (R, n, D) float64."""
+        what = state.private.whole("projected")
+        if self.own_penalty is not None:
+            what = _sum(what, state.private.whole("own_projected"))
+        return what.transpose(0, 1)
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: every task has its own model, and no model is common to all."""
+        return None
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
+        d, what = self._features(problem), self.models(problem, state)
+        total = self._tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
+        shared = state.private.whole("projected").transpose(0, 1)
+        total = total + self.lam * self._sharing.value(shared[..., :d])
+        if self.own_penalty is not None:
+            own = state.private.whole("own_projected").transpose(0, 1)
+            total = total + self.own_lam * OWN_PENALTIES[self.own_penalty].value(own)
+        return total
+
+    # Inside
+
+    @property
+    def _start_ridge(self) -> float:
+        return self.start_ridge or self.ridge or 0.01
+
+    def _rows(self) -> RowNoise | None:
+        return None if self.curator_epsilon is None else RowNoise(self.curator_epsilon, self.curator_delta)
+
+    @property
+    def _sharing(self) -> Sharing:
+        return SHARING[self.penalty]
+
+    @property
+    def _rho(self) -> float:
+        if self.rho is None:
+            return 1.5 if self.guarantee == "sound" else 0.0
+        return self.rho
+
+    def _tasks(self, problem: Problem) -> TaskStack:
+        return TaskStack.of(problem, self.loss, bound_of(self, problem), target_of(self, problem))
+
+    def _features(self, problem: Problem) -> int:
+        tasks = self._tasks(problem)
+        return tasks.dimension - int(tasks.bias)
+
+    def _step_size(self, problem: Problem) -> float:
+        """eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2 L."""
+        data = self.smoothness
+        if data is None:
+            largest = largest_row(problem, LinearLoss(self.loss), bound_of(self, problem))
+            data = self._tasks(problem).smoothness(largest)
+        return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
+
+
+def _ahead(kept: dict[str, Tensor], name: str, new: Tensor, weight: float) -> Tensor:
+    """z = new + b_t (new - previous), and ``new`` becomes the previous one."""
+    z = new + weight * (new - kept[name]) if weight else new.clone()
+    kept[name].copy_(new)
+    return z
+
+
+def _sum(shared: Tensor, own: Tensor) -> Tensor:
+    """p + q for models with a bias (..., D) and q without (..., d)."""
+    return shared + F.pad(own, (0, shared.shape[-1] - own.shape[-1]))

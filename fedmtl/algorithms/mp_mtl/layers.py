@@ -1,0 +1,151 @@
+"""MP-MTL beyond linear models: chosen layers of any network are shared through the private covariance of their weights.
+
+Algorithm 1 of Liang et al., "Model-Protected Multi-Task Learning", IEEE TPAMI 2020, with any local solver as its
+single-task step. A row of W is what training has changed of the chosen layers of one client, their parameters less the
+public starting ones. In every round each member of the cohort trains its own model, the server receives the rows,
+releases their noised, clipped covariance, and every member replaces its own row w by M w, with M as for linear models
+(:mod:`.mp_mtl_sharing`). The other layers never leave their clients. Many clients that change a layer along few common
+directions keep these, and what only one of them does is shrunk.
+
+    Trainer(algorithm=MPMTLayers(layers=("3",), threshold=0.1, local=LocalSGD(lr=0.1, epochs=5)), data=data,
+            model=models.mlp(hidden=16), schedule=FullParticipation(),
+            privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), rounds=10).fit()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..._check import non_negative, one_of
+from ...errors import ConfigError
+from ...local import LocalSGD, LocalSolver
+from ...privacy import BoundSampler, ReleasePlan
+from ..base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from ..personal import keep_models, personal_fields, personal_models, starting_models
+from .sharing import SHARING, SharedPenalty, budget_weights
+
+RELEASE = "covariance"
+LARGEST = 2048
+"""Most parameters of the chosen layers together, where their whole covariance is released."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPMTLayers(Algorithm):
+    """Multi-task learning of networks from a private covariance of the changes of chosen layers.
+
+    Args:
+        layers: names of modules or parameters of the network, such as ``("fc",)`` for ``fc.weight`` and ``fc.bias``.
+        threshold: how much M takes off every singular value (``penalty="nuclear"``) or norm of a parameter's row
+            (``"l21"``) of W, per round: eta lambda of the linear models. At least 0.
+        penalty: ``"nuclear"``, few common directions, for at most 2,048 parameters; or ``"l21"``, few common
+            parameters, for any number.
+        rho: the public shift, as for :class:`MPMTL`. None: 1.5.
+        alpha: the budget of round t is prop. to t^alpha; another value than 0 needs everybody to take part.
+        local: the clients' local solver.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    layers: tuple[str, ...]
+    threshold: float = 0.1
+    penalty: SharedPenalty = "nuclear"
+    rho: float | None = None
+    alpha: float = 0.0
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+
+    name = "mp_mtl_layers"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, str) or not self.layers:
+            raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
+        object.__setattr__(self, "layers", tuple(self.layers))
+        non_negative(self, threshold=self.threshold)
+        if self.rho is not None:
+            non_negative(self, rho=self.rho)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        self.local.check(0.0)
+
+    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+        size = int(self.places(problem).sum())
+        if self.penalty == "nuclear" and size > LARGEST:
+            raise ConfigError(
+                f"MPMTLayers.layers has {size:,} parameters; penalty='nuclear' releases a matrix of that many rows, "
+                f"and takes at most {LARGEST:,}. Choose smaller layers, or penalty='l21'."
+            )
+        return (
+            ReleasePlan(
+                name=RELEASE,
+                dimension=size,
+                uses=problem.rounds,
+                stateful=True,
+                form=SHARING[self.penalty].form,
+                allocation=None if self.alpha == 0 else budget_weights(problem.rounds, alpha=self.alpha),
+            ),
+        )
+
+    def places(self, problem: Problem) -> Tensor:
+        """(D,) bool: which of the flat parameters belong to the chosen layers.
+
+        Raises:
+            ConfigError: a layer that the network does not have.
+        """
+        layout, chosen = problem.layout, torch.zeros(problem.dimension, dtype=torch.bool)
+        for layer in self.layers:
+            found = [k for k, name in enumerate(layout.names) if name == layer or name.startswith(f"{layer}.")]
+            if not found:
+                raise ConfigError(
+                    f"MPMTLayers.layers has {layer!r}; the network's parameters are {', '.join(layout.names)}."
+                )
+            for k in found:
+                chosen[layout.offsets[k] : layout.offsets[k + 1]] = True
+        return chosen
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        d, form = int(self.places(problem).sum()), SHARING[self.penalty].form
+        shape = (d, d) if form == "symmetric" else (d,)
+        return State(
+            {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")},
+            problem.client_store(personal_fields(problem)),
+        )
+
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        # every member trains alone, from its own last model, and sends what has changed of the chosen layers
+        start = starting_models(own, problem.initial)
+        models = problem.train_locally(self.local, start, clients, round=round.number)
+        return {RELEASE: self._changed(problem, models)}, keep_models(own, models, start)
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # the covariance of the clipped rows, noised: its sum over the cohort, with a public shift, and M
+        sharing, total = SHARING[self.penalty], released.values[RELEASE] * released.denominator
+        rho = 1.5 if self.rho is None else self.rho
+        shift = rho * (2 * len(total)) ** 0.5 * released.noise_std(RELEASE) * released.denominator
+        covariance = sharing.shifted(total[None], shift)
+        return {"covariance": covariance[0], "map": sharing.map(covariance, self.threshold)[0]}
+
+    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+        # every member projects its own row
+        places, models = self.places(problem).to(problem.initial.device), own["model"].clone()
+        rows = self._changed(problem, models)
+        projected = SHARING[self.penalty].apply(public["map"][None], rows.cpu()[None])[0].to(rows.device)
+        models[:, places] = (projected + problem.initial[places].double()).to(models)
+        return keep_models(own, models, own["model"])
+
+    def _changed(self, problem: Problem, models: Tensor) -> Tensor:
+        """(k, d) float64: the chosen layers of models (k, D), less the public starting point."""
+        places = self.places(problem).to(problem.initial.device)
+        return models[:, places].double() - problem.initial[places].double()
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """The clients' own models; a client that never took part trains once from the public start."""
+
+        def train_new(ids: Tensor) -> Tensor:
+            return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)
+
+        return personal_models(own, clients, train_new)

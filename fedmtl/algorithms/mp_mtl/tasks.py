@@ -1,0 +1,132 @@
+"""The tasks of MP-MTL: losses, gradients and local fits of all tasks (and repetitions).
+
+L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or the mean logistic loss of task i. Squared losses of few parameters are kept
+as their sufficient statistics, and these are stacked. Otherwise every task is computed by itself, on memory of its own:
+what one has does not show in the last bits of another's numbers, and the fit of a task stops where that task has
+converged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ..linear.data import LinearData, LinearLoss, prepared, solve_regularized
+from ..pp_dmtl.task import bounded_rows, fit_own
+
+if TYPE_CHECKING:
+    from ..base import Problem
+
+TaskLoss = Literal["squared", "logistic"]
+
+_STATISTICS_LARGEST = 1 << 28  # bytes of all second moments together
+_STATISTICS_WIDEST = 64  # parameters; of more, few records are cheaper than their moments
+
+
+@dataclass(frozen=True, eq=False)
+class TaskStack:
+    """All tasks of a linear problem.
+
+    Attributes:
+        loss: ``"squared"`` (with its 1/2) or ``"logistic"``.
+        x: (n_i, D) float64 of every task, none where there are moments.
+        y: (n_i,) float64, likewise.
+        moments: of squared losses, where they are small, by the numbers of tasks and parameters alone: (n, D, D)
+            X^T X / n_i, (n, D) X^T y / n_i and (n,) mean y^2; else None.
+        dimension: D, with the bias.
+        bias: whether the last parameter is a bias.
+    """
+
+    loss: TaskLoss
+    x: tuple[Tensor, ...]
+    y: tuple[Tensor, ...]
+    moments: tuple[Tensor, Tensor, Tensor] | None
+    dimension: int
+    bias: bool
+
+    @classmethod
+    def of(cls, problem: Problem, loss: TaskLoss, row_norm: float | None, target: float | None = None) -> TaskStack:
+        """The training records within the bounds of :func:`bounded_rows`; made once for data and model.
+
+        Raises:
+            ModelError: the model is not linear.
+            DataError: targets that do not suit the loss.
+        """
+
+        def build() -> TaskStack:
+            return cls.stack(bounded_rows(problem, LinearLoss(loss), row_norm, target), loss)
+
+        return prepared(problem, ("mp_mtl", loss, row_norm, target), build)
+
+    @classmethod
+    def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
+        """The tasks of ``data``, whose rows are taken as they are."""
+        size = data.dimension
+        small = size <= _STATISTICS_WIDEST and 8 * len(data.y) * size**2 <= _STATISTICS_LARGEST
+        if loss == "squared" and small:
+            each = [_moments(x.clone(), y.clone()) for x, y in zip(data.x, data.y, strict=True)]
+            gram, cross, squares = (torch.stack(values) for values in zip(*each, strict=True))
+            return cls(loss, (), (), (gram, cross, squares), size, data.bias)
+        # copies begin where memory is aligned, wherever the records of others end
+        x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
+        return cls(loss, x, y, None, size, data.bias)
+
+    def smoothness(self, row_norm: float) -> float:
+        """Lipschitz constant of the gradient of L_i over the domain: B^2, a quarter of it for the logistic loss, with
+        B^2 = row_norm^2, and 1 more with a bias."""
+        return (row_norm**2 + int(self.bias)) * (1.0 if self.loss == "squared" else 0.25)
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
+        if self.moments is not None:
+            product = w.numpy() @ self.moments[0].numpy()  # of small matrices numpy's products are faster than torch's
+            product -= self.moments[1][:, None, :].numpy()
+            return torch.from_numpy(product)
+        out = torch.empty_like(w, memory_format=torch.contiguous_format)
+        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+            out[i] = self._linear.scale(w[i], x, y) @ x / (self._halves * len(x))
+        return out
+
+    def value(self, w: Tensor) -> Tensor:
+        """The L_i without the ridge: (n, R, D) -> (n, R), float64."""
+        if self.moments is not None:
+            gram, cross, squares = self.moments
+            quadratic = ((w @ gram) * w).sum(-1) / 2
+            return quadratic - (w @ cross[:, :, None])[..., 0] + squares[:, None] / 2
+        each = zip(w, self.x, self.y, strict=True)
+        return torch.stack([self._linear.value(own, x, y).mean(1) / self._halves for own, x, y in each])
+
+    def fit(self, ridge: float) -> Tensor:
+        """Every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
+
+        Squared loss: linear systems. Logistic loss: Newton's method, of each task until its own gradient is below
+        1e-10.
+
+        Args:
+            ridge: above 0.
+
+        Returns:
+            (n, D) float64.
+        """
+        if self.moments is not None:
+            gram, cross, _ = self.moments
+            return solve_regularized(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
+        zero, tau = torch.zeros(self.dimension, dtype=torch.float64), self._halves * ridge
+        each = zip(self.x, self.y, strict=True)
+        return torch.stack([fit_own(self._linear, x, y, zero, tau, "frobenius") for x, y in each])
+
+    @property
+    def _linear(self) -> LinearLoss:
+        return LinearLoss(self.loss)
+
+    @property
+    def _halves(self) -> float:
+        """What the loss of a linear model is in units of L_i: the squared one has no 1/2."""
+        return 2.0 if self.loss == "squared" else 1.0
+
+
+def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.T @ x / len(x), x.T @ y / len(x), y.square().mean()

@@ -1,0 +1,398 @@
+"""Personalized private peer-to-peer learning without a server (Bellet, Guerraoui, Taziki, Tommasi).
+
+"Personalized and Private Peer-to-Peer Machine Learning", AISTATS 2018. n agents on a graph with weights W_ij minimize
+
+    Q(Theta) = 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 + mu sum_i D_ii c_i L_i(Theta_i)                       (2)
+
+with L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2, D_ii = sum_j W_ij and c_i = m_i / max m_j.
+An agent that wakes takes one block step on it, from the models that its neighbours have broadcast, and broadcasts
+its own; alpha = 1 / (1 + mu c_i L_i^loc):
+
+    Theta_i <- (1 - alpha) Theta_i + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))  (4), (6)
+
+The protected unit is a record of an agent, neighbours differ by one record replaced, observers are all peers and
+whoever listens. Only the mean gradient of the data is clipped, noised and charged, through ``channel``; everything
+else in the update is public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never
+clipped. The numbers of records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
+
+    algorithm = PeerToPeer(graph=ring(data.ids), mu=0.5, loss="logistic")
+    Trainer(algorithm=algorithm, data=data, model=models.linear_regression(bias=False),
+            schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=10**6)
+
+Agents may come and go (``absences``), and records may arrive during a run (``arrivals``); budgets persist.
+
+The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
+``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at most T_i of each. The noise is
+calibrated to T_i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import one_of, positive
+from ...data import RowBound
+from ...errors import ConfigError, PrivacyError
+from ...graphs import Graph, GraphSettings
+from ...privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
+from ...privacy.accounting.kov import kov_heterogeneous
+from ...schedules import Dropouts, EventTable
+from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
+from ..base import AsyncAlgorithm, Problem, State
+from ..linear.data import LinearData, LinearLoss, prepared
+from ..pp_dmtl.task import bounded_rows, fit_own, largest_row
+from .allocation import Allocation, wakeup_weights
+from .availability import Presence, arrival_steps
+from .model import LinearRecords, ModelRecords
+from .network import Network
+from .steps import Wakeups, Work
+from .warm_start import LocalFits, make_warm_start
+
+if TYPE_CHECKING:
+    from ...privacy.owner_opening import Privacies
+
+REFUTED = (
+    "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
+    "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate alone"
+)
+REFUTED_START = "; and the run starts from models fitted to the raw records, which no noise covers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerToPeer(AsyncAlgorithm):
+    """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
+
+    Args:
+        graph: who speaks with whom: a :class:`~fedmtl.graphs.Graph` of the clients' ids, or settings such as
+            :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside of every epsilon.
+        mu: the weight of the local losses, above 0: large means local models, small one model for all.
+        loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2, of linear models; or ``"model"``: the
+            problem's own model and loss, whatever they are (beyond the paper), which needs ``smoothness``.
+        lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's experiments.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
+        smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
+            the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
+            be public knowledge; only stability rests on it.
+        idle_confidence: c_i of an agent without data, above 0; its loss is lambda ||theta||^2 alone.
+        start: Theta(0), a public constant: a number for all coordinates or one a coordinate; ``None``: 0, and with
+            ``loss="model"`` the model's own start. ``"local"``: every agent's fit of its own raw records, without
+            privacy only, or under ``guarantee="paper"``.
+        warm_start: None, or the share of every agent's budget, in (0, 1), for a first release of its exact local
+            minimizer, from which all models start (:mod:`fedmtl.algorithms.p2p.warm_start`); linear models only.
+        warm_lam: lambda of those local fits: the noise of the release is proportional to 1 / (m_i lambda). None: that
+            of the run, with which ``lam="inverse"`` gives the same noise to every m_i.
+        allocation: how the budget is spread over an agent's wake-ups, see
+            :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
+        absences: when agents are away, as intervals of virtual time by id: give the schedule the same. One that is
+            away at time 0 joins later, from its neighbours' weighted mean.
+        refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
+            model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i. Linear
+            models only.
+        departed: what neighbours make of the model of an agent that has left: ``"forget"`` it, or ``"keep"`` the last.
+        arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
+            their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
+        guarantee: ``"sound"``; or ``"paper"``, for reproduction: Laplace noise with every record's gradient clipped in
+            the *L2* norm, so that the epsilon is infinite; linear models only.
+
+    Raises:
+        ConfigError: a value outside these ranges, or settings that exclude one another.
+    """
+
+    graph: Graph | GraphSettings
+    mu: float = 1.0
+    loss: Literal["logistic", "squared", "model"] = "logistic"
+    lam: float | Literal["inverse"] = "inverse"
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
+    smoothness: float | None = None
+    idle_confidence: float = 1e-3
+    start: float | tuple[float, ...] | Literal["local"] | None = None
+    warm_start: float | None = None
+    warm_lam: float | None = None
+    allocation: Allocation = "uniform"
+    absences: Dropouts | None = None
+    refine: float | None = None
+    departed: Literal["forget", "keep"] = "forget"
+    arrivals: Mapping[str, Sequence[int]] | None = None
+    guarantee: Literal["sound", "paper"] = "sound"
+
+    name = "p2p"
+    supports_replicates = True
+    accepts_empty_clients = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.graph, (Graph, GraphSettings)):
+            raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
+        one_of(self, ("logistic", "squared", "model"), loss=self.loss)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, ("forget", "keep"), departed=self.departed)
+        positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
+        check_bounds(self)
+        if self.lam != "inverse":
+            positive(self, lam=self.lam)
+        for field in ("smoothness", "warm_lam", "refine"):
+            if getattr(self, field) is not None:
+                positive(self, **{field: getattr(self, field)})
+        if self.start is not None and not isinstance(self.start, (int, float, str)):
+            object.__setattr__(self, "start", tuple(float(value) for value in self.start))
+        if isinstance(self.start, str):
+            one_of(self, ("local",), start=self.start)
+        if self.arrivals is not None:
+            fixed = {str(name): tuple(int(step) for step in steps) for name, steps in self.arrivals.items()}
+            object.__setattr__(self, "arrivals", fixed)
+        wakeup_weights(self.allocation, 2, 0.5)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.warm_start is not None and not 0 < self.warm_start < 1:
+            raise ConfigError(f"PeerToPeer.warm_start is {self.warm_start!r}; it is a share, between 0 and 1.")
+        if self.warm_start is not None and self.start is not None:
+            raise ConfigError("PeerToPeer has both start and warm_start; a run starts from one of them.")
+        if self.warm_start is not None and (self.absences is not None or self.arrivals is not None):
+            raise ConfigError("PeerToPeer.warm_start needs all agents and records from the start.")
+        if self.loss == "model":
+            if self.smoothness is None:
+                raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
+            fits = {"warm_start": self.warm_start, "start": self.start == "local" or None, "refine": self.refine}
+            for field, given in fits.items():
+                if given is not None:
+                    raise ConfigError(f"PeerToPeer.{field} needs exact local fits, of linear models only.")
+            if self.guarantee == "paper":
+                raise ConfigError("PeerToPeer.guarantee='paper' is of linear models only.")
+
+    def __hash__(self) -> int:
+        return hash(
+            (self.mu, self.loss, self.lam, self.row_norm, self.target, self.guarantee)
+        )  # mappings are compared, not hashed
+
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PeerToPeer:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        return self if self.loss == "model" else resolve_bounds(self, problem, privacy)
+
+    # What it needs of the problem
+
+    def network(self, problem: Problem) -> Network:
+        """The graph in the order of the data, with the public constants of every agent; made once.
+
+        Raises:
+            ConfigError: the graph and the data have different agents.
+        """
+        return self._work(problem).network
+
+    def data(self, problem: Problem) -> LinearData:
+        """Rows and targets of every agent of a linear model, within the bound of the domain."""
+        return bounded_rows(problem, self._linear, bound_of(self, problem), target_of(self, problem))
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too; None with ``loss="model"``."""
+        bound = None if self.loss == "model" else bound_of(self, problem)
+        return None if bound is None else RowBound(bound)
+
+    def rows(self, problem: Problem) -> list[Tensor] | None:
+        """The rows x_j of every agent, (m_i, D) float64, within the bound of the domain; None with ``loss="model"``."""
+        return None if self.loss == "model" else list(self.data(problem).x)
+
+    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
+        """(n,) int64, the most wake-ups of each agent: T_i, as many as the schedule has."""
+        return np.asarray(scheduled, dtype=np.int64).copy()
+
+    def channel_options(self, problem: Problem, privacy: Any, caps: np.ndarray) -> dict[str, Any]:
+        """What the channel of a run needs besides rows and caps, by keyword.
+
+        Args:
+            problem: of the run.
+            privacy: its settings, one or one a replicate, or None.
+            caps: of :meth:`caps`.
+
+        Raises:
+            PrivacyError: a raw local start with noise, or the published accounting of another law than Laplace.
+        """
+        work = self._work(problem)
+        options: dict[str, Any] = {"notes": self.notes(problem)}
+        if self.loss == "model":
+            options |= {"counts": work.network.counts, "dimension": problem.dimension}
+        if work.arrivals is not None:
+            options["arrivals"] = work.arrivals
+        settings = [privacy] if isinstance(privacy, RecordPrivacy) else list(privacy or ())
+        noised = next((one for one in settings if not one.noiseless), None)
+        if noised is None:
+            if self.warm_start is not None:
+                options["first"] = FirstRelease(np.ones(problem.clients), self.warm_start)
+            return options
+        self._check_start(noised=True)
+        weights = self.weights(problem, caps, noised)
+        if self.allocation != "uniform":
+            options["allocation"] = weights
+        if self.warm_start is not None:
+            moves = self._local_fits(problem, noised.clip_norm, self.warm_lam).sensitivities
+            options["first"] = FirstRelease(moves, self.warm_start)
+        if self.guarantee == "paper":
+            if noised.mechanism != "laplace":
+                raise PrivacyError(
+                    f"PeerToPeer.guarantee='paper' adds i.i.d. Laplace noise, mechanism 'laplace'; the releases have "
+                    f"{noised.mechanism!r}."
+                )
+            longest = weights[int(np.argmax(caps))].tolist()
+            if self.warm_start is not None:  # the first release's own weight
+                longest = [self.warm_start / (1 - self.warm_start) * len(longest), *longest]
+            delta = noised.resolved_delta(int(work.network.counts.sum()))
+            options["published"] = Published(
+                lambda z: kov_heterogeneous([w / z for w in longest], delta),
+                REFUTED + (REFUTED_START if self.start == "local" else ""),
+            )
+        return options
+
+    def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
+        """Weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are shared."""
+        network = self.network(problem)
+        contraction = 1.0 - network.convexity / network.largest_curvature
+        pure = privacy.mechanism != "gaussian" and privacy.delta == 0
+        made = {
+            cap: wakeup_weights(self.allocation, cap, contraction, root=3 if pure else 4) if cap else np.ones(0)
+            for cap in np.unique(caps).tolist()
+        }
+        return [made[cap] for cap in caps.tolist()]
+
+    def notes(self, problem: Problem) -> tuple[str, ...]:
+        """What no epsilon of a run covers, for its report."""
+        graph = self.network(problem).graph.describe()
+        made = "" if isinstance(self.graph, Graph) or not self.graph.from_data else ", which was built from the records"
+        return (
+            f"{graph}{made}: the weights W_ij are inputs, however they were obtained",
+            "the confidences c_i, lambda_i and step sizes, which are functions of the numbers of records",
+            "features, centring and scaling of the rows, unless they are constants of the domain",
+        )
+
+    # The run
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Theta(0) for everyone, no data are read; except with ``start="local"``.
+
+        Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
+        k neighbours is k of them; ``warm`` int64 (1,), whether the warm start has been made, where there is one; and
+        those of agents that come and go (:meth:`Work.public_state`).
+        """
+        theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
+        if self.start == "local":
+            theta += self._local_fits(problem, math.inf).all()
+        elif self.start is None:
+            theta += problem.initial.cpu().double() if self.loss == "model" else 0.0
+        else:
+            if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
+                raise ConfigError(
+                    f"PeerToPeer.start has {len(self.start)} numbers for a model of {problem.dimension} parameters."
+                )
+            theta += torch.tensor(self.start, dtype=torch.float64)
+        public = self._work(problem).public_state(theta)
+        if self.warm_start is not None:
+            public["warm"] = torch.zeros(1, dtype=torch.int64)
+        return State(public, problem.client_store({}))
+
+    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
+        """All wake-ups of a block, of all replicates; in place. The first one makes the warm start before them."""
+        self._check_start(noised=channel.noise_multipliers is not None)
+        if self.warm_start is not None and not int(state.public["warm"]):
+            fits = self._local_fits(problem, channel.bound, self.warm_lam)
+            make_warm_start(self.network(problem), fits, state.public, channel)
+        paper = self.guarantee == "paper" and channel.noise_multipliers is not None
+        Wakeups(self._work(problem), state.public, channel, channel.bound if paper else None).run(block)
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never
+        were there their neighbours' mean."""
+        theta = state.public["theta"][0][clients]
+        if "known" in state.public:
+            agents = clients.numpy()
+            counted = state.public["counted"].numpy()
+            where = np.zeros(len(agents), dtype=np.int64)
+            means = self.network(problem).means(state.public["theta"].numpy(), where, agents, counted)
+            theta = torch.where(state.public["known"][0][clients][:, None], theta, torch.from_numpy(means))
+        return self._refined(problem, theta[None], clients)[0].to(problem.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """The personal models of every replicate, (R, n, D) float64."""
+        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: there is no model of all."""
+        return None
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
+        work, theta = self._work(problem), state.public["theta"]
+        network = work.network
+        total = torch.tensor([network.roughness(one) for one in theta.numpy()], dtype=torch.float64)
+        weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence(network.counts))
+        total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge(network.counts)))
+        for i in np.flatnonzero(network.counts).tolist():
+            total += weight[i] * work.records.mean_losses(i, theta[:, i])
+        return total
+
+    # Inside
+
+    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
+        """The models (R, k, D) of ``clients`` after their own last step."""
+        if self.refine is None:
+            return theta
+        data, refined = self.data(problem), theta.clone()
+        for place, agent in enumerate(clients.tolist()):
+            x, y = data.x[agent], data.y[agent]
+            if len(x):
+                pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
+                refined[:, place] += fit_own(self._linear, x, y, theta[:, place], pull, "frobenius")
+        return refined
+
+    @property
+    def _linear(self) -> LinearLoss:
+        return LinearLoss("logistic" if self.loss == "model" else self.loss)
+
+    def _work(self, problem: Problem) -> Work:
+        return prepared(problem, self, lambda: self._built(problem))
+
+    def _built(self, problem: Problem) -> Work:
+        given = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
+        graph, ids = given.ordered(problem.data.ids), problem.data.ids
+        counts = problem.data.train.counts.numpy().astype(np.int64)
+        lam = None if self.lam == "inverse" else float(self.lam)
+        smooth = self._linear.smoothness(self._row_bound(problem)) if self.smoothness is None else self.smoothness
+        network = Network(graph, counts, max(1, int(counts.max())), self.mu, lam, smooth, self.idle_confidence)
+        linear = self.loss != "model"
+        records = LinearRecords(self.data(problem), self._linear) if linear else ModelRecords(problem)
+        presence = None if self.absences is None else Presence(self.absences, ids)
+        return Work(network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget")
+
+    def _row_bound(self, problem: Problem) -> float:
+        """B of a whole row, with the 1 of a bias."""
+        bias = problem.dimension - math.prod(problem.data.spec.shape)
+        return math.sqrt(largest_row(problem, self._linear, bound_of(self, problem)) ** 2 + bias)
+
+    def _check_start(self, *, noised: bool) -> None:
+        if noised and self.start == "local" and self.guarantee == "sound":
+            raise PrivacyError(
+                "PeerToPeer.start='local' begins with models fitted to the raw records, and no noise covers them: a "
+                "private run starts from a public constant or from warm_start, which is paid for."
+            )
+
+    def _local_fits(self, problem: Problem, clip: float, lam: float | None = None) -> LocalFits:
+        network = self.network(problem)
+        ridge = network.ridge(network.counts) if lam is None else np.full(problem.clients, lam)
+        bound = self._row_bound(problem) if self.loss == "logistic" else math.inf  # its slope is at most 1
+        curvature = self._linear.smoothness(self._row_bound(problem))
+        return LocalFits(self._linear, self.data(problem), ridge, min(clip, bound), curvature)

@@ -1,0 +1,114 @@
+"""The gradients and losses of an agent's records, for linear models and for any other."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...privacy import OwnerChannel
+from ...stacked import StackedModule
+from ...stacked.losses import example_losses
+from ...stacked.per_example import example_gradients
+from ..base import Problem
+from ..linear.data import LinearData, LinearLoss
+
+Points = Callable[[int, Tensor], Tensor]
+"""(agent, repetitions (k,)) -> (k, D) float64: the models at which gradients are taken."""
+
+
+class Records(ABC):
+    """What the algorithm needs of the agents' records."""
+
+    @abstractmethod
+    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
+        """The next ``count`` answers of the channel, at ``points``: (count, R, D) float64."""
+
+    @abstractmethod
+    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
+        """The next answer: (R, D)."""
+
+    @abstractmethod
+    def mean_losses(self, agent: int, models: Tensor) -> Tensor:
+        """Mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""
+
+    @abstractmethod
+    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
+        """Mean gradient of an agent's records, each clipped at ``clip`` in the L2 norm: (k, D); not private."""
+
+
+class LinearRecords(Records):
+    """Of a linear model: gradients are multiples of the rows."""
+
+    def __init__(self, data: LinearData, loss: LinearLoss) -> None:
+        self.data, self.loss = data, loss
+
+    def _scales(self, agent: int, models: Tensor) -> Tensor:
+        return self.loss.scale(models, self.data.x[agent], self.data.y[agent])
+
+    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
+        return channel.release_run(count, lambda i, which, where: self._scales(i, points(i, where)))
+
+    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
+        return channel.release(lambda i, where: self._scales(i, points(i, where)))
+
+    def mean_losses(self, agent: int, models: Tensor) -> Tensor:
+        return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)
+
+    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
+        x = self.data.x[agent]
+        limit = (clip / x.norm(dim=1)).clamp(max=1e300)  # of factors; of a zero row any will do
+        return self._scales(agent, models).clamp(-limit, limit) @ x / len(x)
+
+
+class ModelRecords(Records):
+    """Of any model and loss, one gradient a record."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.offsets = problem, problem.data.train.offsets
+        device, dtype = problem.initial.device, problem.initial.dtype
+        self.stack = StackedModule(problem.module, capacity=1, device=device, dtype=dtype)
+        if self.stack.has_dropout:
+            raise ConfigError("PeerToPeer takes models without dropout: a wake-up is one exact gradient.")
+
+    def _own(self, agent: int, copies: int) -> tuple[Tensor, Tensor]:
+        initial = self.problem.initial
+        index = torch.arange(int(self.offsets[agent]), int(self.offsets[agent + 1]))
+        x, y = self.problem.data.gather("train", index, dtype=initial.dtype, device=initial.device)
+        return x.expand(copies, *x.shape), y.expand(copies, *y.shape)
+
+    def gradients(self, agent: int, models: Tensor) -> Tensor:
+        """(k, m_i, D) float64, of every record at ``models`` (k, D)."""
+        x, y = self._own(agent, len(models))
+        self.stack.load(models.to(self.problem.initial), len(models))
+        chunks = example_gradients(self.stack, x, y, self.problem.loss)
+        found = torch.empty(*x.shape[:2], models.shape[1], dtype=torch.float64)
+        place = torch.zeros(len(models), dtype=torch.int64)
+        for rows, owner in chunks:
+            for copy in owner.unique().tolist():
+                own = rows[owner == copy]
+                found[copy, place[copy] : place[copy] + len(own)] = own.detach().cpu().double()
+                place[copy] += len(own)
+        return found
+
+    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
+        return channel.release_rows_run(count, lambda i, which, where: self.gradients(i, points(i, where)))
+
+    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
+        return channel.release_rows(lambda i, where: self.gradients(i, points(i, where)))
+
+    def mean_losses(self, agent: int, models: Tensor) -> Tensor:
+        x, y = self._own(agent, len(models))
+        outputs = self.stack.predict(models.to(self.problem.initial), x)
+        return example_losses(self.problem.loss, outputs, y).double().mean(1).cpu()
+
+    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
+        rows = self.gradients(agent, models)
+        if math.isinf(clip):
+            return rows.mean(1)
+        norms = rows.norm(dim=2, keepdim=True)
+        return (rows * (clip / norms.clamp(min=clip))).mean(1)

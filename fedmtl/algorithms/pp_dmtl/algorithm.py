@@ -1,0 +1,393 @@
+"""PP-DMTL: private multi-task learning by asynchronous proximal gradient, with an untrusted server.
+
+Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with Asynchronous Updates", KDD 2017.
+
+    min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
+
+P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and waits for nobody;
+the server puts it in column t of a matrix S whose other columns stay as they are, takes one proximal step on all of P
+and returns p_t, which task t uses at its next activation (Algorithm 1). The protected unit is a record of a task, the
+observers are the server and the other tasks, neighbours differ by one record replaced.
+
+``guarantee="sound"``: the published accounting bounds one step of q_t from the *same* q_t, but q_t is a private state
+that nothing noises, so its sensitivity grows along the run
+(:func:`~fedmtl.algorithms.pp_dmtl.published.published_sensitivity`). Here one clipped, noised gradient G_t serves both
+blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases
+alone. After training, q_t is fitted once to the raw records and never sent.
+
+``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite.
+
+    algorithm = PPDMTL(loss="logistic", lam=0.015, tau=1e-3)
+    channel = open_owner_channel(RecordPrivacy(clip_norm=1.0, epsilon=10.0, mechanism="l2_laplace"),
+                                 algorithm.rows(problem), ids=problem.data.ids, caps=np.full(20, 5), seed=0)
+    state = algorithm.init(problem)
+    channel.begin(0, block.client)
+    state = algorithm.step(problem, state, block, channel)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import non_negative, one_of, positive, positive_int
+from ...data import RowBound
+from ...errors import ConfigError, PrivacyError
+from ...privacy import OwnerChannel, Published
+from ...schedules import EventTable, block_bounds
+from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
+from ..base import AsyncAlgorithm, Problem, State
+from ..linear.data import LinearData, LinearLoss
+from .published import REFUTED, published_epsilon
+from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
+from .task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, largest_row, own_step
+
+if TYPE_CHECKING:
+    from ...privacy.owner_opening import Privacies
+
+
+def largest_delay(clients: Tensor) -> int:
+    """The most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
+
+    Every task starts from a common event before the first, and its last gradient is used until the end.
+    """
+    events, largest = clients.shape[1], 0
+    for row in clients.numpy():
+        for task in np.unique(row[row >= 0]):
+            places = np.concatenate([[-1], np.flatnonzero(row == task), [events]])
+            largest = max(largest, int((places[2:] - places[:-2]).max()))
+    return largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPDMTL(AsyncAlgorithm):
+    """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
+
+    Args:
+        loss: ``"logistic"``, or ``"squared"``: (y - w.x)^2, without 1/2.
+        lam: lambda, the strength of r(P). The server's proximal threshold is ``a2 lam``.
+        threshold: that threshold itself (the paper's mu), in place of ``lam``.
+        tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
+        a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
+        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. The server repeats a task's
+            last gradient at every event, so a column moves on by gradients taken long before.
+        delay: the most events from an activation of a task to its next but one, for which a gradient taken at the
+            column of the first is used: a public property of the schedule, :func:`largest_delay`. ``None``: 2 T, which
+            is tasks that act in turn. With latencies between 0 and a maximum it is about 4 T, and with stragglers more;
+            where it is too small P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)`` is
+            stable whatever the delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a x_{n-k}.)
+        smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
+            B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
+            be public knowledge; only stability rests on it.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
+            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
+            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
+            bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
+            the data, where they state one. None: 2^40.
+        penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
+        own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
+        guarantee: ``"sound"`` or ``"paper"``.
+        gauss_seidel: the gradient is taken at the new q_t (Algorithm 1) and not at the old one. ``None``: True in
+            ``"paper"``. ``"sound"`` cannot, since its new q_t is made of that very release.
+        exact_q: solve for q_t (Equation 8) in place of one step; ``"paper"`` only.
+        start: of q_t, ``"zero"``, or ``"single_task"``, the fit of the task alone that Algorithm 1 starts from;
+            ``"paper"`` only.
+        query_epsilon: epsilon_1, of the noise z1 at the point where the gradient is taken. ``None``: that of the
+            release. ``"paper"`` only.
+        refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent. ``None``: True in
+            ``"sound"``, False in ``"paper"``.
+        refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
+        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's records, each of them with
+            this public probability, and divides by the constant q n_t. Pure epsilon of one answer falls from e to
+            log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
+
+    Raises:
+        ConfigError: a value outside these ranges, or one that the guarantee does not allow.
+    """
+
+    loss: Literal["logistic", "squared"] = "logistic"
+    lam: float = 0.015
+    threshold: float | None = None
+    tau: float = 1e-3
+    a1: float = 0.0
+    a2: float | None = None
+    delay: int | None = None
+    smoothness: float | None = None
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
+    penalty: SharedPenalty = "nuclear"
+    own_penalty: OwnPenalty = "frobenius"
+    guarantee: Literal["sound", "paper"] = "sound"
+    gauss_seidel: bool | None = None
+    exact_q: bool = False
+    start: Literal["zero", "single_task"] = "zero"
+    query_epsilon: float | None = None
+    refine: bool | None = None
+    refine_tau: float | None = None
+    batch_rate: float = 1.0
+
+    name = "pp_dmtl"
+    supports_replicates = True
+
+    def __post_init__(self) -> None:
+        one_of(self, ("logistic", "squared"), loss=self.loss)
+        one_of(self, ("nuclear", "l21"), penalty=self.penalty)
+        one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
+        one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, ("zero", "single_task"), start=self.start)
+        non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
+        check_bounds(self)
+        for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
+            if getattr(self, field) is not None:
+                positive(self, **{field: getattr(self, field)})
+        if self.delay is not None:
+            positive_int(self, delay=self.delay)
+        if self.threshold is not None:
+            non_negative(self, threshold=self.threshold)
+        positive(self, batch_rate=self.batch_rate)
+        if self.batch_rate > 1:
+            raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
+        if self.batch_rate < 1 and self.exact_q:
+            raise ConfigError("PPDMTL.exact_q fits q_t to all records, and batch_rate < 1 takes some; leave one out.")
+        if self.guarantee == "sound":
+            self._check_sound()
+        if self.tau == 0 and (self.exact_q or self.start == "single_task" or (self.refines and not self.refine_tau)):
+            raise ConfigError(
+                "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
+                "refine_tau for the refinement alone."
+            )
+
+    def _check_sound(self) -> None:
+        reasons = {
+            "gauss_seidel": "takes the gradient at the new q_t, which in this mode is made of that very release",
+            "exact_q": "moves q_t by the raw records, and nothing noises q_t",
+            "query_epsilon": "is of the noise z1 of Algorithm 1; here the points of the gradients are public",
+        }
+        for field, reason in reasons.items():
+            if getattr(self, field):
+                raise ConfigError(f"PPDMTL.{field} {reason}: with guarantee='sound' leave it out.")
+        if self.start != "zero":
+            raise ConfigError(
+                "PPDMTL.start='single_task' is a fit of raw records, and nothing noises q_t: with guarantee='sound' it "
+                "must be 'zero'."
+            )
+
+    @property
+    def refines(self) -> bool:
+        """Whether the personal models fit q_t to the raw records."""
+        return self.guarantee == "sound" if self.refine is None else self.refine
+
+    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PPDMTL:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        return resolve_bounds(self, problem, privacy)
+
+    # What it needs of the problem
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too."""
+        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
+
+    def rows(self, problem: Problem) -> list[Tensor]:
+        """The rows x_j of every task, (n_t, p) float64, within the bound of the domain."""
+        return list(self._data(problem).x)
+
+    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
+        """(n,) int64, the most answers of each task: as many as the schedule has."""
+        return np.asarray(schedule_caps, dtype=np.int64).copy()
+
+    def published(self, problem: Problem) -> Published | None:
+        """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
+        if self.guarantee == "sound":
+            return None
+        return Published(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
+
+    def channel_options(self, problem: Problem, privacy: object, caps: np.ndarray) -> dict[str, object]:
+        """What else the channel must know: the share of records in an answer."""
+        return {} if self.batch_rate == 1 else {"rate": self.batch_rate}
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """P = S = 0, no data are read; except with ``start="single_task"``.
+
+        Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
+        that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)); where P is large,
+        ``basis`` and ``basis_use`` carry the server's decomposition from event to event.
+
+        Raises:
+            ConfigError: a step size beyond the stable ones.
+        """
+        self._steps(problem)
+        shape = (replicates, problem.clients, problem.dimension)
+        names = ("shared", "stale", "returned") + (("own",) if self.guarantee == "sound" else ())
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
+        public |= carried_basis(replicates, problem.clients, problem.dimension, self.penalty)
+        if self.guarantee == "sound":
+            return State(public, problem.client_store({}))
+        store = problem.client_store({"own": ((replicates, problem.dimension), torch.float64)})
+        if self.start == "single_task":
+            data, zero = self._data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
+            for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+                own = fit_own(self._loss, x, y, zero, self.tau, self.own_penalty)
+                store.scatter("own", torch.tensor([task]), own.expand(1, replicates, -1))
+        return State(public, store)
+
+    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
+        """All activations of a block, of all replicates; in place."""
+        data, (a2, threshold) = self._data(problem), self._steps(problem)
+        table = EventTable(block.step, block.time, block.client, block.client)
+        bounds = block_bounds(table, "none", max(1, len(table))).tolist()
+        noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
+        prox = SharedProx(state.public, self.penalty, threshold)
+        clients = block.client.T  # (S, R)
+        for start, stop in pairwise(bounds):
+            part = clients[start:stop]
+            if noise is None:
+                released = self._sound_answers(data, state, part, channel)
+            else:
+                released = self._paper_answers(data, state, part, channel, noise[start:stop])
+            serve(state.public, part, released, a2, prox)
+        prox.keep()
+        return state
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if ``refines``."""
+        return self._personal(problem, state, clients, slice(0, 1))[0]
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """As :meth:`personalize`, of all tasks in every replicate: (R, T, p)."""
+        return self._personal(problem, state, torch.arange(problem.clients), slice(None))
+
+    def shared(self, state: State) -> Tensor | None:
+        """None: P has a column for every task, and no model is common to all."""
+        return None
+
+    def objective(self, problem: Problem, state: State) -> Tensor:
+        """Equation (2) on the training records, (R,) float64, not private."""
+        data, own = self._data(problem), self._own(state)
+        shared = state.public["shared"]
+        a2, threshold = self._steps(problem)
+        total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
+        total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
+        for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
+            total = total + self._loss.value(shared[:, t] + own[:, t], x, y).mean(1)
+        return total
+
+    # Inside
+
+    @property
+    def _loss(self) -> LinearLoss:
+        return LinearLoss(self.loss)
+
+    def _data(self, problem: Problem) -> LinearData:
+        return bounded_rows(problem, self._loss, bound_of(self, problem), target_of(self, problem))
+
+    def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
+        shared = state.public["shared"][which][:, clients]
+        if not self.refines or not len(clients):
+            own = self._own(state)[which][:, clients]
+        else:
+            data, tau = self._data(problem), self.tau if self.refine_tau is None else self.refine_tau
+            fits = [
+                fit_own(self._loss, data.x[t], data.y[t], shared[:, k], tau, self.own_penalty)
+                for k, t in enumerate(clients.tolist())
+            ]
+            own = torch.stack(fits, dim=1)
+        return (shared + own).to(problem.initial)
+
+    def _own(self, state: State) -> Tensor:
+        """Q (R, T, p)."""
+        if self.guarantee == "sound":
+            return state.public["own"]
+        return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
+
+    def _steps(self, problem: Problem) -> tuple[float, float]:
+        """a2 and the proximal threshold."""
+        bias = problem.dimension - int(np.prod(problem.data.spec.shape))
+        smooth = self.smoothness
+        if smooth is None:
+            largest = largest_row(problem, self._loss, bound_of(self, problem))
+            smooth = self._loss.smoothness((largest**2 + bias) ** 0.5)
+        delay = 2 * problem.clients if self.delay is None else self.delay
+        largest = 2.0 / ((delay + 1) * smooth)
+        a2 = largest / 2 if self.a2 is None else self.a2
+        if a2 > largest * (1 + 1e-9):
+            raise ConfigError(
+                f"PPDMTL.a2 is {a2:g}; with {problem.clients} tasks, delay = {delay} and L = {smooth:g} it must be at "
+                f"most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every event, "
+                f"and one is up to that many events old. A smaller public bound on the curvature may be given as "
+                f"smoothness."
+            )
+        if self.a1 * (smooth + self.tau) > 1 + 1e-9:
+            raise ConfigError(
+                f"PPDMTL.a1 is {self.a1:g}; with L = {smooth:g} it must be at most 1 / (L + tau) = "
+                f"{1 / (smooth + self.tau):.4g}."
+            )
+        return a2, a2 * self.lam if self.threshold is None else self.threshold
+
+    def _sound_answers(self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel) -> Tensor:
+        """One release for both blocks: G_t at p_t + q_t, then q_t <- q_t - a1 (G_t + tau q_t). (S, R, p)."""
+        own, loss = state.public["own"], self._loss
+        p, q = state.public["returned"].numpy(), own.numpy()  # of a few rows numpy's sums are faster than torch's
+
+        def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
+            some = slice(None) if len(p) == 1 else where.numpy()  # one replicate has one activation in this part
+            point = p[some, task] + q[some, task] if self.a1 > 0 else p[some, task]  # q_t stays 0
+            return loss.scale(torch.from_numpy(point), data.x[task], data.y[task])
+
+        released = channel.release_run(len(part), scales)
+        if self.a1 > 0:
+            which, where = (part >= 0).nonzero(as_tuple=True)
+            task = part[which, where]
+            own[where, task] = own_step(own[where, task], released[which, where], self.a1, self.tau, self.own_penalty)
+        return released
+
+    def _paper_answers(
+        self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel, noise: Tensor
+    ) -> Tensor:
+        """Algorithm 1, lines 10-13: q_t moves on raw records; G_t = mean gradient at p_t + q_t + z1, plus z2."""
+        returned, store, loss = state.public["returned"], state.private, self._loss
+        points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
+        for task in part[part >= 0].unique().tolist():
+            which, where = (part == task).nonzero(as_tuple=True)
+            x, y, p = data.x[task], data.y[task], returned[where, task]
+            row = store.gather("own", torch.tensor([task]))
+            q = row[0, where]
+            kept = channel.members(task, which, where)
+            if self.exact_q:
+                new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
+            else:
+                factors = loss.scale(p + q, x, y)
+                factors = factors if kept is None else factors * kept
+                gradient = factors @ x / (self.batch_rate * len(x))
+                new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
+            points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
+            row[0, where] = new
+            store.scatter("own", torch.tensor([task]), row)
+        return channel.release_run(
+            len(part), lambda task, which, where: loss.scale(points[which, where], data.x[task], data.y[task])
+        )
+
+    def _query_noise(self, channel: OwnerChannel, data: LinearData, clients: Tensor) -> Tensor:
+        """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
+        if channel.noise_multipliers is None:
+            return channel.local_noise()
+        if channel.mechanism != "l2_laplace":
+            raise PrivacyError(
+                f"PPDMTL with guarantee='paper' adds noise of density exp(-b ||z||_2), mechanism 'l2_laplace'; the "
+                f"releases have {channel.mechanism!r}."
+            )
+        inverse = channel.noise_multipliers if self.query_epsilon is None else 1.0 / self.query_epsilon
+        scale = np.atleast_2d(
+            2 * self.a1 * channel.bound / (self.batch_rate * data.counts.numpy()) * inverse
+        )  # (1 or R, n)
+        where = torch.arange(clients.shape[1]) if len(scale) > 1 else 0
+        return channel.local_noise() * torch.as_tensor(scale)[where, clients.clamp(min=0)][:, :, None]

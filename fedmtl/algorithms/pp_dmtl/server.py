@@ -1,0 +1,161 @@
+"""The server of PP-DMTL: its proximal step on P after every gradient that arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...local.nuclear import NuclearProx
+from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
+
+SharedPenalty = Literal["nuclear", "l21"]
+SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
+    "nuclear": Penalty(nuclear_norm, prox_nuclear),
+    "l21": Penalty(column_norm, prox_columns),
+}
+"""r by name, of P^T (..., T, p): one row a task, one column a feature."""
+
+
+def carried_basis(replicates: int, tasks: int, dimension: int, penalty: SharedPenalty) -> dict[str, Tensor]:
+    """What :class:`SharedProx` carries in the state, before the first event; nothing where P is small."""
+    side = min(tasks, dimension)
+    if penalty != "nuclear" or side < NuclearProx().least_side:
+        return {}
+    shapes = {"basis": (replicates, side, side // 2), "basis_use": (replicates, 3)}
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = 1e-9) -> Tensor:
+    """:func:`~fedmtl.local.proximal.prox_nuclear` of small matrices x (R, m, n), with its error bounded afterwards.
+
+    The product G of x with its transpose on the smaller side is decomposed; let D be the rounding error of G and of
+    its decomposition. As :func:`~fedmtl.local.proximal.gram_error` has it, the result is off by at most ``||D||_F``
+    times the largest ``s |f[w, w']|`` with w = s^2 of x and w' of G + D, f(w) = max(0, 1 - t / sqrt(w)); at most
+    ``1 / (2 t)``. Where no singular value lies between c < t < u, it is at most ``t / (2 u^2)`` of two above, for
+    ``f[w, w'] = t / (s s' (s + s'))``; 0 of two below; ``1 / (u - c^2 / u)`` of one each. That is for noise that is
+    large beside the threshold. Where the error is not shown to be within ``tolerance`` ||x||_F, x is decomposed.
+    """
+    if len(x) == 1:  # two axes are faster than three
+        return torch.from_numpy(_by_gram(x[0].numpy(), t, tolerance))[None]
+    return torch.from_numpy(_by_gram(x.numpy(), t, tolerance))
+
+
+def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
+    """Of (m, n) or (R, m, n); numpy's products of many small matrices are faster than torch's."""
+    short, long = sorted(x.shape[-2:])
+    wide = x.shape[-2] == short
+    other = x.swapaxes(-2, -1)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(x @ other if wide else other @ x))
+    w, v = values.numpy(), vectors.numpy()
+    kept = v * (1 - t / np.sqrt(np.maximum(w, t * t)))[..., None, :] if t > 0 else v
+    factor = kept @ v.swapaxes(-2, -1)
+    out: np.ndarray = factor @ x if wide else x @ factor
+    fine = _fine(w, (long + 10 * short) * np.finfo(x.dtype).eps, t, tolerance)
+    if not fine.all():
+        coarse = torch.from_numpy(x[~fine] if x.ndim == 3 else x)
+        exact = prox_nuclear(coarse, t, method="svd").numpy()
+        if x.ndim == 2:
+            return exact
+        out[~fine] = exact
+    return out
+
+
+def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
+    """(...) bool: whether the error is shown to be small, by the eigenvalues (..., m) of G, which rise."""
+    square = w.sum(-1)
+    if t <= 0:
+        return np.zeros(square.shape, dtype=bool)
+    rounding, allowed = ulps * square, tolerance * np.sqrt(np.maximum(square, 0.0))
+    fine: np.ndarray = np.isfinite(square) & (rounding <= 2 * t * allowed)
+    if fine.all():
+        return fine
+    above = w > t * t
+    high = np.where(above, w, np.inf).min(-1) - rounding  # nearest above the threshold, and below
+    low = np.where(above, -np.inf, w).max(-1) + rounding
+    low = np.where(above.all(-1), 0.0, low)
+    gain = np.full(square.shape, 1 / (2 * t))
+    apart = (low < t * t) & (high > t * t)
+    root = np.sqrt(np.where(apart, high, 1.0))
+    mixed = np.where(above.all(-1) | np.isinf(root), 0.0, 1 / (root - np.where(apart, low, 0.0) / root))
+    gain = np.where(apart, np.minimum(gain, np.maximum(t / (2 * root * root), mixed)), gain)
+    return np.isfinite(square) & (rounding * gain <= allowed)
+
+
+_LEAST_PART = 16  # matrices of a thread, below which it costs more than it gives
+
+
+class SharedProx:
+    """The proximal operator of r on P^T (R, T, p); for a large nuclear norm with bases carried in the public state.
+
+    The bases are part of the state, so that a run that stops and goes on is the run that did not stop: ``basis``
+    (R, side, side // 2), zeros beyond its columns, and ``basis_use`` (R, 3), their number and the operator's two
+    counts of calls to wait.
+    """
+
+    def __init__(self, public: dict[str, Tensor], penalty: SharedPenalty, threshold: float) -> None:
+        self._public, self._threshold = public, threshold
+        self._prox: Callable[[Tensor, float], Tensor]
+        self._prox = prox_nuclear_small if penalty == "nuclear" else SHARED_PENALTIES[penalty].prox
+        self._nuclear: NuclearProx | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        if "basis" not in public:
+            threads = torch.get_num_threads()
+            if penalty == "nuclear" and threads > 1 and len(public["shared"]) >= _LEAST_PART * threads:
+                self._pool = ThreadPoolExecutor(threads)
+            return
+        self._prox = self._nuclear = NuclearProx()
+        bases, waits = {}, {}
+        for r, (columns, left, last) in enumerate(public["basis_use"].long().tolist()):
+            if columns:
+                bases[r] = public["basis"][r, :, :columns].contiguous()
+            if last:
+                waits[r] = torch.tensor([left, last])
+        self._nuclear.load_state_dict({"bases": bases, "waits": waits})
+
+    def __call__(self, p: Tensor) -> Tensor:
+        if self._pool is None:
+            return self._prox(p, self._threshold)
+        parts = p.tensor_split(torch.get_num_threads())  # decompositions of a batch take one core otherwise
+        return torch.cat(list(self._pool.map(lambda part: self._prox(part, self._threshold), parts)))
+
+    def keep(self) -> None:
+        """Put the bases back into the state, and let the threads go; nothing follows."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        if self._nuclear is None:
+            return
+        padded, use = self._public["basis"].zero_(), self._public["basis_use"].zero_()
+        kept = self._nuclear.state_dict()
+        for place, basis in kept["bases"].items():
+            padded[place, :, : basis.shape[1]] = basis
+            use[place, 0] = basis.shape[1]
+        for place, wait in kept["waits"].items():
+            use[place, 1:] = wait
+
+
+def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, prox: SharedProx) -> None:
+    """The server's steps, in order: column t of S is G_t, P <- prox_{a2 lam r}(P - a2 S), p_t goes back to task t."""
+    shared, stale = public["shared"], public["stale"]
+    s, back = stale.numpy(), public["returned"].numpy()
+    if len(shared) == 1:
+        for task, gradient in zip(part[:, 0].tolist(), released[:, 0].numpy(), strict=True):
+            if task >= 0:
+                s[0, task] = gradient
+                shared = prox(torch.sub(shared, stale, alpha=a2))
+                back[0, task] = shared.numpy()[0, task]
+        public["shared"].copy_(shared)
+        return
+    everyone, every = bool((part >= 0).all()), np.arange(len(shared))
+    for tasks, gradient in zip(part.numpy(), released.numpy(), strict=True):
+        acts = every if everyone else np.flatnonzero(tasks >= 0)
+        own = tasks[acts]
+        s[acts, own] = gradient[acts]
+        new = prox(torch.sub(shared, stale, alpha=a2))  # of all: a basis belongs to a place in the batch
+        shared = new if everyone else torch.where(torch.from_numpy(tasks >= 0)[:, None, None], new, shared)
+        back[acts, own] = shared.numpy()[acts, own]
+    public["shared"].copy_(shared)

@@ -1,0 +1,5 @@
+"""The command line: ``fedmtl``."""
+
+from .main import main
+
+__all__ = ["main"]

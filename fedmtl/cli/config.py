@@ -1,0 +1,379 @@
+"""From command-line overrides to a trainer: find, check and compose the configuration, build its objects.
+
+Hydra composes and sweeps; the objects are those a program would make, named by ``_target_``. What this module
+adds is that every override is checked before any work, and that errors name the key and what is accepted.
+PyTorch is imported only by :func:`settings` and :func:`build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, FedmtlError
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+Config = dict[str, Any]
+GROUPS = ("algorithm", "data", "model", "schedule", "privacy")
+_INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
+_INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
+    "LinearLoss.name": "algorithm.loss",
+    "wakeup_weights.policy": "algorithm.allocation",
+    "knn_cosine.k": "algorithm.graph.k",
+}
+
+
+def config_folder() -> Path:
+    """The folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"the configuration files are missing: neither {package} nor its parent has configs/.")
+
+
+def choices(folder: Path) -> dict[str, dict[str, str]]:
+    """Every group with its options; an option comes with the comment that opens its file."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted(folder.glob("*/**/*.yaml")):
+        group = file.parent.relative_to(folder).as_posix()
+        comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        words = [line[2:] for line in comments if not line.startswith("# @")]
+        found.setdefault(group, {})[file.stem] = words[0] if words else ""
+    return found
+
+
+def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None) -> None:
+    """Refuse overrides that no run can use: unknown keys and options, missing and impossible values.
+
+    Args:
+        overrides: as typed.
+        multirun: every combination of listed values is checked.
+        extra: a folder with further configuration files, searched first.
+
+    Raises:
+        ConfigError: the first problem, naming the key.
+    """
+    for combination in combinations(overrides, multirun=multirun):
+        _check_names(combination, extra)
+        settings(resolve(compose(tuple(combination), extra)))
+
+
+def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
+    """One list of overrides for each run of a sweep; the only one when nothing is swept."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    axes: list[list[str]] = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            raise ConfigError(f"cannot read {text!r}: {_first_line(error)}.") from error
+        if override.is_sweep_override():
+            if not multirun:
+                listed = f", or write {text.replace('=', '=[')}] for a list" if text.startswith("epsilons=") else ""
+                raise ConfigError(f"{text} lists several values; add -m to run each of them{listed}.")
+            if not override.is_discrete_sweep():
+                raise ConfigError(f"{text} is no list of values; write KEY=A,B,C or KEY=range(1,4).")
+            key = override.get_key_element()
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            axes.append([text])
+    return (list(combination) for combination in itertools.product(*axes))
+
+
+@lru_cache(maxsize=64)
+def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
+    """The composed configuration, its interpolations unresolved.
+
+    Raises:
+        ConfigError: Hydra cannot compose it.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    search = [f"hydra.searchpath=[file://{extra.resolve()}]"] if extra is not None else []
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return hydra_compose("config", overrides=[*overrides, *search])
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{_first_line(error)}.") from error
+
+
+def resolve(config: Any) -> Config:
+    """Plain values: nothing missing, every reference resolved, without what only helped to get there.
+
+    Raises:
+        ConfigError: a required value is missing, or a reference leads nowhere.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationKeyError, InterpolationToMissingValueError, OmegaConfBaseException
+
+    scale = str(OmegaConf.to_container(config, resolve=False)["scale"])  # type: ignore[index,call-overload]
+    if scale not in config.scales:
+        hint = "" if len(config.scales) > 1 else " (other sizes come with an experiment=...)"
+        raise ConfigError(f"scale is {scale!r}; accepted: {', '.join(config.scales)}{hint}.")
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
+        plain = OmegaConf.to_container(config, resolve=True)
+    except InterpolationToMissingValueError as error:
+        key = _first_line(error).rpartition(" ")[2]
+        raise ConfigError(f"{key} is required; add {key}=VALUE.") from error
+    except InterpolationKeyError as error:
+        lost = re.search(r"'(.+)'", _first_line(error))
+        key = lost.group(1) if lost else "?"
+        group = f"the chosen {key.split('.')[0]} has not" if "." in key else "is no setting"
+        raise ConfigError(f"{error.full_key} is read from {key}, which {group}; choose another, or set it.") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{_first_line(error)}.") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items() if key not in (*_INTERNAL, "scale")}
+
+
+def settings(config: Config) -> Config:
+    """The objects of a resolved configuration that need no data; everything that can be checked is checked.
+
+    Returns:
+        Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
+
+    Raises:
+        ConfigError: an impossible value, named by its key.
+    """
+    import torch
+
+    from .._check import one_of, positive_int
+    from ..local import Execution
+    from ..trainer import EarlyStopping
+    from ..trainer.baselines import named_baselines, usual_baselines
+    from ..trainer.replicates import Replicates
+
+    made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
+    logger = config.get("logger")
+    if logger and "_target_" not in logger:
+        raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
+    with ByKey(config):
+        execution = config["execution"]
+        by_name = execution if isinstance(execution, Mapping) else {"strategy": execution}
+        made["execution"] = Execution(**_fields("execution", by_name, Execution))
+        if config["early_stopping"] is not None:
+            made["early_stopping"] = EarlyStopping(**_fields("early_stopping", config["early_stopping"], EarlyStopping))
+        positive_int("Trainer", rounds=config["rounds"])
+        for name in ("eval_every", "checkpoint_every"):
+            if config[name] is not None:
+                positive_int("Trainer", **{name: config[name]})
+        if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
+            raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
+        one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
+        one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
+        made["baselines"] = config["baselines"] or ()
+        repeated = Replicates(config["replicates"], config["epsilons"])
+        if made["baselines"] == "auto":
+            made["baselines"] = usual_baselines(made["algorithm"]) if repeated.count == 1 else ()
+        named_baselines(made["baselines"], made["algorithm"])
+        repeated.check(made["algorithm"], made["privacy"], made.get("early_stopping"), made["baselines"])
+        if config["device"] != "auto":
+            try:
+                torch.empty(0, device=config["device"])
+            except (RuntimeError, AssertionError, TypeError) as error:
+                raise ConfigError(
+                    f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
+                ) from error
+    made["baselines"] = tuple(made["baselines"])
+    names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
+    made |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
+    return made | {name: config[name] for name in names}
+
+
+def _fields(key: str, given: Any, kind: type) -> Config:
+    """``given`` as arguments of a dataclass; refused by key where it has none of that name."""
+    accepted = [field.name for field in dataclasses.fields(kind)]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{key} is {given!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(f"unknown key {key}.{name}; accepted: {', '.join(accepted)}.")
+    return {str(name): value for name, value in given.items()}
+
+
+def build(config: Config, folder: Path) -> Trainer:
+    """The trainer of a resolved configuration; reads the data.
+
+    Raises:
+        FedmtlError: an impossible value or malformed data, named by its key, file, client or field.
+    """
+    from ..trainer import Trainer
+
+    made = settings(config)
+    logger = dict(config.get("logger") or {})
+    if "folder" in logger:
+        logger["folder"] = str(folder / logger["folder"])
+    callbacks = (_instantiate({"logger": logger}, "logger"),) if logger else ()
+    data = _instantiate(config, "data")
+    with ByKey(config):
+        return Trainer(data=data, folder=folder, callbacks=callbacks, **made)
+
+
+def nearest(key: str, accepted: Sequence[str]) -> list[str]:
+    """Up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
+    last = key.rsplit(".", 1)[-1]
+    same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
+    alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
+    by_last = {name.rsplit(".", 1)[-1]: name for name in accepted}
+    near = [] if same else [by_last[word] for word in difflib.get_close_matches(last, by_last, n=2, cutoff=0.6)]
+    return list(dict.fromkeys([*same, *alike, *near]))[:3]
+
+
+def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
+    """Every key and option exists, given the options that were chosen."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import DictConfig, OmegaConf
+
+    options = choices(config_folder())
+    for group, found in (choices(extra) if extra is not None else {}).items():
+        options.setdefault(group, {}).update(found)
+    parsed = [(text, OverridesParser.create().parse_override(text)) for text in overrides]
+    chosen = []
+    for text, override in parsed:
+        group = override.key_or_group
+        if group not in options:
+            continue
+        chosen.append(text)
+        value = override.value()
+        if value not in options[group]:
+            close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ConfigError(f"{group} has no option {value!r}; {hint}accepted: {', '.join(options[group])}.")
+    base = compose(tuple(chosen), extra)
+    for text, override in parsed:
+        key = override.key_or_group
+        top = key.split(".")[0]
+        if text in chosen or top == "hydra" or key.startswith("hydra/"):
+            continue
+        if override.is_add() and "." in key and top not in _INTERNAL and _has(base, top):
+            continue  # what is added to a group is an argument of its object, which refuses what it has no name for
+        if OmegaConf.select(base, key, throw_on_missing=False) is not None or _has(base, key):
+            continue
+        parent = key.rpartition(".")[0]
+        node = OmegaConf.select(base, parent) if parent else None
+        if isinstance(node, DictConfig):
+            under = [str(name) for name in node if name != "_target_"]
+            if not under:
+                raise ConfigError(f"{key} means nothing here: the chosen {parent} has no settings.")
+            near = [f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)]
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
+        if parent and _has(base, parent):
+            name = key[len(parent) + 1 :]
+            whole = f"write {parent}={{{name}: {override.get_value_element_as_str()}}}"
+            raise ConfigError(f"{key} cannot be set alone, since {parent} is {node}; {whole}.")
+        accepted = list(_keys(base))
+        near = nearest(key, accepted)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(_top(accepted))}."
+        raise ConfigError(f"{key} is no setting; {hint}")
+
+
+def _has(config: Any, key: str) -> bool:
+    """Whether the key is there, also with the value null or still missing."""
+    from omegaconf import DictConfig, OmegaConf
+
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    return isinstance(node, DictConfig) and name in OmegaConf.to_container(node, resolve=False)  # type: ignore[operator]
+
+
+def _keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """All settings of a configuration, as dotted keys."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(config, resolve=False) if not isinstance(config, dict) else config
+    assert isinstance(plain, dict)
+    for name, value in ((str(name), value) for name, value in plain.items()):
+        if name == "_target_" or (not prefix and name in _INTERNAL):
+            continue
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def _top(keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if "." not in key]
+
+
+def _instantiate(config: Config, group: str) -> Any:
+    """The object that ``config[group]`` describes; None for an empty description."""
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    if not config[group]:
+        return None
+    with ByKey(config):
+        return instantiate(OmegaConf.create(config[group]), _convert_="all")
+
+
+class ByKey:
+    """Translate errors inside the block: they name the configuration key, not the class and attribute."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, FedmtlError):
+            cause = cause.__cause__
+        if cause is not None:
+            text = str(cause)
+            for name, key in _INNER_NAMES.items():
+                text = text.replace(name, key)
+            for owner, place in self.owners().items():
+                text = re.sub(rf"\b{owner}\.(?=\w)", f"{place}." if place else "", text)
+            if text == str(error):
+                return
+            raise type(cause)(text) from error
+        from hydra.errors import InstantiationException
+
+        if isinstance(error, InstantiationException):
+            reason = _first_line(error.__cause__ or error)
+            unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
+            if unknown is not None and unknown.group(1) in self.owners():
+                owner, name = unknown.groups()
+                reason = f"{self.owners()[owner]}.{name} is no setting of {owner}"
+            raise ConfigError(f"{reason}.") from error
+
+    def owners(self) -> dict[str, str]:
+        """Class or function name -> the key of the node that names it."""
+        found = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
+
+        def visit(node: Any, place: str) -> None:
+            if isinstance(node, Mapping):
+                if "_target_" in node:
+                    found[str(node["_target_"]).rpartition(".")[2]] = place
+                for name, value in node.items():
+                    visit(value, f"{place}.{name}" if place else str(name))
+
+        visit(self.config, "")
+        return found
+
+
+def _first_line(error: BaseException) -> str:
+    """An error's first line; Hydra's further lines are advice on its own syntax."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

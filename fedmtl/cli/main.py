@@ -1,0 +1,308 @@
+"""The ``fedmtl`` command.
+
+Exit codes: 0, done; 1, a run failed; 2, the request or its input is wrong; 130, interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
+from ..report import CHOICE_NOT_COVERED
+from .audit import audit as _audit
+from .config import ByKey, build, check, choices, config_folder, resolve
+from .profile import profile as _profile
+from .search import resume_search
+from .search import search as _search
+from .verify import verify as _verify
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+_REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, known before training
+
+_USAGE = """\
+usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
+       fedmtl -m [KEY=A,B,C ...]         train every combination
+       fedmtl report FOLDER...           one table and one privacy-utility plot of many runs
+       fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
+       fedmtl resume FOLDER              continue an interrupted run or search
+       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
+       fedmtl verify FOLDER              what the files of a finished run confirm
+       fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
+"""
+_EXAMPLES = """\
+examples
+  fedmtl privacy.epsilon=2 rounds=200
+  fedmtl algorithm=fedavg                          one global model instead
+  fedmtl privacy=none                              no clipping, no noise
+  fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8 baselines=null
+  fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
+  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
+
+common settings
+  rounds, seed, replicates, epsilons, baselines, device, execution, scale, guarantee
+  privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort
+  algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
+
+options
+  -m, --multirun      run every combination of listed values
+  --cfg job           print all settings and stop; with --resolve: what references lead to
+  --config-dir DIR    a folder with your own groups, searched first
+  --debug             show tracebacks
+  --version, --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: words after the program's name; default ``sys.argv[1:]``.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        with _errors_in_one_line(debug) as codes:
+            codes.append(_dispatch(words, debug))
+        return max(codes)
+    except KeyboardInterrupt:
+        _say("interrupted.")
+        return INTERRUPTED
+
+
+def _dispatch(words: list[str], debug: bool) -> int:
+    if {"-h", "--help"} & set(words[:1]) or words == ["help"]:
+        print(help_text())
+        return 0
+    if words[:1] == ["--version"]:
+        print(f"fedmtl {__version__}")
+        return 0
+    if words and "=" not in words[0] and words[0][:1] not in ("-", "~", "+"):
+        commands: dict[str, Callable[[list[str], bool], int]] = {
+            "report": _report,
+            "search": _search,
+            "resume": _resume,
+            "audit": _audit,
+            "verify": _verify,
+            "profile": _profile,
+        }
+        if words[0] not in commands:
+            close = difflib.get_close_matches(words[0], commands, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            accepted = ", ".join(commands)
+            raise ConfigError(
+                f"unknown command {words[0]!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE."
+            )
+        return commands[words[0]](words[1:], debug)
+    return _train(words, debug)
+
+
+def help_text() -> str:
+    """The page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
+    lines = [_USAGE, "groups: choose with GROUP=OPTION"]
+    for group, options in choices(config_folder()).items():
+        if "/" in group:
+            continue
+        width = max(18, *map(len, options))
+        lines.append(f"  {group}")
+        lines += [f"    {name:<{width}} {words}" for name, words in options.items()]
+    return "\n".join([*lines, "", _EXAMPLES])
+
+
+def _train(words: list[str], debug: bool) -> int:
+    """Check everything, then hand over to Hydra, which composes, sweeps and names the folders."""
+    options = _train_options(words)
+    if options.passed_on is None:
+        check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+    if options.cfg is not None or options.passed_on is not None:
+        codes: list[int] = [0]
+        _hydra(words, lambda config: None)
+        return max(codes)
+    codes = [0]
+
+    def task(config: Any) -> None:
+        with _errors_in_one_line(debug, codes):
+            _run(config)
+
+    _hydra(words, task)
+    if options.multirun:
+        print(f"\n{CHOICE_NOT_COVERED}")
+    return max(codes)
+
+
+def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
+    """``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
+    import hydra
+
+    before, sys.argv = sys.argv, ["fedmtl", *words]
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(task)()
+    finally:
+        sys.argv = before
+
+
+def _run(config: Any) -> None:
+    """One training run in the folder that Hydra made."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from ..report.tables import write_text
+    from ..trainer.folder import RunFolder
+
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if RunFolder(folder).started:
+        shown = _short(folder)
+        raise ResumeError(f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder.")
+    resolved = resolve(config)
+    trainer = build(resolved, folder)
+    for key in ("root", "path"):  # a resume may start elsewhere
+        if isinstance(resolved["data"].get(key), str):
+            resolved["data"][key] = os.path.abspath(resolved["data"][key])
+    asked = " ".join(["fedmtl", *hydra.overrides.task])
+    text = f"# {asked}\n{OmegaConf.to_yaml(OmegaConf.create(resolved))}"
+    write_text(folder / "private" / "config.yaml", text)
+    with ByKey(resolved):
+        _fit(trainer, folder, resume=False)
+
+
+def _resume(words: list[str], debug: bool) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fedmtl resume", description="Continue an interrupted run from its last checkpoint."
+    )
+    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+    parser.add_argument(
+        "--moved",
+        action="store_true",
+        help="the folder is a copy of a secure run whose original is gone: only this copy goes on",
+    )
+    options = parser.parse_args(words)
+    folder = options.folder
+    stored = folder / "private" / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
+    from omegaconf import OmegaConf
+
+    from ..trainer.folder import RunFolder
+
+    if options.moved:
+        RunFolder(folder).accept_move()
+    config = OmegaConf.to_container(OmegaConf.load(stored))
+    assert isinstance(config, dict)
+    stored_settings = {str(key): value for key, value in config.items()}
+    if "search" in stored_settings:
+        return resume_search(stored_settings, folder)
+    with ByKey(stored_settings):
+        _fit(build(stored_settings, folder), folder, resume=True)
+    return 0
+
+
+def _report(words: list[str], debug: bool) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fedmtl report",
+        description="Collect finished runs into one table (CSV, markdown) and one privacy-utility plot.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
+    parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
+    options = parser.parse_args(words)
+    from ..report import report
+
+    made = report(options.folders, options.out)
+    for folder in made.unfinished:
+        _say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
+    print(f"{made.table}\n{made.markdown}\n{made.figure}")
+    return 0
+
+
+def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
+    """Train, print the summary, or say how to go on after an interruption."""
+    shown = _short(folder)
+    log = logging.getLogger("fedmtl")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    level, log.propagate = log.level, False
+    log.setLevel(logging.INFO)
+    try:
+        result = trainer.fit(resume=resume)
+    except KeyboardInterrupt:
+        _say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {shown}")
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = True
+    print(f"{result.summary()}\n\nSaved in {shown}")
+    several = result.replicates is not None
+    public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]
+    public += [*["releases.safetensors"] * bool(result.released), "manifest.json"]
+    private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
+    if not several:
+        private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
+    print(f"  public/   covered by the epsilon above: {', '.join(public)}\n  private/  not covered: {private}")
+
+
+def _train_options(words: list[str]) -> argparse.Namespace:
+    """The overrides among the words and the options that matter before Hydra sees them."""
+    parser = argparse.ArgumentParser(prog="fedmtl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-cd", "--config-dir", type=Path)
+    for flags in (("--info", "-i"), ("--hydra-help",), ("--shell-completion", "-sc")):
+        parser.add_argument(*flags, dest="passed_on", nargs="?", const="yes")
+    parser.add_argument("overrides", nargs="*")
+    options, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0]
+        raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
+    return options
+
+
+@contextmanager
+def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator[list[int]]:
+    """Print an error as one line and append its exit code, unless ``debug`` asks for the traceback."""
+    codes = [] if codes is None else codes
+    try:
+        yield codes
+    except FedmtlError as error:
+        if debug:
+            raise
+        _say(f"error: {' '.join(str(error).split())}")
+        codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
+    except BrokenPipeError:  # the reader of the output has gone, as with "| head"
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        codes.append(FAILED)
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
+        codes.append(FAILED)
+
+
+def _say(text: str) -> None:
+    print(f"fedmtl: {text}", file=sys.stderr, flush=True)
+
+
+def _short(folder: Path) -> Path:
+    """The folder relative to where the user is, when it lies below."""
+    try:
+        return folder.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return folder

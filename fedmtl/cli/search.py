@@ -1,0 +1,180 @@
+"""``fedmtl search``: choose the best of many configurations under one privacy budget."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .config import Config, build, check, combinations, compose, resolve, settings
+
+if TYPE_CHECKING:
+    from ..search import PrivateSearch
+
+INTERRUPTED = 130
+_CLIENTS = "fedmtl.ClientPrivacy"
+_EPILOG = """\
+examples
+  fedmtl search algorithm.lam=0.1,1,10 privacy.epsilon=4
+  fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
+
+Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under
+noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders:
+privacy.observer is public here, since the other clients take part in every run. Baselines are not run.
+"""
+
+
+def search(words: list[str], debug: bool) -> int:
+    """Search over every combination of the listed values.
+
+    Args:
+        words: overrides as for a sweep, and ``--mean``, ``--shape``, ``--score-noise``, ``--score-bound``,
+            ``--folder``, ``--config-dir``, ``--audit``.
+        debug: unused; errors are handled by the caller.
+
+    Returns:
+        0, or 1 where the audit refutes something.
+    """
+    options = _options(words)
+    for text in options.overrides:
+        if text.lstrip("+~").startswith("hydra"):
+            raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
+    check(options.overrides, multirun=True, extra=options.config_dir)
+    configs = candidate_configs(options.overrides, options.config_dir)
+    _refuse_other_data(configs)
+    asked: dict[str, Any] = {name: getattr(options, name) for name in ("mean", "shape", "score_noise", "score_bound")}
+    folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
+    if (folder / "private" / "config.yaml").exists():
+        raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
+    made = _build(configs, asked, folder)
+    if options.audit:
+        return _audit(made)
+    made.plan()  # what cannot be accounted is refused before anything is written
+    _keep(" ".join(["fedmtl search", *words]), configs, asked, folder)
+    _fit(made, folder, resume=False)
+    return 0
+
+
+def resume_search(config: Config, folder: Path) -> int:
+    """Continue the search whose ``private/config.yaml`` holds ``config``."""
+    asked = {name: value for name, value in config["search"].items() if name != "candidates"}
+    _fit(_build(config["search"]["candidates"], asked, folder), folder, resume=True)
+    return 0
+
+
+def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> dict[str, Config]:
+    """Resolved configurations by the values that tell them apart, such as ``"algorithm.lam=0.1"``.
+
+    Raises:
+        ConfigError: no value is listed, or one twice.
+    """
+    runs = list(combinations(overrides, multirun=True))
+    swept = [place for place in range(len(overrides)) if len({run[place] for run in runs}) > 1]
+    if not swept:
+        raise ConfigError("there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10.")
+    observed = any(text.lstrip("+").startswith("privacy.observer=") for text in overrides)
+    configs: dict[str, Config] = {}
+    for run in runs:
+        name = " ".join(run[place] for place in swept)
+        if name in configs:
+            raise ConfigError(f"{name} is listed twice.")
+        config = resolve(compose(tuple(run), extra))
+        if config["privacy"].get("_target_") == _CLIENTS and not observed:
+            config["privacy"]["observer"] = "public"
+        config["baselines"], config["logger"] = [], {}
+        configs[name] = config
+    return configs
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fedmtl search",
+        description="Choose the best of many configurations under one privacy budget.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=A,B,C", help="settings, as for fedmtl -m")
+    parser.add_argument("--mean", type=float, default=4.0, help="expected number of runs (default 4)")
+    parser.add_argument(
+        "--shape", type=float, default=1.0, help="of its law: 0 logarithmic, 1 geometric (default), inf Poisson"
+    )
+    parser.add_argument(
+        "--score-noise", type=float, default=0.01, help="standard deviation of the noise on a score (default 0.01)"
+    )
+    parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
+    parser.add_argument("--audit", action="store_true", help="check that nothing tells which run won; search nothing")
+    parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
+    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
+    return parser.parse_intermixed_args(words)
+
+
+def _refuse_other_data(configs: dict[str, Config]) -> None:
+    (first, common), *others = configs.items()
+    for name, config in others:
+        if config["data"] != common["data"]:
+            raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
+
+
+def _build(configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> PrivateSearch:
+    """The search; reads the data once."""
+    from ..search import PrivateSearch
+
+    first = build(next(iter(configs.values())), folder)
+    trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
+    progress = all(trainer.progress for trainer in trainers.values())
+    return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **asked)
+
+
+def _audit(search: PrivateSearch) -> int:
+    """Print what :func:`~fedmtl.search.audit.audit_search` finds."""
+    from ..privacy.audit import any_refuted, table
+    from ..search.audit import audit_search
+
+    findings = audit_search(search)
+    print(table(findings))
+    return int(any_refuted(findings))
+
+
+def _keep(command: str, configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> None:
+    """Write what a resume needs."""
+    from omegaconf import OmegaConf
+
+    from ..report.tables import write_text
+
+    for config in configs.values():
+        for key in ("root", "path"):  # a resume may start elsewhere
+            if isinstance(config["data"].get(key), str):
+                config["data"][key] = os.path.abspath(config["data"][key])
+    content = OmegaConf.to_yaml(OmegaConf.create({"search": asked | {"candidates": configs}}))
+    write_text(folder / "private" / "config.yaml", f"# {command}\n{content}")
+
+
+def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
+    """Search, print the summary, or say how to go on after an interruption."""
+    log, handler = logging.getLogger("fedmtl"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    propagate, log.propagate = log.propagate, False
+    try:
+        found = search.fit(resume=resume)
+    except KeyboardInterrupt:
+        print(
+            f"fedmtl: interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}",
+            file=sys.stderr,
+        )
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate
+    print(f"{found.summary()}\n\nSaved in {folder}")
+    model = ", model.safetensors" if found.best is not None and found.best.shared is not None else ""
+    print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}")
+    print("  private/  not covered: every candidate's run, the scores, how many there were")

@@ -1,0 +1,96 @@
+"""Columns of a table as arrays, with errors that name the file, the row and the column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import DataError
+from .table import load_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MISSING = ("NA", "NaN", "nan", "")
+"""Texts that stand for a value that is not there."""
+
+
+def find_file(root: str | Path, names: Sequence[str]) -> Path:
+    """``root`` if it is a file, or the first of ``names`` in the folder ``root``.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(root)
+    if not path.is_dir():
+        return path
+    for name in names:
+        if (path / name).is_file():
+            return path / name
+    raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
+
+
+def read_frame(file: Path, needed: Sequence[str], text: Sequence[str]) -> pd.DataFrame:
+    """A table with at least the columns ``needed``; the columns ``text`` are read as they are written.
+
+    Raises:
+        DataError: an unreadable or empty file, or a missing column.
+    """
+    frame = load_frame(file, tuple(text))
+    for column in needed:
+        if column not in frame.columns:
+            known = ", ".join(map(repr, frame.columns))
+            raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
+    return frame
+
+
+def numbers(
+    frame: pd.DataFrame,
+    column: str,
+    file: Path,
+    *,
+    missing: bool = False,
+    low: float = -np.inf,
+    high: float = np.inf,
+) -> np.ndarray:
+    """A column of numbers, float64 (n,).
+
+    Args:
+        frame: the table.
+        column: its name.
+        file: for messages.
+        missing: empty values and NA are allowed, and become NaN.
+        low: smallest accepted value.
+        high: largest accepted value.
+
+    Raises:
+        DataError: a text, an infinity, a value outside, or a missing one that is not allowed.
+    """
+    import pandas as pd
+
+    series = frame[column]
+    absent = (series.isna() | series.isin(MISSING)).to_numpy()
+    values = np.asarray(pd.to_numeric(series.mask(absent), errors="coerce"), dtype=np.float64)
+    wrong = ~np.isfinite(values) & ~(absent & missing)
+    outside = ~wrong & ((values < low) | (values > high))
+    if (wrong | outside).any():
+        row = int((wrong | outside).argmax())
+        accepted = "a finite number" if not np.isfinite(high) else f"a number from {low:g} to {high:g}"
+        value = series.iloc[row]
+        found = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
+        raise DataError(f"{file}: row {row}, column {column!r} {found}; accepted: {accepted}.")
+    return values
+
+
+def texts(frame: pd.DataFrame, column: str) -> np.ndarray:
+    """A column of texts (n,), stripped; an empty value becomes ``""``."""
+    return frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+
+
+def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
+    """Positions (n,) int64 of texts (n,) in ``categories``; -1 where a text is none of them."""
+    match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
+    return np.where(match.any(axis=1), match.argmax(axis=1), -1)

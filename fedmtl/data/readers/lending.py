@@ -1,0 +1,218 @@
+"""LendingClub loans: the interest rate from what was known before the loan was priced.
+
+The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private machine
+learning", IEEE TIFS 2021, section VI-A, on the openly published table of 10,000 loans. The last rows are public: they
+fit the coding, and nothing is fitted on the owners' rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._check import positive, positive_int
+from .columns import MISSING, codes, find_file, numbers, read_frame, texts
+from .owners import (
+    Domain,
+    OwnerData,
+    assemble,
+    check_bounds,
+    check_public,
+    check_share,
+    clip_rows,
+    clip_targets,
+    data_of,
+    deal,
+    with_intercept,
+)
+from .whitening import Whitening, fit_whitening
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES = ("loans_full_schema.csv.gz", "loans_full_schema.csv")
+TARGET = "interest_rate"
+RATES = (0.0, 100.0)
+"""Accepted interest rates, in percent a year."""
+
+CATEGORIES = (
+    "state",
+    "homeownership",
+    "verified_income",
+    "verification_income_joint",
+    "loan_purpose",
+    "application_type",
+)
+NUMBERS = (
+    "emp_length",
+    "annual_income",
+    "debt_to_income",
+    "annual_income_joint",
+    "debt_to_income_joint",
+    "delinq_2y",
+    "months_since_last_delinq",
+    "earliest_credit_line",
+    "inquiries_last_12m",
+    "total_credit_lines",
+    "open_credit_lines",
+    "total_credit_limit",
+    "total_credit_utilized",
+    "num_collections_last_12m",
+    "num_historical_failed_to_pay",
+    "months_since_90d_late",
+    "current_accounts_delinq",
+    "total_collection_amount_ever",
+    "current_installment_accounts",
+    "accounts_opened_24m",
+    "months_since_last_credit_inquiry",
+    "num_satisfactory_accounts",
+    "num_accounts_120d_past_due",
+    "num_accounts_30d_past_due",
+    "num_active_debit_accounts",
+    "total_debit_limit",
+    "num_total_cc_accounts",
+    "num_open_cc_accounts",
+    "num_cc_carrying_balance",
+    "num_mort_accounts",
+    "account_never_delinq_percent",
+    "tax_liens",
+    "public_record_bankrupt",
+    "loan_amount",
+    "term",
+)
+DROPPED = {
+    "rownames": "an identifier",
+    "emp_title": "free text, nearly an identifier",
+    "grade": "the lender's own grade, from which the rate is read off",
+    "sub_grade": "the lender's own grade, from which the rate is read off",
+    "installment": "computed from the rate, the amount and the term",
+    "issue_month": "known only when the loan is made",
+    "initial_listing_status": "decided after the rate",
+    "disbursement_method": "decided after the rate",
+    "loan_status": "known only after the loan was made",
+    "balance": "known only after the loan was made",
+    "paid_total": "known only after the loan was made",
+    "paid_principal": "known only after the loan was made",
+    "paid_interest": "known only after the loan was made",
+    "paid_late_fees": "known only after the loan was made",
+}
+"""The columns that are never features, with the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """A map from rows of the table to features, a function of public rows only.
+
+    Args:
+        categories: texts of each categorical column, in the order of their integer codes.
+        whitening: of the coded columns.
+    """
+
+    categories: tuple[tuple[str, ...], ...]
+    whitening: Whitening
+
+    def __call__(self, frame: pd.DataFrame, file: Path) -> np.ndarray:
+        """Rows (n,) to float64 features (n, k)."""
+        return self.whitening(_coded(frame, self.categories, file))
+
+
+def fit_coding(public: pd.DataFrame, file: Path, *, components: int, z_clip: float) -> Coding:
+    """Integer codes, z-scores clipped at ``z_clip``, and a whitened PCA, all of the public rows.
+
+    A value that is missing, or a category that no public row has, gets the z-score 0.
+
+    Raises:
+        ConfigError: more components than the public rows have independent directions.
+    """
+    categories = tuple(
+        tuple(text for text in np.unique(texts(public, column)) if text not in MISSING) for column in CATEGORIES
+    )
+    coded = _coded(public, categories, file)
+    return Coding(categories, fit_whitening(coded, components=components, z_clip=z_clip, where="lending"))
+
+
+def lending_owners(
+    root: str | Path,
+    *,
+    clients: int = 3,
+    sizes: int | Sequence[int] | None = None,
+    public_rows: int = 1000,
+    components: int = 10,
+    z_clip: float = 5.0,
+    l1: float = 12.0,
+    l2: float = 5.0,
+    target: float = 4.0,
+    intercept: bool = False,
+    test_fraction: float | None = 0.2,
+    seed: int = 0,
+) -> OwnerData:
+    """Read loans_full_schema.csv and deal its loans to owners.
+
+    Args:
+        root: the .csv or .csv.gz file, or its folder.
+        clients: number of owners N; ids ``owner-0``, ``owner-1``, ...
+        sizes: loans of each owner, training and test together: None for all in N equal parts, one number for all
+            owners, or one number an owner.
+        public_rows: the last rows of the file, taken as public; they belong to no owner.
+        components: principal components k.
+        z_clip: bound on a column's z-score.
+        l1: bound on ``||x||_1`` of the k features, a public constant; longer rows are scaled down.
+        l2: bound on ``||x||_2``, likewise.
+        target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over their standard
+            deviation.
+        intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
+        test_fraction: share of each owner's loans held out for test; None trains on all of them and tests every
+            owner on the public rows.
+        seed: of the deal and of the split.
+
+    Returns:
+        Features (k,) and targets, float32.
+
+    Raises:
+        DataError: an unreadable file, a missing column, a value that is no number, an empty or impossible rate.
+        ConfigError: an impossible setting.
+    """
+    where = "lending"
+    positive(where, z_clip=z_clip, target=target)
+    check_bounds(where, l1=l1, l2=l2)
+    positive_int(where, components=components)
+    least = 1 if test_fraction is None else 2
+    check_share(where, test_fraction, least)
+    file = find_file(root, FILES)
+    frame = read_frame(file, (TARGET, *CATEGORIES, *NUMBERS), CATEGORIES)
+    check_public(where, public_rows, len(frame), file)
+    private = len(frame) - public_rows
+    parts = deal(private, clients, sizes, seed, where=where, least=least)
+    rates = numbers(frame, TARGET, file, low=RATES[0], high=RATES[1])
+    coding = fit_coding(frame.iloc[private:], file, components=components, z_clip=z_clip)
+    x = clip_rows(coding(frame, file), l1=l1, l2=l2)
+    middle, spread = rates[private:].mean(), rates[private:].std()
+    y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
+    domain = Domain(l1, l2, target)
+    if intercept:
+        x, domain = with_intercept(x), Domain(l1 + 1, float(np.sqrt(l2**2 + 1)), target)
+    note = (
+        f"the last {public_rows} loans of the file are taken as public: they fitted the integer codes, the z-scores, "
+        f"the {components} principal components and the scale of the target, and no epsilon covers them; "
+        "the number of loans of each owner is public"
+    )
+    return assemble(
+        x[:private], y[:private], parts, (x[private:], y[private:]), domain,
+        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,),
+    )  # fmt: skip
+
+
+read_lending = data_of(lending_owners)
+
+
+def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path) -> np.ndarray:
+    """(n, p) float64: integer codes and numbers; NaN where a value is missing or a category is unknown."""
+    coded = [
+        np.where((code := codes(texts(frame, column), known)) >= 0, code, np.nan)
+        for column, known in zip(CATEGORIES, categories, strict=True)
+    ]
+    return np.stack([*coded, *(numbers(frame, column, file, missing=True) for column in NUMBERS)], axis=1)

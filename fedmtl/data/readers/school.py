@@ -1,0 +1,217 @@
+"""ILEA School: exam scores of 15,362 pupils of 139 schools, one client a school."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import one_of, positive_int
+from ...errors import DataError
+from ..checks import check_fraction
+from ..dataset import FederatedDataset
+from ..examples import Domain, Examples
+from .owners import SHRINK
+
+FILE = "school.mat"
+SCORES = (1.0, 70.0)
+"""The public range of an exam score."""
+
+STANDARDIZED = (
+    "features were standardized with each client's own training mean and standard deviation, without noise: "
+    "these statistics are in every model, and no epsilon of single records covers them (that of whole clients does)"
+)
+CENTRED = (
+    "targets were centred with each client's own training mean, without noise: it is needed to use a model, "
+    "and no epsilon of single records covers it (that of whole clients does)"
+)
+
+
+def read_school(
+    root: str | Path,
+    *,
+    test_fraction: float = 0.3,
+    standardize: Literal["client"] | None = None,
+    targets: Literal["score", "unit", "centred"] = "score",
+    unit_rows: bool = False,
+    seed: int = 0,
+    min_examples: int = 2,
+) -> FederatedDataset:
+    """Read school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the order of the file.
+
+    The protocol of Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022,
+    is ``standardize="client"``, ``targets="unit"`` and 30% for test. That of Liang et al., "Model-protected multi-task
+    learning", 2020, as far as it is printed, is ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and
+    70% for test: rows of unit length have no place for an intercept, and where whole schools are the protected unit,
+    what a school computes of its own pupils needs no noise.
+
+    Args:
+        root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of (pupils, 1), one a
+            school.
+        test_fraction: share of each school's pupils held out for test.
+        standardize: ``None``, features as they are; ``"client"``, minus the mean and over the standard deviation of
+            the client's own training rows (a column that does not vary there is only centred). These statistics
+            come from private records without noise; the dataset's ``notes`` say so.
+        targets: ``"score"``, as they are; ``"unit"``, the public range 1 to 70 mapped to 0 to 1; ``"centred"``, that
+            minus the mean of the school's own training pupils, from private records as above.
+        unit_rows: rows scaled to ``||x||_2 = 1`` (never more, and at least 1 - 2^-19; a row of zeros stays), after
+            standardizing.
+        seed: of the split, keyed by the school's id.
+        min_examples: schools with fewer pupils are left out.
+
+    Returns:
+        Features (d,), 28 in the original file, and targets, both float32.
+
+    Raises:
+        DataError: an unreadable file, cells that do not fit together, values that are not finite numbers, scores
+            outside 1 to 70.
+        ConfigError: an impossible setting.
+    """
+    one_of("read_school", (None, "client"), standardize=standardize)
+    one_of("read_school", ("score", "unit", "centred"), targets=targets)
+    one_of("read_school", (False, True), unit_rows=unit_rows)
+    positive_int("read_school", min_examples=min_examples)
+    check_fraction(test_fraction)
+    file = Path(root) / FILE if Path(root).is_dir() else Path(root)
+    clients = {name: pair for name, pair in _schools(file).items() if len(pair[1]) >= min_examples}
+    if not clients:
+        raise DataError(f"{file}: no school has {min_examples} or more pupils (min_examples).")
+    if targets != "score":
+        low, high = SCORES
+        clients = {name: (x, (y - low) / (high - low)) for name, (x, y) in clients.items()}
+    data = FederatedDataset.from_tensors(
+        {name: (x.astype(np.float32), y.astype(np.float32)) for name, (x, y) in clients.items()},
+        test_fraction=test_fraction,
+        seed=seed,
+        classes=None,
+        name="school",
+    )
+    data = data if standardize is None else standardized(data)
+    data = centred(data) if targets == "centred" else data
+    if not unit_rows:
+        return data
+    domain = Domain(data.train.x.shape[1] ** 0.5, 1.0, SCORES[1] if targets == "score" else 1.0)
+    return dataclasses.replace(with_unit_rows(data), domain=domain)
+
+
+def centred(data: FederatedDataset) -> FederatedDataset:
+    """The data with every client's targets minus the mean of its own training targets."""
+    train = data.train
+    owner = torch.repeat_interleave(torch.arange(len(data)), train.counts)
+    mean = _client_means(train.y.double()[:, None], owner, train.counts)[:, 0]
+    sides = []
+    for side in (train, data.test):
+        y = side.y.double() - mean.repeat_interleave(side.counts)
+        sides.append(Examples(side.x, y.float(), side.offsets))
+    return FederatedDataset(
+        sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=(*data.notes, CENTRED)
+    )
+
+
+def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
+    """The data with every row of features (d,) scaled to length 1; a function of that row alone."""
+    sides = []
+    for side in (data.train, data.test):
+        wide = side.x.double()
+        norm = wide.norm(dim=1, keepdim=True)
+        x = torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float()
+        sides.append(Examples(x, side.y, side.offsets))
+    return FederatedDataset(sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=data.notes)
+
+
+def standardized(data: FederatedDataset) -> FederatedDataset:
+    """The data with every client's features centred and scaled by its own training rows, in float32.
+
+    A column that is constant in a client's training rows is centred and not scaled.
+    """
+    train, test = data.train, data.test
+    owner = torch.repeat_interleave(torch.arange(len(data)), train.counts)
+    wide = train.x.double()
+    mean = _client_means(wide, owner, train.counts)
+    variance = _client_means((wide - mean[owner]).square(), owner, train.counts)
+    floor = 1e-12 * mean.square()  # a constant column's variance is rounding
+    scale = torch.where(variance > floor, variance, torch.ones_like(variance)).sqrt()
+    sides = []
+    for side in (train, test):
+        own = torch.repeat_interleave(torch.arange(len(data)), side.counts)
+        sides.append(Examples(((side.x.double() - mean[own]) / scale[own]).float(), side.y, side.offsets))
+    return FederatedDataset(
+        sides[0],
+        sides[1],
+        data.ids,
+        data.transform,
+        data.classes,
+        data.name,
+        notes=(*data.notes, STANDARDIZED),
+    )
+
+
+def _client_means(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
+    """(N, d) float64 -> (n, d)."""
+    return values.new_zeros(len(counts), values.shape[1]).index_add_(0, owner, values) / counts[:, None]
+
+
+def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Each school's features (pupils, d) and scores (pupils,), float64."""
+    x, y = _cells(file)
+    if len(x) != len(y):
+        raise DataError(f"{file}: X has {len(x)} cells and Y has {len(y)}; each needs one a school.")
+    if not len(x):
+        raise DataError(f"{file}: X and Y have no cells; at least one school is needed.")
+    schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    width: int | None = None
+    for number, (features, scores) in enumerate(zip(x, y, strict=True)):
+        where = f"{file}: school-{number}"
+        features, scores = _numbers(features, where, "X"), _numbers(scores, where, "Y")
+        width = features.shape[-1] if width is None else width
+        if features.ndim != 2 or features.shape[1] != width or width == 0:
+            raise DataError(f"{where}: X has shape {features.shape}; accepted: (pupils, {width or 'features'}).")
+        if scores.size != len(features) or max(scores.shape, default=0) != scores.size:
+            raise DataError(
+                f"{where}: Y has shape {scores.shape}; accepted: ({len(features)}, 1), one score a row of X."
+            )
+        scores = scores.ravel()
+        outside = (scores < SCORES[0]) | (scores > SCORES[1])
+        if outside.any():
+            row = int(outside.argmax())
+            raise DataError(f"{where}, row {row}: Y holds {scores[row]:g}; a score must be from 1 to 70.")
+        schools[f"school-{number}"] = features, scores
+    return schools
+
+
+def _cells(file: Path) -> tuple[list[Any], list[Any]]:
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    if not file.is_file():
+        raise DataError(f"{file} does not exist or is not a file; give school.mat or its folder.")
+    try:
+        content = loadmat(file)
+    except NotImplementedError as error:
+        raise DataError(f"{file} is a MATLAB 7.3 file, which is not read; save it with -v7.") from error
+    except (MatReadError, ValueError, TypeError, OSError, EOFError, KeyError, IndexError, MemoryError) as error:
+        raise DataError(f"{file} cannot be read as a MATLAB file ({error}); it may be truncated.") from error
+    found = []
+    for name in ("X", "Y"):
+        value = content.get(name)
+        if not isinstance(value, np.ndarray) or value.dtype != object:
+            kind = "is missing" if value is None else "is no cell array"
+            raise DataError(f"{file}: {name} {kind}; accepted: cells X and Y with one matrix a school.")
+        found.append(list(value.ravel()))
+    return found[0], found[1]
+
+
+def _numbers(value: Any, where: str, field: str) -> np.ndarray:
+    """A matrix of finite numbers as float64, whatever type it was compressed to."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+        raise DataError(f"{where}: {field} holds {getattr(value, 'dtype', type(value).__name__)}; accepted: numbers.")
+    wide = value.astype(np.float64)
+    bad = ~np.isfinite(wide)
+    if bad.any():
+        row = int(np.argwhere(bad)[0, 0])
+        raise DataError(f"{where}, row {row}: {field} holds {wide[bad][0]}; every value must be a finite number.")
+    return wide

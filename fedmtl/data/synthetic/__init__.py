@@ -1,0 +1,1 @@
+"""The synthetic problems of the papers."""

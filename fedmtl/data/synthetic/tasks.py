@@ -1,0 +1,164 @@
+"""Synthetic linear tasks that share a low-rank or a group-sparse model matrix.
+
+The simulations of Xie, Baytas, Lin, Zhou: "Privacy-preserving distributed multi-task learning with asynchronous
+updates", KDD 2017 (20 tasks of 200 examples in 28 dimensions, 30% for training), and of Liang et al.: "Model-protected
+multi-task learning", 2020 (320 tasks of 30 training examples in 30 dimensions; tasks of equal models up to the sign
+for its covariance of tasks in blocks, models of few features, and tasks or entries that differ from the rest, for its
+decomposed variants). Neither paper prints its generator completely; this one is stated in
+:func:`make_synthetic_tasks`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..._check import non_negative, one_of, positive_int
+from ...errors import ConfigError
+from ...random import derive_key, keyed_bits
+from ..dataset import FederatedDataset
+from ..examples import Examples
+from ..readers.owners import SHRINK, Domain, data_of
+from ..split import client_keys
+
+_BITS = 52
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticTasks:
+    """Generated tasks and the models that generated them.
+
+    Args:
+        data: one client a task, ids ``task-0``, ``task-1``, ...
+        weights: the true models W, float64 (d, T), column t of task t.
+        domain: bounds that every row keeps.
+    """
+
+    data: FederatedDataset
+    weights: Tensor
+    domain: Domain
+
+
+def make_synthetic_tasks(
+    tasks: int = 20,
+    *,
+    train_examples: int = 60,
+    test_examples: int = 140,
+    features: int = 28,
+    structure: Literal["low_rank", "group_sparse", "clustered"] = "low_rank",
+    rank: int = 3,
+    deviation: float = 0.0,
+    outlier_tasks: float = 0.0,
+    outlier_entries: float = 0.0,
+    outlier_size: float = 1.0,
+    problem: Literal["regression", "classification"] = "classification",
+    noise: float = 0.1,
+    seed: int = 0,
+) -> SyntheticTasks:
+    """Tasks y = x . w_t with unit-norm rows x and related models w_t.
+
+    Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t`` with U (d, r) of
+    orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
+    w_t are uniform within plus or minus ``sqrt(3 d / r)``, the others 0. ``clustered``: ``w_t = s_t u_c`` with a sign
+    s_t and one of r centres u_c ~ N(0, I_d), both uniform: given these, each row of W is N(0, Sigma) with a
+    covariance Sigma of tasks that is 1 or -1 within a cluster and 0 between them. All have E||w_t||^2 = d, so that
+    x . w_t has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other; and
+    ``w_t += outlier_size * N(0, I_d)`` for tasks, and the same for single entries of W, drawn with the probabilities
+    ``outlier_tasks`` and ``outlier_entries``. The score is ``s = x . w_t + noise * N(0, 1)``;
+    a regression's target is s, a classification's label is 1 where s is at least 0, else 0.
+
+    Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000 tasks, and its first
+    examples are the same when there are more.
+
+    Args:
+        tasks: number of tasks T.
+        train_examples: training examples a task.
+        test_examples: test examples a task.
+        features: dimensions d.
+        structure: of W, ``"low_rank"``, ``"group_sparse"`` or ``"clustered"``.
+        rank: r: the rank of W, its rows that are not zero, or the number of clusters.
+        deviation: size of each task's own part; above 0, W has full rank.
+        outlier_tasks: probability that a task is unlike the others, in [0, 1].
+        outlier_entries: probability that an entry of W is, in [0, 1].
+        outlier_size: standard deviation of what such tasks and entries have on top.
+        problem: ``"regression"``, or ``"classification"`` of two classes.
+        noise: standard deviation of the score's noise.
+        seed: of all draws.
+
+    Returns:
+        Features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and float32 targets or int64 labels.
+
+    Raises:
+        ConfigError: an impossible setting.
+    """
+    where = "make_synthetic_tasks"
+    positive_int(where, tasks=tasks, train_examples=train_examples, test_examples=test_examples, features=features,
+                 rank=rank)  # fmt: skip
+    non_negative(where, deviation=deviation, noise=noise, outlier_size=outlier_size)
+    one_of(where, ("low_rank", "group_sparse", "clustered"), structure=structure)
+    for name, value in (("outlier_tasks", outlier_tasks), ("outlier_entries", outlier_entries)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigError(f"{where}.{name} is {value!r}; it must be a probability, from 0 to 1.")
+    one_of(where, ("regression", "classification"), problem=problem)
+    if rank > features:
+        raise ConfigError(f"{where}.rank is {rank}; it must be at most the number of features, {features}.")
+    ids = tuple(f"task-{i}" for i in range(tasks))
+    keys = client_keys(ids)
+    weights = true_weights(keys, features, structure, rank, seed)
+    weights = weights + deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
+    for name, probability, count in (("tasks", outlier_tasks, 1), ("entries", outlier_entries, features)):
+        if probability:
+            drawn = keyed_unit(seed, f"tasks/outlier_{name}", keys, 0, count) < probability
+            unlike = outlier_size * keyed_normal(seed, f"tasks/outlier_{name}", keys, 1, features)
+            weights = weights + (drawn * unlike).T
+    sides = []
+    for step, count in enumerate((train_examples, test_examples)):
+        x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
+        rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
+        score = torch.einsum("tnd,dt->tn", rows.double(), weights)
+        score = score + noise * keyed_normal(seed, "tasks/noise", keys, step, count)
+        y = score.float() if problem == "regression" else (score >= 0).to(torch.int64)
+        offsets = torch.arange(tasks + 1) * count
+        sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
+    name = f"synthetic tasks ({structure}, {problem})"
+    domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
+    classes = 2 if problem == "classification" else None
+    data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, domain=domain)
+    return SyntheticTasks(data, weights, domain)
+
+
+load_synthetic_tasks = data_of(make_synthetic_tasks)
+
+
+def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: int) -> Tensor:
+    """The shared part of W, float64 (d, T), for tasks with the keys (T,)."""
+    if structure == "group_sparse":
+        uniform = keyed_unit(seed, "tasks/sparse", keys, 0, rank)
+        weights = torch.zeros(features, len(keys), dtype=torch.float64)
+        weights[:rank] = math.sqrt(3 * features / rank) * (2 * uniform.T - 1)
+        return weights
+    shared = torch.zeros(1, dtype=torch.int64)
+    if structure == "clustered":
+        centres = keyed_normal(seed, "tasks/centres", shared, 0, features * rank).view(features, rank)
+        uniform = keyed_unit(seed, "tasks/clusters", keys, 0, 2)
+        cluster = (uniform[:, 0] * rank).long().clamp(max=rank - 1)
+        return centres[:, cluster] * torch.where(uniform[:, 1] < 0.5, -1.0, 1.0)
+    gaussian = keyed_normal(seed, "tasks/basis", shared, 0, features * rank).view(features, rank)
+    basis, triangle = torch.linalg.qr(gaussian)
+    basis = basis * triangle.diagonal().sign()  # makes the decomposition unique, and the basis uniform
+    return math.sqrt(features / rank) * basis @ keyed_normal(seed, "tasks/factors", keys, 0, rank).T
+
+
+def keyed_unit(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
+    """Uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key (n,)."""
+    bits = keyed_bits(derive_key(seed, purpose), keys[:, None], step, torch.arange(count)) >> (63 - _BITS)
+    return (bits.double() + 0.5) * 2.0**-_BITS
+
+
+def keyed_normal(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
+    """Standard normal numbers, float64 (n, count), one row a client key (n,), by inversion."""
+    return torch.special.ndtri(keyed_unit(seed, purpose, keys, step, count))

@@ -1,0 +1,151 @@
+"""Strategies for computing many clients: all stacked in one batched program, or a few in each of several threads.
+
+Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device:
+batched products win for linear models and MLPs, several small stacks in threads win for CNNs on a CPU, because the
+batching rule of a convolution is a grouped convolution.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor, nn
+
+from .._check import one_of, positive_int
+from ..stacked import Layout, StackedModule
+from .batches import max_clients
+
+_SMALL = 1 << 20
+_A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How client work runs.
+
+    Args:
+        strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
+            in each of several threads; ``"auto"`` takes threads for convolutions on a CPU and stacked otherwise.
+        chunk: clients computed together, at most; ``None`` takes 8 in a thread, and otherwise as many as have about
+            1 GiB of parameters. Local training takes fewer than 4 one by one.
+        threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
+    """
+
+    strategy: str = "auto"
+    chunk: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of(self, ("auto", "stacked", "threads"), strategy=self.strategy)
+        if self.chunk is not None:
+            positive_int(self, chunk=self.chunk)
+        if self.threads is not None:
+            positive_int(self, threads=self.threads)
+
+    def resolve(self, module: nn.Module, device: torch.device) -> Execution:
+        """The same settings with every choice made for this module and device."""
+        strategy = self.strategy
+        if strategy == "auto":
+            convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
+            strategy = "threads" if convolutional and device.type == "cpu" else "stacked"
+        if strategy == "threads":
+            return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or _cores())
+        return Execution("stacked", self.chunk or max_clients(Layout.of(module).dimension), 1)
+
+
+class Executor:
+    """Runs a function over chunks of clients, each call with a :class:`StackedModule` of its own.
+
+    Args:
+        execution: resolved settings.
+        module: a prepared module.
+        device, dtype: of the computation.
+    """
+
+    def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.execution = execution
+        assert execution.chunk is not None
+        assert execution.threads is not None
+        self.chunk, threads = execution.chunk, execution.threads
+        self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
+        for _ in range(threads):
+            self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
+        self._pool: ThreadPoolExecutor | None = None
+        if execution.strategy == "threads":
+            before = torch.get_num_threads()
+            self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+            for future in [self._pool.submit(torch.get_num_threads) for _ in range(threads)]:
+                future.result()
+            torch.set_num_threads(before)
+
+    def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
+        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
+
+        With a ``grain`` of :func:`~fedmtl.local.places.grain_of` all but the last slice are a multiple of it long,
+        and of 1 exactly 1.
+        """
+        size = self.chunk
+        if self._pool is not None:  # at least two slices a thread, so that none waits long for the last
+            size = min(size, max(1, count // (2 * self.execution.threads)))  # type: ignore[operator]
+        if grain is not None:
+            size = 1 if grain == 1 else max(1, size // grain) * grain
+        slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
+        if self._pool is None:
+            for part in slices:
+                with self.stack() as stack:
+                    work(stack, part)
+            return
+
+        def run(part: slice) -> None:
+            with self.stack() as stack:
+                work(stack, part)
+
+        for future in [self._pool.submit(run, part) for part in slices]:
+            future.result()
+
+    @contextmanager
+    def stack(self) -> Iterator[StackedModule]:
+        """Borrow one of the stacked modules."""
+        stack = self._stacks.get()
+        try:
+            yield stack
+        finally:
+            self._stacks.put(stack)
+
+    def close(self) -> None:
+        """Stop the worker threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+@contextmanager
+def operation_threads(elements: float) -> Iterator[None]:
+    """Inside the block, operations use one thread when they move few numbers.
+
+    Handing a small operation to other threads costs more than it saves, and very much more on a busy machine.
+
+    Args:
+        elements: numbers that a typical operation moves, such as cohort size times parameters.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if elements < _SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def by_decreasing(values: Tensor) -> Tensor:
+    """A stable order from the largest value to the smallest: (k,) -> int64 (k,)."""
+    return torch.argsort(values, descending=True, stable=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,0 +1,114 @@
+"""Local training by DP-SGD: only noised, clipped sums of gradients of single records touch a client's model.
+
+Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016 (Algorithm 1); inside the silos of a federation, Liu,
+Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022. What a client sends
+after such a run is post-processing of what the run released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ..stacked.losses import Loss
+from ..stacked.per_example import example_gradients
+from .solver import LocalSolver, address_of
+
+if TYPE_CHECKING:
+    from ..data import FederatedDataset
+    from ..stacked import StackedModule
+
+
+class Records(Protocol):
+    """What draws a client's records and releases their gradients: the only way from records to models."""
+
+    def steps(self, clients: Tensor) -> Tensor:
+        """Private local steps of one training of ``clients`` in this round: int64 (k,) -> int64 (k,); 0 for none."""
+        ...
+
+    def begin_training(self, clients: Tensor) -> int:
+        """The number of the first local step of the next training of ``clients``, int64 (k,)."""
+        ...
+
+    def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """The records that ``clients``, int64 (A,), use at a local step.
+
+        Returns:
+            index int64 (A, B), positions within each client's own records, and mask bool (A, B), which of them are
+            drawn; a row may be empty, and B may be 0.
+        """
+        ...
+
+    def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Clipped gradients summed per client, noised, and divided by the public expected batch size.
+
+        Args:
+            clients: int64 (A,), those of :meth:`batch`.
+            step: the local step.
+            chunks: gradients (N, D) of single records, and the place in ``clients`` of each record's owner, int64 (N,).
+
+        Returns:
+            (A, D), floating.
+        """
+        ...
+
+
+def train_privately(
+    stack: StackedModule,
+    data: FederatedDataset,
+    loss: Loss,
+    solver: LocalSolver,
+    start: Tensor,
+    *,
+    clients: Tensor,
+    round: int,
+    records: Records,
+    lam: float = 0.0,
+    anchor: Tensor | None = None,
+) -> Tensor:
+    """Train one stack of clients on their own data by DP-SGD.
+
+    The solver gives the optimizer and its step size; how many steps a client makes, and on which records, is for
+    ``records`` to say. A client without a reserved step keeps its start, and its data are not read. The regularizer
+    needs no data and is added by the optimizer, after the release.
+
+    Args:
+        stack: computes all clients together; its buffers are overwritten.
+        data: the clients' data.
+        loss: one value per example.
+        solver: names the optimizer and its step size in this round.
+        start: (D,) or (k, D), where the clients start.
+        clients: int64 (k,), in any order; the stack computes those with most steps first.
+        round: addresses the step size and dropout masks.
+        records: draws records, clips, adds noise.
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
+
+    Returns:
+        (k, D), in the order of ``clients``; may be a view of the stack's buffer: copy it before the stack is used.
+    """
+    steps = records.steps(clients)
+    order = torch.argsort(steps, descending=True, stable=True)
+    sorted_already = bool((order == torch.arange(len(order))).all())
+    if not sorted_already:
+        place = order.to(start.device)
+        clients, steps = clients[order], steps[order]
+        start = start if start.dim() == 1 else start[place]
+        anchor = anchor if anchor is None or anchor.dim() == 1 else anchor[place]
+    rows = stack.load(start, len(clients))
+    rows.grad = stack.grads[: len(clients)]
+    optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
+    first, keys = data.train.offsets[clients], data.keys[clients]
+    begin, most = records.begin_training(clients), int(steps[0]) if len(steps) else 0
+    for step in range(begin, begin + most):
+        active = int((steps > step - begin).sum())
+        index, mask = records.batch(clients[:active], step)
+        index = torch.where(mask, index, 0)  # padding is read, but never used
+        x, y = data.gather("train", first[:active, None] + index, dtype=rows.dtype, device=rows.device)
+        address = address_of(keys[:active], round, step) if stack.has_dropout else None
+        chunks = example_gradients(stack, x, y, loss, mask=mask, address=address, position=index)
+        stack.grads[:active].copy_(records.release(clients[:active], step, chunks))
+        optimizer.step(active=slice(0, active))
+    return rows if sorted_already else rows[torch.argsort(order).to(rows.device)]

@@ -1,0 +1,200 @@
+"""Penalties of a matrix of models W (d x T, one task a column) and their proximal operators.
+
+``prox(x, t)`` is argmin_p 1/2 ||p - x||_F^2 + t * penalty(p) (Parikh and Boyd, "Proximal algorithms", 2014). All of
+them act on the last two axes and are batched over the axes before; ``t`` is a number, or a tensor of the shape of the
+leading axes (a threshold for every replicate). float64 is meant; gradients are not taken.
+
+:class:`~fedmtl.local.nuclear.NuclearProx` is the nuclear norm's operator for a sequence of similar matrices.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._check import one_of
+from ..errors import ConfigError
+
+Threshold = float | Tensor
+
+
+def l1_norm(x: Tensor) -> Tensor:
+    """Sum of |x_ij|: (..., d, T) -> (...)."""
+    return x.abs().sum(dim=(-2, -1))
+
+
+def row_norm(x: Tensor) -> Tensor:
+    """L2,1: sum over rows (features) of their Euclidean norms: (..., d, T) -> (...)."""
+    return x.norm(dim=-1).sum(dim=-1)
+
+
+def column_norm(x: Tensor) -> Tensor:
+    """Sum over columns (tasks) of their Euclidean norms: (..., d, T) -> (...)."""
+    return x.norm(dim=-2).sum(dim=-1)
+
+
+def half_squared_norm(x: Tensor) -> Tensor:
+    """||x||_F^2 / 2: (..., d, T) -> (...). The half makes its gradient x."""
+    return x.square().sum(dim=(-2, -1)) / 2
+
+
+def nuclear_norm(x: Tensor) -> Tensor:
+    """Sum of singular values: (..., d, T) -> (...)."""
+    return torch.linalg.svdvals(x).sum(dim=-1)
+
+
+def prox_l1(x: Tensor, t: Threshold) -> Tensor:
+    """Soft threshold: sign(x) max(|x| - t, 0)."""
+    level = threshold_of(t, x)
+    return x - x.clamp(-level, level) if isinstance(level, float) else x - torch.clamp(x, -level, level)
+
+
+def prox_rows(x: Tensor, t: Threshold) -> Tensor:
+    """Of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
+    level = threshold_of(t, x)
+    return x * shrinkage(x.norm(dim=-1, keepdim=True), level)
+
+
+def prox_columns(x: Tensor, t: Threshold) -> Tensor:
+    """Of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
+    level = threshold_of(t, x)
+    return x * shrinkage(x.norm(dim=-2, keepdim=True), level)
+
+
+def prox_half_squared(x: Tensor, t: Threshold) -> Tensor:
+    """Of :func:`half_squared_norm`: x / (1 + t)."""
+    return x / (1.0 + threshold_of(t, x))
+
+
+def prox_nuclear(
+    x: Tensor, t: Threshold, *, method: Literal["auto", "svd", "gram"] = "auto", tolerance: float = 1e-9
+) -> Tensor:
+    """Of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
+
+    ``"svd"`` decomposes x. ``"gram"`` decomposes the product G of x with its transpose on the smaller side and
+    multiplies x by f(G), f(w) = max(0, 1 - t / sqrt(w)). If D is the rounding error of G and of its decomposition,
+    the result is off by at most ||D||_F / (2 t) in Frobenius norm (see :func:`gram_error`), so it is for thresholds
+    that are not tiny beside x. ``"auto"`` takes the product where that bound is at most ``tolerance`` ||x||_F, and
+    the decomposition of x elsewhere, matrix by matrix.
+
+    Args:
+        x: (..., d, T).
+        t: threshold, a number or a tensor over the leading axes, at least 0.
+        method: which decomposition.
+        tolerance: relative error allowed to ``"auto"``.
+
+    Returns:
+        (..., d, T).
+
+    Raises:
+        ConfigError: x is not a finite float matrix, t is negative or not finite, or the method is unknown.
+    """
+    one_of("prox_nuclear", ("auto", "svd", "gram"), method=method)
+    size = threshold_of(t, x)
+    norm = torch.linalg.matrix_norm(x)
+    level = size if isinstance(size, float) else size[..., 0, 0]
+    fine = norm * _coarseness(x.shape, x.dtype) < level * (2 * tolerance)  # false where the norm is not finite
+    if method == "auto" and bool(fine.all()) and x.numel():
+        return _by_gram(x, size)
+    check_finite(norm)
+    if method == "svd" or x.numel() == 0:
+        return _by_svd(x, size)
+    if method == "gram":
+        return _by_gram(x, size)
+    if not bool(fine.any()):
+        return _by_svd(x, size)
+    flat = torch.as_tensor(level, dtype=x.dtype, device=x.device).expand(x.shape[:-2])
+    out = torch.empty_like(x)
+    for chosen, prox in ((fine, _by_gram), (~fine, _by_svd)):
+        out[chosen] = prox(x[chosen], flat[chosen][..., None, None])
+    return out
+
+
+def gram_error(norm: Tensor, t: Threshold, shape: torch.Size) -> Tensor:
+    """Bound on the Frobenius error of the nuclear operator taken through G = x^T x (or x x^T): shape of ``norm``.
+
+    With G' = G + D and f(w) = max(0, 1 - t / sqrt(w)), the entry of x (f(G') - f(G)) between a singular direction i
+    of x and an eigenvector j of G' is s_i f[w_i, w'_j] D_ij, and s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two
+    lie above the threshold. For D: products of length max(d, T), and a backward error of 10 min(d, T) ulps for the
+    decomposition, both relative to ||x||_F^2.
+    """
+    return _coarseness(shape, norm.dtype) * norm.square() / (2 * t)
+
+
+def _coarseness(shape: torch.Size, dtype: torch.dtype) -> float:
+    """Bound on ||D||_F / ||x||_F^2 of :func:`gram_error`."""
+    return (max(shape[-2:]) + 10 * min(shape[-2:])) * torch.finfo(dtype).eps
+
+
+def _by_svd(x: Tensor, t: Threshold) -> Tensor:
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    level = t if isinstance(t, float) else t[..., 0]
+    return (u * (s - level).clamp_min(0.0)[..., None, :]) @ v
+
+
+def _by_gram(x: Tensor, t: Threshold) -> Tensor:
+    wide = x.shape[-2] <= x.shape[-1]
+    w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
+    kept = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
+    side = w.shape[-1]
+    if side > 64 and 2 * (rank := int((kept > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
+        v, kept = v[..., side - rank :], kept[..., side - rank :]
+        return (v * kept[..., None, :]) @ (v.mT @ x) if wide else (x @ v) @ (v * kept[..., None, :]).mT
+    factor = (v * kept[..., None, :]) @ v.mT
+    return factor @ x if wide else x @ factor
+
+
+def shrinkage(norm: Tensor, t: Threshold) -> Tensor:
+    """max(0, 1 - t / norm), and 0 where the norm is 0: the factor that brings a length ``norm`` to ``norm - t``."""
+    return torch.where(norm > t, 1.0 - t / norm, 0.0)
+
+
+def threshold_of(t: Threshold, x: Tensor) -> Threshold:
+    """``t`` as a float, or as a tensor (..., 1, 1) that broadcasts against x.
+
+    Raises:
+        ConfigError: x is not a float matrix, or t is negative, not finite or of another shape.
+    """
+    if x.dim() < 2 or not x.is_floating_point():
+        raise ConfigError(f"x has shape {tuple(x.shape)} and type {x.dtype}; it must be a float tensor (..., d, T).")
+    if isinstance(t, numbers.Real):
+        if not 0 <= t < math.inf:
+            raise ConfigError(f"the threshold is {t!r}; it must be a finite number of at least 0.")
+        return float(t)
+    level = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+    if level.dim() > x.dim() - 2 or any(
+        mine not in (1, other) for mine, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
+    ):
+        raise ConfigError(f"the threshold has shape {tuple(level.shape)}; x has leading axes {tuple(x.shape[:-2])}.")
+    if not bool(((level >= 0) & (level < math.inf)).all()):
+        raise ConfigError("a threshold is negative or not finite; all must be finite and at least 0.")
+    return level[..., None, None]
+
+
+def check_finite(norm: Tensor) -> None:
+    """Raise :class:`ConfigError` unless the norms of the matrices are finite."""
+    if not bool(norm.isfinite().all()):
+        raise ConfigError("x holds numbers that are not finite (or whose squares are not); a finite matrix is needed.")
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A penalty of matrices: ``value(x)`` over (..., d, T), and ``prox(x, t)``."""
+
+    value: Callable[[Tensor], Tensor]
+    prox: Callable[[Tensor, Threshold], Tensor]
+
+
+PENALTIES: dict[str, Penalty] = {
+    "nuclear": Penalty(nuclear_norm, prox_nuclear),
+    "rows": Penalty(row_norm, prox_rows),
+    "columns": Penalty(column_norm, prox_columns),
+    "l1": Penalty(l1_norm, prox_l1),
+    "frobenius": Penalty(half_squared_norm, prox_half_squared),
+}

@@ -1,0 +1,219 @@
+"""Local training: what a client does between receiving the shared model and answering."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._check import non_negative, one_of, positive, positive_int
+from ..errors import ConfigError
+from ..stacked.losses import Loss, client_means, example_losses
+from .batches import BatchPlan, batches_per_epoch
+from .optimizers import Elementwise, StackedOptimizer, StackedSGD, check_elementwise, check_stable
+
+if TYPE_CHECKING:
+    from ..data import FederatedDataset
+    from ..stacked import StackedModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSolver(ABC):
+    """How long a client trains and on which batches; subclasses say with which optimizer.
+
+    Args:
+        lr: step size.
+        epochs: passes over a client's own training examples, per participation.
+        steps: local steps per participation instead of epochs, the same for every client.
+        batch_size: examples per step; ``None`` takes all of a client's examples.
+        proximal: take a regularizer's anchor term by its proximal step.
+        decay, decay_every: the step size is multiplied by ``decay`` after every ``decay_every`` rounds.
+    """
+
+    lr: float
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int | None = 10
+    proximal: bool = False
+    decay: float = 1.0
+    decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        positive(self, lr=self.lr, decay=self.decay)
+        positive_int(self, epochs=self.epochs, decay_every=self.decay_every)
+        if self.steps is not None:
+            positive_int(self, steps=self.steps)
+        if self.batch_size is not None:
+            positive_int(self, batch_size=self.batch_size)
+        if self.decay > 1.0:
+            raise ConfigError(f"{type(self).__name__}.decay is {self.decay}; it must be in (0, 1].")
+
+    def lr_at(self, round: int) -> float:
+        """The step size of a round, counted from 0."""
+        return self.lr * self.decay ** (round // self.decay_every)
+
+    def step_counts(self, counts: Tensor) -> Tensor:
+        """Local steps of clients with ``counts`` examples: int64 (k,) -> (k,)."""
+        if self.steps is not None:
+            return torch.full_like(counts, self.steps)
+        return self.epochs * batches_per_epoch(counts, self.batch_size)
+
+    def check(self, lam: float) -> None:  # noqa: B027 - most solvers follow any
+        """Refuse a regularization strength this solver cannot follow."""
+
+    @abstractmethod
+    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+        """The stacked optimizer of one local run over ``rows`` (k, D)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(LocalSolver):
+    """Stochastic gradient descent, mean-regularized when the algorithm gives an anchor.
+
+    Args:
+        lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
+        momentum, nesterov, weight_decay: as in ``torch.optim.SGD``; momentum starts at zero in every participation.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        non_negative(self, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.momentum >= 1.0:
+            raise ConfigError(f"LocalSGD.momentum is {self.momentum}; it must be in [0, 1).")
+
+    def check(self, lam: float) -> None:
+        if not self.proximal:
+            check_stable(self.lr, lam)
+
+    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+        return StackedSGD(
+            rows,
+            lr=self.lr_at(round),
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            lam=lam,
+            anchor=anchor,
+            proximal=self.proximal,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptimizer(LocalSolver):
+    """Any elementwise optimizer of ``torch.optim``, by name.
+
+    Args:
+        lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
+        optimizer_name: a class of ``torch.optim``, such as ``"Adam"``.
+        options: its further arguments.
+    """
+
+    optimizer_name: str = "Adam"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = tuple(n for n, c in vars(torch.optim).items() if isinstance(c, type) and n != "Optimizer")
+        one_of(self, names, optimizer_name=self.optimizer_name)
+        check_elementwise(self._factory(self.lr))
+
+    def _factory(self, lr: float) -> Callable[..., Any]:
+        cls = getattr(torch.optim, self.optimizer_name)
+        return lambda params: cls(params, lr=lr, **dict(self.options))
+
+    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+        factory = self._factory(self.lr_at(round))
+        return Elementwise(rows, factory=factory, lam=lam, anchor=anchor, proximal=self.proximal)
+
+
+def plan_batches(
+    data: FederatedDataset,
+    solver: LocalSolver,
+    clients: Tensor,
+    *,
+    seed: int,
+    round: int,
+    width: int | None = None,
+    grain: int = 1,
+) -> BatchPlan:
+    """The batches of a local run of ``clients``, int64 (k,).
+
+    Args:
+        data: the clients' data.
+        solver: says how many steps each client makes, and on how many examples.
+        clients: int64 (k,), best in the order of decreasing numbers of steps.
+        seed, round: address the order of the examples.
+        width, grain: see :class:`~fedmtl.local.batches.BatchPlan`.
+    """
+    counts = data.train.counts[clients]
+    return BatchPlan(
+        counts=counts,
+        first=data.train.offsets[clients],
+        keys=data.keys[clients],
+        steps=solver.step_counts(counts),
+        batch_size=solver.batch_size,
+        seed=seed,
+        round=round,
+        width=width,
+        grain=grain,
+    )
+
+
+def train_locally(
+    stack: StackedModule,
+    data: FederatedDataset,
+    loss: Loss,
+    solver: LocalSolver,
+    plan: BatchPlan,
+    start: Tensor,
+    *,
+    lam: float = 0.0,
+    anchor: Tensor | None = None,
+) -> Tensor:
+    """Train one stack of clients on their own data.
+
+    Args:
+        stack: computes all clients together; its buffers are overwritten.
+        data: the clients' data.
+        loss: one value per example.
+        solver: names the optimizer and its step size in the plan's round.
+        plan: batches of the k clients, from :func:`plan_batches`.
+        start: (D,) or (k, D), where the clients start.
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
+
+    Returns:
+        (k, D), each client's model after its own last step; may be a view of the stack's buffer: copy it before the
+        stack is used again.
+    """
+    k = len(plan.steps)
+    rows = stack.load(start, k)
+    rows.grad = stack.grads[:k]  # backward writes the leading active rows
+    uneven = bool((plan.steps != plan.max_steps).any())
+    models = rows.clone() if uneven else rows  # a client that has made its steps moves on in ``rows``, unused
+    optimizer = solver.optimizer(rows, round=plan.round, lam=lam, anchor=anchor)
+    for step, batch in enumerate(plan.batches()):
+        x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
+        mask = batch.mask.to(rows.device)
+        address = None
+        if stack.has_dropout:
+            address = address_of(plan.keys[: batch.active], plan.round, step).to(rows.device)
+        losses = client_means(example_losses(loss, stack.forward(x, address=address), y), mask)
+        stack.backward(losses)
+        optimizer.step(active=slice(0, batch.active))
+        if uneven and len(done := plan.finished(step).to(rows.device)):
+            models[done] = rows[done]
+    return models
+
+
+def address_of(keys: Tensor, round: int, step: int) -> Tensor:
+    """What addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
+    tail = torch.tensor([round, step]).expand(len(keys), 2)
+    return torch.cat([keys[:, None], tail], dim=1)

@@ -1,0 +1,1 @@
+"""What releases cost: privacy loss distributions, their composition, and the calibration of noise to a budget."""

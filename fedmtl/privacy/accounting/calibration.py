@@ -1,0 +1,144 @@
+"""From epsilon to noise: the smallest multiplier whose composed epsilon does not exceed the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from scipy import optimize
+
+from ..._rounding import rounded_up
+from ...errors import ConfigError
+from ..release import StepEvent, step_event
+from ..samplers import BoundSampler, SamplingLaw
+from ..settings import Accountant
+from .composition import elementary, epsilon
+
+_LARGEST = 1e8
+_TOLERANCE = 1e-5
+
+
+def calibrate_multiplier(
+    step: Callable[[float], StepEvent], *, target: float, delta: float, uses: int, within: str = ""
+) -> float:
+    """The noise multiplier such that ``uses`` steps cost at most ``target``; cached.
+
+    Args:
+        step: the event of one step, and its accountant, under a noise multiplier (scale of the noise over the
+            sensitivity; for Laplace and K-norm noise that is 1 / epsilon); more noise must not cost more. Two functions
+            that agree at the multipliers 1 and 2 are taken for the same.
+        target: epsilon, above 0 and finite.
+        delta: in (0, 1).
+        uses: number of steps (participations of one client, where these are what is charged).
+        within: a phrase for the error, such as who takes part.
+
+    Returns:
+        z with ``epsilon(z) <= target`` by the accountant's own figure, within 1e-5 relative of the smallest
+        such z.
+
+    Raises:
+        ConfigError: no multiplier up to 1e8 reaches the target, or every one does.
+        PrivacyError: an event that the accountant does not support.
+    """
+    probes = tuple((elementary((at := step(z)).event), at.accountant) for z in (1.0, 2.0))
+    return _calibrated(_Question(probes, target, delta, uses, step, within))
+
+
+def calibrate_noise(
+    sampler: BoundSampler,
+    law: SamplingLaw,
+    *,
+    target: float,
+    delta: float,
+    uses: int,
+    releases: int = 1,
+    accountant: Accountant = "pld",
+) -> float:
+    """The noise multiplier of each Gaussian release such that ``uses`` steps cost at most ``target``.
+
+    Args:
+        sampler, law: who takes part, and what that guarantees.
+        target, delta, uses: as for :func:`calibrate_multiplier`.
+        releases: Gaussian releases in one step, with equal multipliers.
+        accountant: ``"pld"`` or ``"rdp"``.
+
+    Returns:
+        z, as :func:`calibrate_multiplier`.
+
+    Raises:
+        ConfigError: no multiplier reaches the target.
+    """
+
+    def step(multiplier: float) -> StepEvent:
+        return step_event((multiplier,) * releases, sampler, law, accountant)
+
+    return calibrate_multiplier(step, target=target, delta=delta, uses=uses, within=sampler.describe())
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked; ``step`` and the phrase for errors do not tell questions apart."""
+
+    probes: tuple[object, ...]
+    target: float
+    delta: float
+    uses: int
+    step: Callable[[float], StepEvent] = field(compare=False)
+    within: str = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _calibrated(question: _Question) -> float:
+    target, delta, uses, within = question.target, question.delta, question.uses, question.within
+
+    def excess(coarsen: float) -> Callable[[float], float]:
+        def of(log_z: float) -> float:
+            step = question.step(math.exp(log_z))
+            value = epsilon(step.event, uses, delta, accountant=step.accountant, coarsen=coarsen)
+            return math.log(min(max(value, 1e-300), 1e300) / target)
+
+        return of
+
+    where = f" with {within}" if within else ""
+    coarse, fine = excess(8.0), excess(1.0)
+    high = 0.0
+    while coarse(high) > 0:
+        high += 0.7
+        if high > math.log(_LARGEST):
+            raise ConfigError(
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be reached in "
+                f"{uses} steps{where}: even noise {_LARGEST:g} times the sensitivity is not enough. "
+                f"Ask for a larger epsilon or delta."
+            )
+    low = high - 0.7
+    while coarse(low) <= 0:
+        low, high = low - 0.7, low
+        if low < -math.log(_LARGEST):
+            raise ConfigError(
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in "
+                f"{uses} steps{where}: even {1 / _LARGEST:g} times the sensitivity is enough. "
+                f"Ask for a smaller epsilon."
+            )
+    # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
+    high = _meets(coarse, _root(coarse, low, high, 1e-4))
+    low, gap = high, 1e-3
+    while fine(low) <= 0:
+        low, high, gap = low - gap, low, 8 * gap
+    return math.exp(_meets(fine, _root(fine, low, high, _TOLERANCE / 4) if low < high else high))
+
+
+def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """A point within the tolerance of where ``excess`` changes sign."""
+    if excess(high) == 0:
+        return high
+    return float(optimize.brentq(excess, low, high, xtol=tolerance))
+
+
+def _meets(excess: Callable[[float], float], start: float) -> float:
+    """The first point from ``start`` on, in growing steps, where nothing is in excess."""
+    step = _TOLERANCE / 2
+    while excess(start) > 0:
+        start, step = start + step, 2 * step
+    return start

@@ -1,0 +1,293 @@
+"""Loss laws of the mechanisms: Gaussian, truncated Gaussian, Laplace, K-norm, and Poisson sampling of any of these.
+
+The pair of Poisson-sampled Gaussian noise is ((1 - q) N(0, z^2) + q N(1, z^2), N(0, z^2)); its loss
+``log(1 - q + q exp((2 x - 1) / (2 z^2)))`` grows with x, so the cells of losses are intervals of x and their
+probabilities differences of normal distribution functions. Under truncated Poisson sampling (a hard cap on the size of
+a cohort; dp_accounting's TruncatedSubsampledGaussianDpEvent, arXiv 2508.15089) the unit either replaces another one,
+where the cohort is full, or is added.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import attr
+import numpy as np
+from dp_accounting import dp_event
+from scipy import special, stats
+
+from ..._check import positive
+from . import pld
+from .knorm import KNormDpEvent, loss_law, loss_scale
+from .pld import LossLaw, LossPair
+
+Parts = tuple[tuple[Any, int], ...]
+Cells = tuple[np.ndarray, float, float]  # probabilities of cells (n,), below the first and above the last
+
+_GRID = 0.03
+_POINTS = 1e5
+_COARSEST = 0.1
+_REACH = 10.5  # standard deviations of Gaussian noise inside the grid
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureDpEvent(dp_event.DpEvent):
+    """Any mechanism of which nothing is known but its pure epsilon; randomized response is the worst one.
+
+    Attributes:
+        epsilon: above 0.
+    """
+
+    epsilon: float
+
+    def __attrs_post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ReplacedPoissonDpEvent(dp_event.DpEvent):
+    """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record *replaced*.
+
+    Let A0, A1 and A1' be the laws of the release given the other records drawn, without the record in question, with it
+    and with what replaces it; the release is P = (1 - q) A0 + q A1 under one neighbour and Q = (1 - q) A0 + q A1' under
+    the other. Whatever is bounded for all subsamples of the others holds for their mixture.
+
+    *Pure noise.* Let no two of the three differ by more than exp(e). With A1 = s A0 and A1' = t A0 pointwise,
+    A1 - A1' is at most (exp(e) - 1) A1', and at most (exp(e) - 1) A0: for t >= 1 as s <= exp(e), for t < 1 as
+    s - t <= t (exp(e) - 1). Hence P = Q + q (A1 - A1') <= (1 + q (exp(e) - 1)) Q: pure epsilon log(1 + q (exp(e) - 1)).
+
+    *Any noise.* With a' = 1 + q (a - 1), a >= 1 and b = a' / a, advanced joint convexity (Balle, Barthe, Gaboardi,
+    "Privacy amplification by subsampling", NeurIPS 2018, Theorem 2) gives H_a'(P, Q) = q H_a(A1, (1 - b) A0 + b A1') <=
+    q max(H_a(A1, A0), H_a(A1, A1')), and both are at most that of the full shift. That is the divergence of the same
+    noise Poisson-sampled for a record removed, in both directions: see :func:`.pld.symmetric`.
+
+    *Gaussian noise* has a dominating pair: of the shifts |u|, |v| <= C of A1 and A1', u = -v with |u| = C is the worst.
+    For a >= 1, H_a(P, Q) / q = E (1 - c X0 - a X1)_+ with c = (1 - q) (a - 1) / q >= 0 and X0, X1 the densities of A0
+    and A1' over that of A1, under A1: lognormal with mean 1 and scales |u| / sigma, |u - v| / sigma. A convex function
+    of a sum is largest for comonotone terms, and grows with each one's scale; for u = -v they are comonotone.
+
+    Attributes:
+        sampling_probability: q in (0, 1).
+        event: of the noise without sampling, relative to the sensitivity 2 C of a record replaced by another.
+    """
+
+    sampling_probability: float
+    event: dp_event.DpEvent
+
+
+def grid_width(parts: Parts, coarsen: float) -> float:
+    """Grid width for a composition: a part of the root mean square deviation of its losses, or as their range allows.
+
+    The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of the loss of one step.
+    """
+    scales = [_scale(event) for event, _ in parts]
+    counts = [count for _, count in parts]
+    mean_square = sum(c * s[0] ** 2 for c, s in zip(counts, scales, strict=True)) / sum(counts)
+    reach = max(s[1] for s in scales)
+    return max(min(_GRID * math.sqrt(mean_square) * coarsen, _COARSEST), reach / _POINTS * coarsen)
+
+
+@lru_cache(maxsize=256)
+def step_pair(event: Any, width: float) -> LossPair | None:
+    """The pair of laws of one elementary event (as ``composition`` makes them), or None where it is not supported."""
+    if isinstance(event, dp_event.GaussianDpEvent):
+        return gaussian_pair(event.noise_multiplier, 1.0, width)
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return _both(loss_law(1 / event.noise_multiplier, 1, width))
+    if isinstance(event, PureDpEvent):
+        likely = 1 / (1 + math.exp(-event.epsilon))
+        losses = np.array([event.epsilon, -event.epsilon])
+        return _both(pld.on_grid(losses, np.array([likely, 1 - likely]), width))
+    if isinstance(event, KNormDpEvent):
+        return _both(loss_law(event.epsilon, event.dimension, width))
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        return _truncated_pair(event, width)
+    if isinstance(event, ReplacedPoissonDpEvent):
+        q = event.sampling_probability
+        if isinstance(event.event, dp_event.GaussianDpEvent):
+            return _both(_replaced_law(2 * event.event.noise_multiplier, q, width))  # in units of C
+        sampled = step_pair(dp_event.PoissonSampledDpEvent(q, event.event), width)
+        return None if sampled is None else _both(pld.symmetric(sampled.remove))
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        if isinstance(event.event, dp_event.GaussianDpEvent):
+            return gaussian_pair(event.event.noise_multiplier, event.sampling_probability, width)
+        atoms = _sampled(event)
+        if atoms is not None:
+            remove, add = (pld.on_grid(losses, masses, width, infinity) for losses, masses, infinity in atoms)
+            return LossPair(remove, add)
+    return None
+
+
+def pure_epsilon(event: Any) -> float:
+    """The largest possible loss of one elementary event; infinite where there is none."""
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return 1 / event.noise_multiplier
+    if isinstance(event, (KNormDpEvent, PureDpEvent)):
+        return event.epsilon
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return sum(count * pure_epsilon(part) for part, count in _inner(event))
+    if isinstance(event, (dp_event.PoissonSampledDpEvent, ReplacedPoissonDpEvent)):
+        inner = pure_epsilon(event.event)
+        if inner < 500:
+            return math.log1p(event.sampling_probability * math.expm1(inner))
+        return inner
+    return math.inf
+
+
+def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
+    """The laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability`` 1."""
+    z, q = multiplier, probability
+
+    def loss(x: float) -> float:
+        exponent = (2 * x - 1) / (2 * z * z)
+        if q == 1:
+            return exponent
+        return exponent + math.log(q) if exponent > 500 else math.log1p(q * math.expm1(exponent))
+
+    first, last = math.floor(loss(-_REACH * z) / width), math.ceil(loss(1 + _REACH * z) / width)
+    losses = width * np.arange(first, last + 1)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inner = np.where(losses < 500, np.log(np.expm1(np.minimum(losses, 500.0)) + q), losses) - math.log(q)
+    edges = np.where(np.isnan(inner), -np.inf, z * z * inner + 0.5)
+    without, with_unit = _gaussian_cells(edges / z), _gaussian_cells((edges - 1) / z)
+    return _reflected(width, first, _weighted(without, with_unit, q), without)
+
+
+def _truncated_pair(event: Any, width: float) -> LossPair:
+    n, q, cap, z = (
+        event.dataset_size,
+        event.sampling_probability,
+        event.truncated_batch_size,
+        event.noise_multiplier,
+    )
+    added = gaussian_pair(z, q, width)
+    full = float(stats.binom.sf(cap - 1, n - 1, q))
+    if full == 0:
+        return added
+    share = float(stats.binom.sf(cap, n, q)) * cap / full / n
+    replaced = _replaced_law(z / 2, min(1.0, share), width)  # relative to a sensitivity of 2
+    return LossPair(_mixed(replaced, added.remove, full), _mixed(replaced, added.add, full))
+
+
+def _replaced_law(multiplier: float, probability: float, width: float) -> LossLaw:
+    """P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
+    z, q = multiplier, probability
+    log_a = math.log(q) - 0.5 / z**2
+
+    def edges(losses: np.ndarray) -> np.ndarray:
+        half = np.abs(losses) / 2
+        if q == 1:
+            return z * z * losses / 2
+        with np.errstate(divide="ignore", over="ignore"):
+            log_sinh = np.where(half > 1, half + np.log1p(-np.exp(-2 * half)) - math.log(2), np.log(np.sinh(half)))
+            u = math.log1p(-q) + log_sinh - log_a
+            grown = np.where(
+                u > 0,
+                u + np.log1p(np.sqrt(1 + np.exp(-2 * np.maximum(u, 0)))),
+                np.arcsinh(np.exp(np.minimum(u, 0))),
+            )
+        return np.sign(losses) * z * z * (half + grown)
+
+    x = 1 + _REACH * z
+    absent = math.log1p(-q) if q < 1 else -math.inf
+    largest = np.logaddexp(absent, log_a + x / z**2) - np.logaddexp(absent, log_a - x / z**2)
+    last = math.ceil(float(largest) / width)
+    cuts = edges(width * np.arange(-last, last + 1))
+    centre, right = _gaussian_cells(cuts / z), _gaussian_cells((cuts - 1) / z)
+    left = _gaussian_cells((cuts + 1) / z)
+    return _reflected(width, -last, _weighted(centre, right, q), _weighted(centre, left, q)).remove
+
+
+def _mixed(a: LossLaw, b: LossLaw, weight: float) -> LossLaw:
+    first = min(a.first, b.first)
+    masses = np.zeros(max(a.first + a.masses.size, b.first + b.masses.size) - first)
+    for law, part in ((a, weight), (b, 1 - weight)):
+        masses[law.first - first : law.first - first + law.masses.size] += part * law.masses
+    return LossLaw(a.width, first, masses, weight * a.infinity + (1 - weight) * b.infinity)
+
+
+def _weighted(a: Cells, b: Cells, share: float) -> Cells:
+    return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1], (1 - share) * a[2] + share * b[2]
+
+
+def _gaussian_cells(edges: np.ndarray) -> Cells:
+    """Standard normal probabilities of the cells between the edges (n + 1,), below the first and above the last."""
+    below, above = special.ndtr(edges), special.ndtr(-edges)
+    cells = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
+    return cells, float(below[0]), float(above[-1])
+
+
+def _reflected(width: float, first: int, p: Cells, q: Cells) -> LossPair:
+    """Both laws from (cells, below, above) under P and under Q."""
+    remove = pld.from_cells(width, first, p[0], q[0], below=p[1], above=(p[2], q[2]))
+    mirrored = -(first + p[0].size)
+    add = pld.from_cells(width, mirrored, q[0][::-1], p[0][::-1], below=q[2], above=(q[1], p[1]))
+    return LossPair(remove, add)
+
+
+def _both(law: LossLaw) -> LossPair:
+    return LossPair(law, law)
+
+
+def _inner(event: Any) -> Parts:
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return tuple((part.event, part.count) for part in event.events)
+    return ((event, 1),)
+
+
+@lru_cache(maxsize=64)
+def _sampled(event: Any) -> tuple[tuple[np.ndarray, np.ndarray, float], ...] | None:
+    """Atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its own."""
+    parts = _inner(event.event)
+    width = grid_width(parts, 1.0)
+    remove, add = [], []
+    for part, count in parts:
+        pair = step_pair(part, width)
+        if pair is None:
+            return None
+        remove.append((pair.remove, count))
+        add.append((pair.add, count))
+    return pld.sampled_atoms(
+        LossPair(pld.compose_exactly(remove), pld.compose_exactly(add)), event.sampling_probability
+    )
+
+
+@lru_cache(maxsize=1024)
+def _scale(event: Any) -> tuple[float, float]:
+    """(standard deviation of the loss of one event, length of the range of its losses), both approximate."""
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return loss_scale(1 / event.noise_multiplier, 1)
+    if isinstance(event, PureDpEvent):
+        return event.epsilon / math.cosh(event.epsilon / 2), 2 * event.epsilon
+    if isinstance(event, KNormDpEvent):
+        return loss_scale(event.epsilon, event.dimension)
+    if isinstance(event, dp_event.GaussianDpEvent):
+        return _gaussian_scale(event.noise_multiplier, 1.0)
+    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
+        spread, _ = _gaussian_scale(event.noise_multiplier, event.sampling_probability)
+        return spread, _gaussian_scale(event.noise_multiplier / 2, 1.0)[1]
+    if isinstance(event, ReplacedPoissonDpEvent):
+        spread, reach = _scale(dp_event.PoissonSampledDpEvent(event.sampling_probability, event.event))
+        return spread, 2 * reach
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        if isinstance(event.event, dp_event.GaussianDpEvent):
+            return _gaussian_scale(event.event.noise_multiplier, event.sampling_probability)
+        atoms = _sampled(event)
+        if atoms is not None:
+            losses, masses, _ = atoms[0]
+            return pld.spread(losses, masses), float(np.ptp(losses[masses > 0]))
+    return 1.0, 1.0
+
+
+def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
+    """q sqrt(exp(1 / z^2) - 1) or at most 1 / z; the largest loss is about log(1 + q (exp(10 / z + 1 / (2 z^2)) - 1)).
+
+    Where the loss has a long thin tail (small q and z), the range bounds the number of points instead.
+    """
+    exponent = multiplier**-2.0
+    spread, reach = math.sqrt(exponent), 10 / multiplier + exponent / 2
+    if exponent < 50 and probability < 1:
+        spread = min(spread, probability * math.sqrt(math.expm1(exponent)))
+    return spread, math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(probability)

@@ -1,0 +1,1 @@
+"""Laws of noise, where their random numbers come from, and the public grid of released values."""

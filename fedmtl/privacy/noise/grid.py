@@ -1,0 +1,93 @@
+"""The public grid of secure mode: the least significant bits of a released value say nothing.
+
+A double made by adding noise to a private sum gives the sum away through its low bits (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012). Sum and noise are therefore
+rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
+the rounded sum plus the noise, and which values are reachable does not depend on the sum.
+
+What is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``.
+The noise is a double with a spacing of about 2**-52 of its size, so the law of the rounded noise is the ideal one up to
+relative errors that grow as the width shrinks beside the noise; no epsilon here accounts for them, and reports of runs
+in secure mode say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..._check import positive, positive_int
+from .laws import Norm
+
+
+@dataclass(frozen=True, eq=False)
+class GridValue:
+    """A value that was released in secure mode, and the public grid on which it lies.
+
+    Attributes:
+        step: of the release.
+        value: (D,) float64, a whole multiple of ``width`` divided by ``divisor``.
+        width: of the grid.
+        divisor: the public constant by which the noised sum was divided.
+    """
+
+    step: int
+    value: Tensor
+    width: float
+    divisor: float
+
+    @property
+    def off_grid(self) -> int:
+        """Number of coordinates that are not on the grid."""
+        cells = torch.round(self.value * self.divisor / self.width)
+        return int((cells * self.width / self.divisor != self.value).sum())
+
+
+def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> float:
+    """Width of the public grid: a power of two, at most ``scale * 2**-20``.
+
+    Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
+    apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
+    margin of ``2**-20`` times the bound that every clip leaves; the other half is for the rounding of the
+    sums themselves in float64, which stays below it for up to 2**15 rows in any order of summation.
+
+    Args:
+        clip_bound: C, the bound on one contribution, above 0.
+        norm: the norm of that bound.
+        dimension: D, at least 1.
+        scale: size of the noise on one coordinate of the sum (root mean square), above 0.
+    """
+    positive("grid_width", clip_bound=clip_bound, scale=scale)
+    positive_int("grid_width", dimension=dimension)
+    spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
+    finest = min(clip_bound * 2.0**-21 / spread, scale * 2.0**-20)
+    return 2.0 ** math.floor(math.log2(finest))
+
+
+def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = None) -> Tensor:
+    """``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
+
+    The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53. The total goes to the
+    nearest multiple; so does the noise, or with ``dither`` to the multiple above where the fraction left over exceeds
+    it, else to the one below. The dither is one more independent noise, so no guarantee changes, and it makes the law
+    of the rounded noise smoother than the doubles it comes from.
+
+    Args:
+        total: float64 private sum, any shape.
+        noise: float64, the same shape.
+        width: from :func:`grid_width`.
+        dither: float64 in [0, 1), the same shape, secret and fresh like the noise; None to round to the nearest.
+
+    Returns:
+        float64, the shape of ``total``.
+    """
+    cells = noise / width
+    if dither is None:
+        cells = torch.round(cells)
+    else:
+        whole = torch.floor(cells)
+        cells = whole + (dither < cells - whole)
+    return (torch.round(total / width) + cells) * width

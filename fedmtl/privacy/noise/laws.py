@@ -1,0 +1,252 @@
+"""Laws of noise. A law knows its accounting event, its size, and the norm in which it needs the sensitivity.
+
+Every law is written in units of the sensitivity S: ``multiplier`` is the scale of the noise over S, draws are
+at S = 1, and the caller multiplies them by S. The event is relative to the full sensitivity, so neither the
+relation nor the clip enters it a second time.
+
+All laws but the seeded Gaussian of a whole release are made by inversion of the tails that a
+:class:`~fedmtl.privacy.noise.sources.NoiseSource` gives, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import positive, positive_int
+from .sources import signs_and_tails
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from .sources import NoiseSource
+
+Norm = Literal["l1", "l2"]
+_RUN_ELEMENTS = 1 << 14  # the tails of a part of a run stay in the cache
+
+
+@dataclass(frozen=True)
+class NoiseLaw(ABC):
+    """Additive noise on a vector.
+
+    Args:
+        multiplier: scale of the noise in units of the sensitivity, above 0.
+    """
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        positive(self, multiplier=self.multiplier)
+
+    @property
+    @abstractmethod
+    def norm(self) -> Norm:
+        """The norm of the sensitivity that the law needs."""
+
+    @abstractmethod
+    def event(self, dimension: int) -> Any:
+        """The ``dp_accounting`` event of one release of a vector of ``dimension`` coordinates; its parameter
+        is relative to the full sensitivity."""
+
+    @abstractmethod
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """Root mean square of one coordinate of the noise, in units of the released sum.
+
+        Args:
+            sensitivity: S, in those units.
+            dimension: length of the noised vector.
+        """
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """Noise of one release at sensitivity 1: (size,) float64."""
+        return self._invert(*source.tails(purpose, step, self._coins(size)))
+
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int, keys: Tensor, size: int) -> np.ndarray:
+        """Noise of several owners at once, at sensitivity 1.
+
+        Args:
+            source: where the bits come from.
+            purpose: name of the release.
+            step: number of the step.
+            keys: (k,) int64 keys of the owners; with a seeded source row i is a function of (seed, purpose,
+                step, keys[i]) whatever else is drawn, with a secure one only k matters.
+            size: length of one owner's noise.
+
+        Returns:
+            (k, size) float64.
+        """
+        return self._invert(*source.tails(purpose, step, self._coins(size), keys))
+
+    def draw_run(self, sources: Sequence[NoiseSource], purpose: str, first: int, count: int, size: int) -> np.ndarray:
+        """Noise of consecutive releases of several repetitions, at sensitivity 1.
+
+        Args:
+            sources: of each repetition; with seeded ones release i of repetition r is a function of (seed, purpose,
+                r, i) and of ``size``, however runs are cut and whatever else is drawn.
+            purpose: name of the release.
+            first, count: releases ``first`` to ``first + count - 1``.
+            size: length of one release.
+
+        Returns:
+            (count, R, size) float64.
+        """
+        coins = self._coins(size)
+        together = max(1, _RUN_ELEMENTS // max(1, count * coins))
+        out = np.empty((count, len(sources), size))
+        for r in range(0, len(sources), together):
+            some = sources[r : r + together]
+            words = np.stack([source.words(purpose, 2 * coins * first, 2 * coins * count) for source in some])
+            words = words.reshape(len(some), count, 2, coins)
+            noise = self._invert(*signs_and_tails(words[:, :, 0], words[:, :, 1]))
+            out[:, r : r + together] = noise.swapaxes(0, 1)
+        return out
+
+    def _coins(self, size: int) -> int:
+        """Number of tails that one vector of ``size`` coordinates takes."""
+        return size
+
+    @abstractmethod
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        """Noise from (..., coins) signs and tails: (..., size)."""
+
+
+@dataclass(frozen=True)
+class GaussianNoise(NoiseLaw):
+    """N(0, (z S)^2) on every coordinate, S the L2 sensitivity.
+
+    Args:
+        multiplier: z, the standard deviation in units of the sensitivity, above 0.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """``"l2"``."""
+        return "l2"
+
+    def event(self, dimension: int | None = None) -> Any:
+        """``GaussianDpEvent(z)``, whatever the dimension."""
+        from dp_accounting import dp_event
+
+        return dp_event.GaussianDpEvent(self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """z S: the standard deviation of a coordinate."""
+        return self.multiplier * sensitivity
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """Noise of one release at sensitivity 1: (size,) float64."""
+        return source.normal(purpose, step, size) * self.multiplier
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        return _normal(sign, tail) * self.multiplier
+
+
+@dataclass(frozen=True)
+class PureNoise(NoiseLaw):
+    """A law that gives pure epsilon 1 / ``multiplier`` by itself."""
+
+    @classmethod
+    def of_epsilon(cls, epsilon: float) -> Self:
+        """The noise of a release with pure ``epsilon``, above 0."""
+        positive(cls.__name__, epsilon=epsilon)
+        return cls(1.0 / epsilon)
+
+    @property
+    def epsilon(self) -> float:
+        """Pure epsilon of one release."""
+        return 1.0 / self.multiplier
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(PureNoise):
+    """Independent Laplace noise of scale b S on every coordinate, S the L1 sensitivity: pure epsilon 1/b.
+
+    The event is that of one coordinate that takes the whole shift, which is the worst case: moving the
+    coordinates one after the other is a chain of neighbours, a chain of log-concave shifts composes to the
+    trade-off function of the single shift of the same total length, and by group privacy (Dong, Roth, Su,
+    "Gaussian differential privacy", JRSS B 2022) nothing is easier to tell apart than that.
+
+    Args:
+        multiplier: b, the scale in units of the sensitivity, above 0.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """``"l1"``."""
+        return "l1"
+
+    def event(self, dimension: int | None = None) -> Any:
+        """``LaplaceDpEvent(b)``, whatever the dimension."""
+        from dp_accounting import dp_event
+
+        return dp_event.LaplaceDpEvent(self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """sqrt(2) b S: the standard deviation of a coordinate."""
+        return math.sqrt(2.0) * self.multiplier * sensitivity
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        return sign * (np.log(2.0 * tail) * self.multiplier)
+
+
+@dataclass(frozen=True)
+class L2LaplaceNoise(PureNoise):
+    """The K-norm mechanism of the L2 norm: density proportional to exp(-||v||_2 / (b S)), S the L2
+    sensitivity: pure epsilon 1/b (Hardt, Talwar, "On the geometry of differential privacy", STOC 2010).
+
+    The direction is uniform and the radius, independent of it, is Gamma(d, b S). Normals are made in pairs from an
+    exponential, half the pair's squared length, and an angle (Box, Muller, 1958). The direction of the first d of them
+    is independent of the sum of these exponentials; d exponentials, the m = ceil(d / 2) of the pairs among them, add up
+    to the radius. So a vector takes d exponentials and m angles.
+
+    Args:
+        multiplier: b, the scale in units of the sensitivity, above 0.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """``"l2"``."""
+        return "l2"
+
+    def event(self, dimension: int) -> Any:
+        """``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and
+        depends on the dimension."""
+        from ..accounting.knorm import KNormDpEvent
+
+        positive_int(self, dimension=dimension)
+        return KNormDpEvent(epsilon=self.epsilon, dimension=dimension)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""
+        return self.multiplier * sensitivity * math.sqrt(dimension + 1.0)
+
+    def _coins(self, size: int) -> int:
+        return size + -(-size // 2)
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        size = 2 * tail.shape[-1] // 3
+        pairs = tail.shape[-1] - size
+        exponential = -np.log(2.0 * tail[..., :size])
+        angle = torch.from_numpy(2.0 * math.pi * sign[..., size:] * tail[..., size:])
+        length = np.sqrt(exponential[..., :pairs])
+        vector = np.empty((*tail.shape[:-1], 2 * pairs))
+        np.multiply(length, angle.cos().numpy(), out=vector[..., :pairs])  # faster than numpy's own
+        np.multiply(length, angle.sin().numpy(), out=vector[..., pairs:])
+        vector = vector[..., :size]
+        radius = exponential.sum(-1, keepdims=True) * self.multiplier
+        vector *= radius / np.linalg.norm(vector, axis=-1, keepdims=True)
+        return vector
+
+
+def _normal(sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+    from scipy.special import ndtri
+
+    return sign * ndtri(tail)

@@ -1,0 +1,176 @@
+"""Where random bits come from: a seed (reproducible, not private) or the operating system (private, not
+reproducible).
+
+Neither source keeps state that a caller could rewind by accident: seeded draws are addressed by (seed,
+purpose, step), secure draws are fresh at every call and are never stored or logged.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...random import derive_key, keyed_generator, philox
+from ..samplers import Coins
+
+
+class NoiseSource(Protocol):
+    """Supplies the noise of releases and the coins of cohorts."""
+
+    @property
+    def name(self) -> str:
+        """``"seeded"`` or ``"secure"``."""
+
+    def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
+        """(size,) float64 standard normal numbers for one release of one step."""
+
+    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Random signs and tail probabilities, from which every law of noise is made by inversion.
+
+        Args:
+            purpose: name of the release.
+            step: number of the step.
+            size: numbers a row.
+            keys: (k,) int64 keys of owners, one row each, or None for a single release.
+
+        Returns:
+            Signs (-1 or 1) and probabilities, uniform on (0, 1/2), independent, float64, of shape (size,), or
+            (k, size) with keys. A probability carries 53 significant bits down to about 2**-75, and its least
+            value is 2**-129.
+        """
+
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Words ``first`` to ``first + count - 1`` of an endless stream, uint64 (count,): 64 random bits each."""
+
+    def coins(self, purpose: str, step: int) -> Coins:
+        """Coins for one draw of a cohort."""
+
+
+@dataclass(frozen=True)
+class SeededSource:
+    """Counter-based draws keyed by (seed, purpose, replicate, step): the same address gives the same bits.
+
+    Args:
+        seed: any integer.
+        replicate: index of an independent repetition.
+    """
+
+    seed: int
+    replicate: int = 0
+
+    @property
+    def name(self) -> str:
+        """``"seeded"``."""
+        return "seeded"
+
+    def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
+        """(size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
+        return keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate).standard_normal(size)
+
+    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
+        where there are keys: which owners are drawn together does not matter."""
+        if keys is None:
+            generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
+            words = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
+            return signs_and_tails(words[0], words[1])
+        key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
+        return signs_and_tails(*_owner_words(key, keys.cpu(), step, size))
+
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Words of the stream of (seed, purpose, replicate), wherever a window of it begins and ends: Philox4x64, which
+        makes four words of each value of its counter."""
+        name = f"privacy/words/{purpose}"
+        key = [derive_key(self.seed, name, self.replicate), derive_key(self.seed, name + "/1", self.replicate)]
+        block, skipped = divmod(first, 4)
+        return np.random.Philox(key=np.array(key, np.uint64), counter=block).random_raw(skipped + count)[skipped:]
+
+    def coins(self, purpose: str, step: int) -> Coins:
+        """Coins that are a function of (seed, purpose, replicate, step)."""
+        return GeneratorCoins(keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate))
+
+
+@dataclass(frozen=True)
+class SecureSource:
+    """Fresh bits from the operating system's generator at every call; the arguments address nothing."""
+
+    @property
+    def name(self) -> str:
+        """``"secure"``."""
+        return "secure"
+
+    def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
+        """(size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about
+        2**-53 out to 9 standard deviations."""
+        from scipy.special import ndtri
+
+        sign, tail = self.tails(purpose, step, size)
+        return sign * ndtri(tail)
+
+    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Fresh signs and tails; of ``keys`` only the number matters."""
+        shape = (size,) if keys is None else (keys.numel(), size)
+        words = self.words(purpose, 0, 2 * math.prod(shape)).reshape(2, *shape)
+        return signs_and_tails(words[0], words[1])
+
+    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
+        """Fresh words; only their number matters."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+    def coins(self, purpose: str, step: int) -> Coins:
+        """Coins straight from the operating system."""
+        return SystemCoins()
+
+
+@dataclass(frozen=True)
+class GeneratorCoins:
+    generator: np.random.Generator
+
+    def uniform(self, count: int) -> np.ndarray:
+        return self.generator.random(count)
+
+
+@dataclass(frozen=True)
+class SystemCoins:
+    def uniform(self, count: int) -> np.ndarray:
+        words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_BLOCK_ELEMENTS = 1 << 16  # the words of a block stay in the cache
+
+
+def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
+    the bit left over is the sign."""
+    sign = (first & np.uint64(1)).astype(np.float64)
+    sign *= -2.0
+    sign += 1.0
+    tail = second.astype(np.float64)
+    tail += 0.5
+    tail *= 2.0**-64
+    tail += ((first >> np.uint64(1)) & np.uint64(0x3FF)).astype(np.float64)
+    # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
+    tail += (first >> np.uint64(11)).astype(np.float64) * 2.0**10
+    tail *= 2.0**-64
+    return sign, np.minimum(tail, 0.5 - 2.0**-54, out=tail)
+
+
+def _owner_words(key: int, owners: Tensor, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two (k, size) arrays of 64 random bits: Philox at the counters (index, step, owner)."""
+    out = torch.empty(2, owners.numel(), size, dtype=torch.int64)
+    index, at = torch.arange(size), torch.tensor(step)
+    rows = max(1, _BLOCK_ELEMENTS // max(1, size))
+    for first in range(0, owners.numel(), rows):
+        block = owners[first : first + rows, None]
+        w0, w1, w2, w3 = philox(key, index, at, block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF)
+        out[0, first : first + rows] = (w0 << 32) | w1
+        out[1, first : first + rows] = (w2 << 32) | w3
+    words = out.numpy().view(np.uint64)
+    return words[0], words[1]

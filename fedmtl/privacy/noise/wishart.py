@@ -1,0 +1,101 @@
+"""Wishart noise on covariances: kept to reproduce a paper, and not private.
+
+Liang et al. add E ~ W_d(d + 1, (K^2 / (2 epsilon)) I) to a sum of ``w w^T``, ``||w||_2 <= K``, and claim pure
+epsilon. E is positive definite, so an output O rules out every sum A' with O - A' not positive definite. Take
+neighbours A and A' = A + v v^T with ||v||_2 = K: an output A + E is impossible under A' when ``v^T E^-1 v > 1``. By
+Muirhead, "Aspects of Multivariate Statistical Theory" (1982), Theorem 3.2.12, ``(2 epsilon / K^2) ||v||^2 / (v^T
+E^-1 v)`` is chi-square with 2 degrees of freedom, so this happens with probability ``1 - exp(-epsilon)`` in every
+dimension. No (epsilon', delta) with delta below that holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import positive
+from ...errors import PrivacyError
+from .laws import NoiseLaw, Norm
+from .symmetric import svec
+
+if TYPE_CHECKING:
+    from .sources import NoiseSource
+
+
+@dataclass(frozen=True)
+class WishartNoise:
+    """W_d(d + 1, (K^2 / (2 epsilon)) I); its epsilon is that of the paper, not a guarantee.
+
+    Args:
+        epsilon: what the paper claims of one release, above 0.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        positive(self, epsilon=self.epsilon)
+
+    def event(self, dimension: int) -> Any:
+        """``NonPrivateDpEvent``: every accountant answers infinity."""
+        from dp_accounting import dp_event
+
+        return dp_event.NonPrivateDpEvent()
+
+    def refutation(self) -> float:
+        """Probability ``1 - exp(-epsilon)`` that an output proves which of two neighbours it came from."""
+        return -math.expm1(-self.epsilon)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, dimension: int) -> np.ndarray:
+        """(dimension, dimension) float64 noise for K = 1, symmetric and positive definite; times K^2
+        otherwise."""
+        normals = source.normal(purpose, step, dimension * (dimension + 1)).reshape(dimension, dimension + 1)
+        return normals @ normals.T / (2.0 * self.epsilon)
+
+
+REFUTED = "a neighbour makes an output of Wishart noise impossible with probability 1 - exp(-epsilon), in every step"
+
+
+@dataclass(frozen=True)
+class WishartLaw(NoiseLaw):
+    """Wishart noise in the coordinates of ``svec``, with the event that the paper claims; only the full matrix has it.
+
+    Args:
+        multiplier: 1 / epsilon of the claim, above 0.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """``"l2"``."""
+        return "l2"
+
+    def event(self, dimension: int) -> Any:
+        """What the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
+        from ..accounting.losses import PureDpEvent
+
+        return PureDpEvent(1.0 / self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """Root mean square of a coordinate: b S sqrt(d + 1), its mean included, for d (d + 1) / 2 coordinates."""
+        return self.multiplier * sensitivity * math.sqrt(_side(dimension) + 1.0)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """(size,) float64, size = d (d + 1) / 2, at K = 1."""
+        matrix = WishartNoise(1.0 / self.multiplier).draw(source, purpose, step, _side(size))
+        return svec(torch.from_numpy(matrix)).numpy()
+
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int, keys: Tensor, size: int) -> np.ndarray:
+        """Refused: no published method releases Wishart noise by owner."""
+        raise PrivacyError("Wishart noise by owner is not supported.")
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        raise PrivacyError("Wishart noise is not made by inversion.")
+
+
+def _side(size: int) -> int:
+    """d of d (d + 1) / 2 coordinates."""
+    return (math.isqrt(8 * size + 1) - 1) // 2

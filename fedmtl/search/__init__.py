@@ -1,0 +1,5 @@
+"""The best of several settings under one epsilon."""
+
+from .search import PrivateSearch, SearchResult
+
+__all__ = ["PrivateSearch", "SearchResult"]

@@ -1,0 +1,195 @@
+"""The audit of a private search: its repetitions are independent draws of one mechanism, which nothing tells apart.
+
+    findings = audit_search(PrivateSearch(candidates={...}, ...))
+    print(table(findings))
+
+The bound of a search (:mod:`fedmtl.privacy.accounting.selection`) holds for repetitions that have one law and for
+an output that does not tell which of them it is. Both are checked on the production path:
+
+1. forced coins: every repetition of a candidate is run with the same cohorts and noise, and published as the winner.
+   What is published, what is printed, and what clients hand to the releases must be the same, bit for bit;
+2. fresh coins: without force, the noise of two repetitions is uncorrelated, and they share neither the noise of a score
+   nor a run of cohorts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..privacy import Channel, NoiseSource, OwnerChannel, SeededSource
+from ..privacy.audit import Finding
+from ..privacy.audit.findings import exact, skipped, too_large
+from ..trainer.folder import RunFolder
+from ..trainer.sources import Source
+from ..trainer.trainer import Trainer
+from .plan import SearchPlan
+from .search import PrivateSearch, _Search
+
+_ROUNDS, _SCORES, _LEVEL = 2, 20, 1e-8
+
+
+def audit_search(search: PrivateSearch, *, seed: int = 0, repetitions: int = 3, rounds: int = _ROUNDS) -> list[Finding]:
+    """Whether anything that a search publishes could tell which repetition won.
+
+    Args:
+        search: what would be run; its folder and progress are not used.
+        seed: of the forced coins.
+        repetitions: how many are compared for each candidate, at least 2.
+        rounds: of each run, at most those of the candidates.
+
+    Returns:
+        The findings; a refuted one contradicts the epsilon of the search.
+    """
+    candidates = {
+        name: replace(trainer, rounds=min(rounds, trainer.rounds)) for name, trainer in search.candidates.items()
+    }
+    short = replace(search, candidates=candidates, folder=None, progress=False)
+    plan = short.plan()
+    findings = [
+        _forced(short, plan, candidate, repetitions=repetitions, seed=seed) for candidate in range(len(candidates))
+    ]
+    return findings + _fresh(short, plan, repetitions=repetitions)
+
+
+def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repetitions: int, seed: int) -> Finding:
+    """Every repetition as the winner, with the same coins: digests of all that it shows."""
+    shown: list[dict[str, str]] = []
+    with TemporaryDirectory() as folder:
+        for index in range(repetitions):
+            place, seen = RunFolder(Path(folder) / str(index)), _Seen()
+            search = _Forced(settings, _watched(plan, seen), place, seed)
+            run = search._train(index, candidate)
+            scores = [search._score(index, candidate, run)] * repetitions
+            found = search._result([candidate] * repetitions, scores, index, run)
+            told = {path.relative_to(place.public).as_posix(): path.read_bytes() for path in _files(place.public)}
+            told["the printed summary"] = found.summary().replace(str(place.root), "").encode()
+            told["the rows handed to releases"] = b"".join(_bytes(rows) for rows in seen.rows)
+            shown.append({name: hashlib.blake2b(content).hexdigest() for name, content in told.items()})
+    names = {name for one in shown for name in one}
+    differing = sorted(name for name in names if len({one.get(name) for one in shown}) > 1)
+    detail = f"of {len(names)} things shown differ between {repetitions} repetitions with the same coins"
+    if differing:
+        detail = f"the number of the repetition shows in {', '.join(differing)}"
+    return exact(f"selection: forced coins, {search.names[candidate]}", len(differing), detail)
+
+
+def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> list[Finding]:
+    """Noise, cohorts and scores of repetitions with coins of their own."""
+    seen = [_Seen(silent=True) for _ in range(repetitions)]
+    for index, one in enumerate(seen):
+        _Search(settings, _watched(plan, one), None)._train(index, 0)
+    noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in seen])
+    size = noise.shape[1]
+    pairs = np.abs(np.corrcoef(noise)[~np.eye(repetitions, dtype=bool)])
+    correlation = too_large(
+        "selection: fresh noise",
+        float(pairs.max()),
+        6 / size**0.5,
+        f"largest correlation between the noise of {repetitions} repetitions, {size} numbers each",
+        _LEVEL,
+    )
+    search = _Search(settings, plan, None)
+    even = SimpleNamespace(personal_accuracy=dict.fromkeys(range(len(search.settings._first.data)), 0.5))
+    scores = [search._score(index, 0, even) for index in range(_SCORES)]  # type: ignore[arg-type]
+    shared = exact(
+        "selection: fresh scores",
+        _SCORES - len(set(scores)),
+        f"of {_SCORES} repetitions have the score noise of another",
+    )
+    return [correlation, shared, _fresh_cohorts(settings, seen)]
+
+
+def _fresh_cohorts(settings: PrivateSearch, seen: list[_Seen]) -> Finding:
+    trainer, check = settings._first, "selection: fresh cohorts"
+    q = trainer.schedule.bind(len(trainer.data)).probability  # type: ignore[union-attr]
+    chance = (q * q + (1 - q) ** 2) ** (len(trainer.data) * len(seen[0].cohorts))
+    if chance > _LEVEL:
+        return skipped(check, "two repetitions may well have the same cohorts")
+    same = len(seen) - len({b"".join(_bytes(ranks) for ranks in one.cohorts) for one in seen})
+    return exact(check, same, f"of {len(seen)} repetitions have the cohorts of another")
+
+
+@dataclass
+class _Forced(_Search):
+    """A search whose repetitions all have the same coins."""
+
+    address: int = 0
+
+    def _coins(self, index: int) -> NoiseSource:
+        return _Addressed(self.address) if self.secure else SeededSource(self.address)
+
+
+@dataclass(frozen=True)
+class _Addressed(SeededSource):
+    """Seeded coins on the path of secret ones, which rounds to a grid."""
+
+    @property
+    def name(self) -> str:
+        return "secure"
+
+
+@dataclass
+class _Seen:
+    """What passed the channel of one run.
+
+    Attributes:
+        silent: rows are replaced by zeros, such that a release is its noise.
+        rows: handed to each release.
+        released: what came out.
+        cohorts: of each step.
+    """
+
+    silent: bool = False
+    rows: list[Tensor] = field(default_factory=list)
+    released: list[Tensor] = field(default_factory=list)
+    cohorts: list[Tensor] = field(default_factory=list)
+
+    def watch(self, channel: Channel) -> None:
+        release, begin = channel.release, channel.begin
+
+        def seen_release(name: str, rows: Tensor, clients: Tensor) -> Tensor:
+            self.rows.append(rows.detach().cpu().clone())
+            value = release(name, torch.zeros_like(rows) if self.silent else rows, clients)
+            self.released.append(value.clone())
+            return value
+
+        def seen_begin(step: int, ranks: Tensor) -> None:
+            self.cohorts.append(torch.sort(ranks.cpu()).values)
+            begin(step, ranks)
+
+        channel.release, channel.begin = seen_release, seen_begin  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched(Trainer):
+    seen: _Seen = field(default_factory=_Seen)
+
+    def open(self, *args: Any, **options: Any) -> tuple[Channel | OwnerChannel, Source]:
+        channel, source = super().open(*args, **options)
+        assert isinstance(channel, Channel)
+        self.seen.watch(channel)
+        return channel, source
+
+
+def _watched(plan: SearchPlan, seen: _Seen) -> SearchPlan:
+    def watched(trainer: Trainer) -> Trainer:
+        return _Watched(**{one.name: getattr(trainer, one.name) for one in fields(Trainer)}, seen=seen)
+
+    return replace(plan, trainers={name: watched(trainer) for name, trainer in plan.trainers.items()})
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().numpy().tobytes()

@@ -1,0 +1,350 @@
+"""What a private search must know before any work: that its candidates cost the same, and how much noise each needs.
+
+One candidate is a whole run of T steps and the release of its score. The event of the search is that candidate
+repeated a random number of times of which the best is kept (:mod:`fedmtl.privacy.accounting.selection`), so every
+candidate must have the same event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._rounding import rounded_up
+from ..errors import ConfigError, FedmtlError, PrivacyError
+from ..local import operation_threads
+from ..privacy import (
+    BoundSampler,
+    ClientPrivacy,
+    FullParticipation,
+    GaussianNoise,
+    L2Clip,
+    PrivacyReport,
+    Release,
+    ReleasePlan,
+    SamplingLaw,
+    SignalToNoise,
+    calibrate_selection,
+    epsilon,
+    open_channel,
+    selection_epsilon,
+)
+from ..privacy.allocation import steps_of, whole_run
+from ..privacy.release import StepEvent, step_law
+from ..trainer.problem import build_problem, describe, fingerprint
+from ..trainer.sources import in_rounds
+from ..trainer.trainer import Trainer
+
+SCORE = "search/score"
+"""Name of the score's release; no algorithm has one of this name."""
+SCORE_BOUND = 0.5
+"""Largest absolute value of one client's ``score - 1/2``."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A search, ready to run.
+
+    Attributes:
+        trainers: by candidate, with the calibrated noise and the budget of one run, and without folder, baselines,
+            callbacks and progress.
+        fingerprints: by candidate: everything its released numbers depend on but the secret coins.
+        reports: by candidate, what its run states before its first step.
+        signals: by candidate, how loud its noise is.
+        score: the typed release of the sum of ``score - 1/2`` over all clients.
+        event: of one candidate, its score included.
+        noise_multiplier: of every release of every candidate.
+        epsilon, delta: of the whole search.
+        budget: epsilon of the T steps of one run alone, at ``delta``; what its ledger enforces.
+    """
+
+    trainers: Mapping[str, Trainer]
+    fingerprints: Mapping[str, str]
+    reports: Mapping[str, PrivacyReport]
+    signals: Mapping[str, SignalToNoise | None]
+    score: Release
+    event: Any
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    budget: float
+
+
+def check_candidates(candidates: Mapping[str, Trainer]) -> None:
+    """The candidates differ in nothing that enters the accounting, and their privacy is of a kind a search covers.
+
+    Raises:
+        ConfigError: names the candidate and the field.
+    """
+    if not isinstance(candidates, Mapping) or not candidates:
+        raise ConfigError("PrivateSearch.candidates is empty; give a mapping of names to trainers.")
+    first_name, first = next(iter(candidates.items()))
+    for name, trainer in candidates.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings.")
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer.")
+        _check_privacy(name, trainer)
+        if trainer.early_stopping is not None:
+            raise ConfigError(
+                f"candidate {name!r}: early_stopping looks at private numbers to end a run, which the accounting of a "
+                f"search does not cover; leave it out."
+            )
+        if trainer.repeated.count > 1:
+            raise ConfigError(f"candidate {name!r}: replicates and epsilons make several runs; a search draws its own.")
+        differing = _differing(trainer, first)
+        if differing is not None:
+            field, own, common = differing
+            raise ConfigError(
+                f"candidate {name!r}: {field} is {own}, but candidate {first_name!r} has {common}. The accounting "
+                f"needs them equal; candidates may differ in the algorithm's settings, the model and privacy.clip_norm."
+            )
+
+
+def plan_search(
+    candidates: Mapping[str, Trainer],
+    *,
+    mean: float,
+    shape: float,
+    score_noise: float,
+    noise_multiplier: float | None = None,
+) -> SearchPlan:
+    """Calibrate the noise of every candidate such that the whole search costs at most the budget.
+
+    Args:
+        candidates: checked by :func:`check_candidates`.
+        mean, shape: of the number of repetitions, see :mod:`fedmtl.privacy.accounting.selection`.
+        score_noise: standard deviation of the noise on a mean score.
+        noise_multiplier: of a search that is resumed; it is used as it stands.
+
+    Raises:
+        ConfigError: releases that differ between candidates, or a budget that cannot be met.
+        PrivacyError: a combination that Renyi accounting does not cover.
+    """
+    first_name, first = next(iter(candidates.items()))
+    privacy = _client_privacy(first)
+    n = len(first.data)
+    sampler: BoundSampler = in_rounds(first.algorithm, first.schedule)[1].bind(n)
+    plans = {name: _plans(name, trainer, sampler) for name, trainer in candidates.items()}
+    laws = {}
+    for name, declared in plans.items():
+        with _named(name):
+            laws[name] = step_law(declared, sampler, _client_privacy(candidates[name]))
+        _check_releases(name, declared, laws[name], first_name, plans[first_name], laws[first_name], privacy)
+    law, common = laws[first_name], plans[first_name]
+    if law.per_participation:
+        sampler = sampler.capped(first.rounds)
+    uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
+    delta = privacy.resolved_delta(n)
+    score = score_release(n, law, score_noise=score_noise)
+
+    steps = steps_of(common, sampler, law, replace(privacy, accountant="rdp"))
+    run_event, times = whole_run(common, steps, uses)  # of one run: equal steps, or those of an allocation together
+
+    def candidate(multiplier: float) -> Any:
+        from dp_accounting import dp_event
+
+        assert score.noise is not None
+        run = dp_event.SelfComposedDpEvent(run_event(multiplier).event, times)
+        return dp_event.ComposedDpEvent([run, score.noise.event(1)])
+
+    target = privacy.epsilon
+    assert target is not None
+    z = noise_multiplier
+    if z is None:
+        try:
+            z = calibrate_selection(candidate, target=target, delta=delta, mean=mean, shape=shape)
+        except ConfigError as error:
+            raise ConfigError(
+                f"PrivateSearch: {error} The scores may cost too much alone: raise score_noise (it is "
+                f"{score_noise:g}), or lower mean."
+            ) from error
+        except PrivacyError as error:
+            raise PrivacyError(
+                f"PrivateSearch: a search over runs with schedule {sampler.describe()}: {error}"
+            ) from error
+    budget = _run_budget(run_event(z), times, delta, per_participation=law.per_participation)
+    trainers, marks, reports, signals = {}, {}, {}, {}
+    for name, trainer in candidates.items():
+        inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta, accountant="rdp")
+        trainers[name] = replace(_bare(trainer), privacy=inner)
+        with _named(name):
+            marks[name], reports[name], signals[name] = _opened(trainers[name], plans[name])
+    return SearchPlan(
+        trainers=trainers,
+        fingerprints=marks,
+        reports=reports,
+        signals=signals,
+        score=score,
+        event=candidate(z),
+        noise_multiplier=z,
+        epsilon=selection_epsilon(candidate(z), delta, mean=mean, shape=shape),
+        delta=delta,
+        budget=budget,
+    )
+
+
+def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
+    """The release of a mean score over all clients.
+
+    The sum of ``score - 1/2`` moves by 1/2 when a client is added or removed, and by 1 when it is replaced.
+
+    Args:
+        n: public number of clients, which divides the sum.
+        law: of the run, for its relation.
+        score_noise: standard deviation of the noise on the mean.
+    """
+    release = Release(
+        name=SCORE,
+        dimension=1,
+        unit="client",
+        observer="public",
+        clip=L2Clip(SCORE_BOUND),
+        noise=None,
+        sampling=FullParticipation().bind(n),
+        law=SamplingLaw(law.relation, amplified=False, per_participation=False),
+    )
+    return replace(release, noise=GaussianNoise(score_noise * n / release.sensitivity))
+
+
+def _check_privacy(name: str, trainer: Trainer) -> None:
+    privacy = trainer.privacy
+    if not isinstance(privacy, ClientPrivacy):
+        raise ConfigError(
+            f"candidate {name!r}: privacy is {type(privacy).__name__ if privacy else None}; a search is accounted for "
+            "ClientPrivacy only (privacy=client)."
+        )
+    if privacy.epsilon is None or privacy.noiseless:
+        raise ConfigError(
+            f"candidate {name!r}: privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole "
+            f"search."
+        )
+    if privacy.noise_multiplier is not None:
+        raise ConfigError(
+            f"candidate {name!r}: privacy.noise_multiplier is {privacy.noise_multiplier:g}; leave it out, the search "
+            f"calibrates the noise to privacy.epsilon."
+        )
+    if privacy.guarantee != "sound":
+        raise ConfigError(f"candidate {name!r}: privacy.guarantee is {privacy.guarantee!r}; a search needs 'sound'.")
+    if privacy.observer != "public":
+        raise ConfigError(
+            f"candidate {name!r}: privacy.observer is {privacy.observer!r}; a search needs 'public'. The other clients "
+            f"take part in every repetition and receive its releases, so for them nothing is selected: they see all."
+        )
+
+
+def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
+    """The first field that enters the accounting and differs, with both values in words."""
+    if trainer is first:
+        return None
+    for name in ("rounds", "seed"):
+        if getattr(trainer, name) != getattr(first, name):
+            return name, str(getattr(trainer, name)), str(getattr(first, name))
+    if describe(trainer.schedule) != describe(first.schedule):
+        return "schedule", repr(trainer.schedule), repr(first.schedule)
+    own, common = _client_privacy(trainer), _client_privacy(first)
+    for field in dataclasses.fields(ClientPrivacy):
+        a, b = getattr(own, field.name), getattr(common, field.name)
+        if field.name != "clip_norm" and a != b:
+            return f"privacy.{field.name}", repr(a), repr(b)
+    if trainer.data is not first.data and trainer.data.fingerprint() != first.data.fingerprint():
+        return "data", trainer.data.fingerprint(), first.data.fingerprint()
+    return None
+
+
+def _check_releases(
+    name: str,
+    plans: tuple[ReleasePlan, ...],
+    law: SamplingLaw,
+    first: str,
+    common: tuple[ReleasePlan, ...],
+    common_law: SamplingLaw,
+    privacy: ClientPrivacy,
+) -> None:
+    if not plans:
+        raise ConfigError(f"candidate {name!r}: its algorithm releases nothing, so there is no noise to calibrate.")
+    if any(plan.rows is not None for plan in plans):
+        raise ConfigError(
+            f"candidate {name!r}: its clients add noise to their own rows, an account that a search does not compose; "
+            f"leave that noise out (MPMTL.curator_epsilon)."
+        )
+    facts: list[tuple[str, Any, Any]] = [("the number of releases", len(plans), len(common))]
+    facts.append(("the allocation of the budget", [p.allocation for p in plans], [p.allocation for p in common]))
+    if law != common_law:  # schedule, observer and guarantee are the same
+        facts.append(("statefulness", any(p.stateful for p in plans), any(p.stateful for p in common)))
+    if privacy.mechanism == "l2_laplace":
+        facts.append(("the size of a release", [p.size for p in plans], [p.size for p in common]))
+    for what, own, others in facts:
+        if own != others:
+            raise ConfigError(
+                f"candidate {name!r}: {what} is {own}, but {others} for candidate {first!r}. It enters the accounting; "
+                f"candidates must agree in it."
+            )
+
+
+def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: bool) -> float:
+    """Epsilon of the steps of one run, such that one more step would exceed it."""
+    budget = epsilon(step.event, uses, delta, accountant=step.accountant)
+    more = epsilon(step.event, uses + 1, delta, accountant=step.accountant)
+    if budget <= 0 or (more <= budget and not per_participation):
+        raise PrivacyError(
+            f"PrivateSearch: epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "
+            f"how many there are. Ask for a larger epsilon or a smaller delta."
+        )
+    return budget
+
+
+def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    with _named(name), _problem(trainer) as problem:
+        return in_rounds(trainer.algorithm, trainer.schedule)[0].plan(problem, sampler)
+
+
+def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport, SignalToNoise | None]:
+    """The run's fingerprint, and its channel's report and loudness before the first step; refuses what the run would
+    refuse."""
+    sampler = in_rounds(trainer.algorithm, trainer.schedule)[1].bind(len(trainer.data))
+    with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
+        mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
+    channel = open_channel(
+        trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=trainer.data.notes
+    )
+    with closing(channel):
+        return mark, channel.report, channel.snr()
+
+
+@contextmanager
+def _problem(trainer: Trainer) -> Iterator[Any]:
+    problem = build_problem(
+        trainer.data,
+        trainer.model,
+        trainer.loss,
+        trainer.execution,
+        trainer.rounds,
+        trainer.seed,
+        trainer.device,
+        trainer.dtype,
+    )
+    with closing(problem.executor):
+        yield problem
+
+
+def _bare(trainer: Trainer) -> Trainer:
+    """Without what belongs to a run of its own."""
+    return replace(trainer, folder=None, client_store="memory", baselines=(), callbacks=(), progress=False)
+
+
+def _client_privacy(trainer: Trainer) -> ClientPrivacy:
+    assert isinstance(trainer.privacy, ClientPrivacy)
+    return trainer.privacy
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors inside the block name the candidate."""
+    try:
+        yield
+    except FedmtlError as error:
+        raise type(error)(f"candidate {name!r}: {error}") from error

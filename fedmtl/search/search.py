@@ -1,0 +1,437 @@
+"""Private hyper-parameter search: the best of a secret number of runs, under one epsilon.
+
+Papernot, Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR 2022.
+
+    search = PrivateSearch(candidates={"lam=0.1": Trainer(...), "lam=1": Trainer(...)}, mean=4)
+    found = search.fit()
+    print(found.summary())
+
+One repetition draws a candidate uniformly, trains it under calibrated noise, and releases its score with noise. It is
+repeated K times, K drawn from a public law and kept secret, and the repetition with the best noised score is the
+output; nothing else of the search leaves the private folder.
+
+The bound holds for repetitions of one and the same mechanism, of which only the output of the best is seen: which of
+them it was must stay as secret as their number. So all have the seed of the search, and with it the start, the batches
+and everything else that is public; they differ in their secret coins alone (candidate, cohorts, noise), which in seeded
+mode are addressed by the number of the repetition. What is published is a function of the chosen candidate and of what
+its run released.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import positive
+from .._files import write_bytes
+from .._rounding import rounded_up
+from ..errors import ConfigError, PrivacyError, ResumeError
+from ..privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    Ledger,
+    NoiseSource,
+    ReleasePlan,
+    SecureSource,
+    SeededSource,
+    draw_repetitions,
+    open_channel,
+)
+from ..privacy.accounting.selection import halting_probability
+from ..privacy.ledger import read_header
+from ..trainer.checkpoint import write_json
+from ..trainer.folder import RunFolder
+from ..trainer.result import Result
+from ..trainer.trainer import Trainer
+from .plan import SCORE, SCORE_BOUND, SearchPlan, check_candidates, plan_search
+from .report import SearchReport, search_report
+
+logger = logging.getLogger("fedmtl")
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One repetition: private, unless it is the chosen one.
+
+    Attributes:
+        candidate: its name.
+        score: noised.
+    """
+
+    candidate: str
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The outcome of a search.
+
+    Attributes:
+        chosen: name of the candidate with the best noised score; None where nothing is released.
+        score: its noised score, released.
+        best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the whole search.
+        privacy: everything that epsilon depends on.
+        repetitions: all repetitions in order. Private, as is their number: neither is part of what is released.
+        folder: of the search, if any.
+    """
+
+    chosen: str | None
+    score: float | None
+    best: Result | None
+    privacy: SearchReport
+    repetitions: tuple[Repetition, ...]
+    folder: Path | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Of the whole search."""
+        return self.privacy.epsilon
+
+    def summary(self) -> str:
+        """The printed summary: what was chosen, its accuracy over clients, and the privacy block."""
+        count = len(self.privacy.candidates)
+        if self.best is None or self.score is None:
+            return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
+        head = (
+            f"private search over {count} candidates\n"
+            f"  chosen    {self.chosen}\n"
+            f"  score     {self.score:.3f}, released with noise of standard deviation {self.privacy.score_noise:g}"
+        )
+        return f"{head}\n\n{self.best.summary()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateSearch:
+    """Chooses the best of several trainers under one privacy budget.
+
+    The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise is calibrated to it
+    by Renyi accounting, whatever ``privacy.accountant`` says. It holds against outsiders (``observer="public"``) who
+    see what is released: the chosen run's public files, its name and its noised score.
+
+    Args:
+        candidates: trainers by name, which differ only in what costs nothing: the algorithm's settings, the model and
+            ``privacy.clip_norm``. Their folder, baselines, callbacks and progress are not used.
+        mean: expected number of repetitions, at least 1.
+        shape: eta of the law of the number of repetitions, at least 0: 0 logarithmic, 1 geometric, ``inf`` Poisson
+            (which may release nothing).
+        score_noise: standard deviation of the noise on a score, above 0. A score is the mean over all clients of the
+            test metric of the client's own model.
+        score_bound: where the metric is a mean squared error, the public b of the score ``1 - min(mse, b) / b``.
+        folder: where the search is kept; ``None`` keeps nothing.
+        progress: print one line for each repetition on standard error. Private, as the scores are.
+
+    Raises:
+        ConfigError: a value outside its range, or candidates that differ in what the accounting needs equal.
+    """
+
+    candidates: Mapping[str, Trainer]
+    mean: float = 4.0
+    shape: float = 1.0
+    score_noise: float = 0.01
+    score_bound: float | None = None
+    folder: str | Path | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        positive(self, score_noise=self.score_noise)
+        halting_probability(self.mean, self.shape)
+        check_candidates(self.candidates)
+        regression = self._first.data.classes is None
+        if regression and self.score_bound is None:
+            raise ConfigError("PrivateSearch.score_bound is missing; scores of a regression need a public bound.")
+        if not regression and self.score_bound is not None:
+            raise ConfigError("PrivateSearch.score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
+        if self.score_bound is not None:
+            positive(self, score_bound=self.score_bound)
+
+    @property
+    def _first(self) -> Trainer:
+        return next(iter(self.candidates.values()))
+
+    def plan(self, noise_multiplier: float | None = None) -> SearchPlan:
+        """The noise and the accounting of the search, before any work.
+
+        Args:
+            noise_multiplier: of a search that is resumed; calibrated where it is ``None``.
+
+        Raises:
+            ConfigError, PrivacyError: as :meth:`fit`.
+        """
+        return plan_search(
+            self.candidates,
+            mean=self.mean,
+            shape=self.shape,
+            score_noise=self.score_noise,
+            noise_multiplier=noise_multiplier,
+        )
+
+    def fit(self, *, resume: bool = False) -> SearchResult:
+        """Run every repetition, choose, and save what is released.
+
+        Args:
+            resume: continue the search in ``folder``. In seeded mode the result is that of an undisturbed search. In
+                secure mode the repetition that was interrupted is begun anew: continued, it would have had other noise
+                than the others and perhaps fewer steps, and could be told from them. Nothing of what it released
+                before has left the private folder.
+
+        Raises:
+            ConfigError: a budget that cannot be met, or candidates whose releases differ.
+            PrivacyError: a combination that Renyi accounting does not cover.
+            ResumeError: the folder holds a run and ``resume`` is false, or another search.
+        """
+        root = None if self.folder is None else RunFolder(Path(self.folder))
+        if root is None and resume:
+            raise ResumeError("There is nothing to resume without a folder.")
+        if root is not None and root.started and not resume:
+            raise ResumeError(f"{root.root} already holds a run; resume it, or choose another folder.")
+        prior = (read_header(root.ledger) or {}).get("noise_multiplier") if resume and root is not None else None
+        plan = self.plan(prior if isinstance(prior, float) else None)
+        header = {
+            "account": "search",
+            "mean": self.mean,
+            "shape": str(self.shape),
+            "score_noise": self.score_noise,
+            "score_bound": self.score_bound,
+            "noise_multiplier": plan.noise_multiplier,
+            "candidates": dict(plan.fingerprints),
+        }
+        # The search's own ledger pins its settings and locks its folder; charges are in those of its runs.
+        path = None if root is None else root.ledger
+        privacy = self._first.privacy
+        secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
+        with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
+            search = _Search(self, plan, root)
+            found = search.run()
+        if root is not None:
+            root.seal()
+            search.date(root.public)
+        return found
+
+
+@dataclass
+class _Search:
+    """One search, from its first coins to what it releases."""
+
+    settings: PrivateSearch
+    plan: SearchPlan
+    root: RunFolder | None
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.settings.candidates)
+        self.seed = self.settings._first.seed
+        privacy = self.settings._first.privacy
+        assert isinstance(privacy, ClientPrivacy)
+        self.privacy = privacy
+        self.secure = privacy.source == "secure"
+        self.source: NoiseSource = SecureSource() if self.secure else SeededSource(self.seed)
+        self.began = time.time()
+
+    def run(self) -> SearchResult:
+        self._announce()
+        chosen, scores = self._begin()
+        kept: Result | None = None
+        for index in range(len(scores), len(chosen)):
+            began = time.monotonic()
+            self._clear(index)
+            result = self._train(index, chosen[index])
+            scores.append(self._score(index, chosen[index], result))
+            self._write(chosen, scores)
+            if _best(scores) == index:
+                kept = result
+            self._say(index, chosen[index], scores[-1], time.monotonic() - began)
+        best = _best(scores)
+        if best is None:
+            return self._result(chosen, scores, None, None)
+        if kept is None:  # the best was trained before an interruption
+            kept = self._train(best, chosen[best])
+        return self._result(chosen, scores, best, kept)
+
+    # The secret coins, and what is kept of them
+
+    @property
+    def _state(self) -> Path | None:
+        return None if self.root is None else self.root.private / "search.json"
+
+    def _begin(self) -> tuple[list[int], list[float]]:
+        """The candidate of each repetition, and the scores that are there already. Drawn once, before any training."""
+        path = self._state
+        if path is not None and path.exists():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                self.began = float(found["began"])
+                return [self.names.index(name) for name in found["candidates"]], list(found["scores"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
+        if path is not None and (path.parent / "candidates").exists():
+            raise ResumeError(
+                f"{path} is missing, but repetitions have been run. Their number cannot be drawn again, since scores "
+                f"may have been seen; put the file back, or start a search in another folder."
+            )
+        count = draw_repetitions(self.source.coins("search/repetitions", 0), self.settings.mean, self.settings.shape)
+        uniform = np.asarray(self.source.coins("search/candidates", 0).uniform(max(1, count)))[:count]
+        chosen = [int(number) for number in np.floor(uniform * len(self.names))]
+        self._write(chosen, [])
+        return chosen, []
+
+    def _write(self, chosen: list[int], scores: list[float]) -> None:
+        if self._state is not None:
+            names = [self.names[k] for k in chosen]
+            write_json(self._state, {"began": self.began, "candidates": names, "scores": scores})
+
+    # One repetition
+
+    def _place(self, index: int) -> RunFolder | None:
+        return None if self.root is None else RunFolder(self.root.private / "candidates" / str(index))
+
+    def _coins(self, index: int) -> NoiseSource:
+        """Cohorts and noise of one repetition: all that its number addresses."""
+        return SecureSource() if self.secure else SeededSource(self.seed, index + 1)
+
+    def _clear(self, index: int) -> None:
+        """Take away what an interruption has left of a repetition without a score, where its noise cannot be drawn
+        again."""
+        place = self._place(index)
+        if place is not None and self.secure and place.root.exists():
+            shutil.rmtree(place.root)
+
+    def _train(self, index: int, candidate: int) -> Result:
+        """The run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
+        name, place = self.names[candidate], self._place(index)
+        trainer = self.plan.trainers[name]
+        if place is not None:
+            store = self.settings.candidates[name].client_store
+            trainer = replace(trainer, folder=place.root, client_store=store)
+        result = trainer._run(place, place is not None and place.started, self._coins(index))
+        if not result.epsilon <= self.plan.budget:
+            raise PrivacyError(
+                f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "
+                f"{rounded_up(self.plan.budget, 6)} that the search accounts for; nothing of it is released."
+            )
+        return result
+
+    def _score(self, index: int, candidate: int, result: Result) -> float:
+        """The noised mean score, through a channel of its own with its own ledger."""
+        place, n = self._place(index), len(result.personal_accuracy)
+        plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
+        privacy = ClientPrivacy(
+            clip_norm=SCORE_BOUND,
+            noise_multiplier=self.plan.score.noise_std * n / SCORE_BOUND,
+            delta=self.plan.delta,
+            source=self.privacy.source,
+            observer=self.privacy.observer,
+        )
+        channel = open_channel(
+            privacy,
+            plans,
+            FullParticipation().bind(n),
+            seed=self.seed,
+            steps=1,
+            source=self._coins(index),
+            fingerprint=self.plan.fingerprints[self.names[candidate]],
+            ledger_path=None if place is None else place.private / "score.jsonl",
+            resume=not self.secure,
+        )
+        with closing(channel):
+            everyone = channel.draw(0)
+            channel.begin(0, everyone)
+            scores = client_scores(torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound)
+            return float(channel.release(SCORE, (scores - 0.5)[:, None], everyone)) + 0.5
+
+    def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:
+        if self.settings.progress:
+            told = f"noised score {score:.3f}, {seconds:.0f} s"
+            print(f"private: repetition {index + 1}, {self.names[candidate]}: {told}", file=sys.stderr, flush=True)
+
+    def _announce(self) -> None:
+        """How loud the noise is, once for each candidate: a line for each repetition would tell how many there are."""
+        for name, signal in self.plan.signals.items():
+            if signal is not None:
+                text = f"candidate {name!r}: {signal.warning or signal.text()}"
+                logger.log(logging.WARNING if signal.warning else logging.INFO, text)
+
+    # What is released
+
+    def _result(self, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> SearchResult:
+        settings = self.settings
+        accuracy = (
+            "test accuracy" if settings.score_bound is None else f"1 - min(mse, {settings.score_bound:g}) / bound"
+        )
+        report = search_report(
+            self.plan.reports[self.names[0]] if run is None else run.privacy,
+            released=run is not None,
+            epsilon=self.plan.epsilon,
+            budget=float(self.privacy.epsilon or 0.0),
+            candidates=self.names,
+            mean=settings.mean,
+            shape=settings.shape,
+            score=f"mean over all clients of the {accuracy} of their own models",
+            score_noise=settings.score_noise,
+        )
+        root = None if self.root is None else self.root.root
+        if run is not None:  # any look at the chosen run costs the whole search
+            history = [row | {"epsilon": report.epsilon} for row in run.history]
+            run = replace(run, epsilon=report.epsilon, privacy=report, history=history, final=history[-1], folder=root)
+        found = SearchResult(
+            chosen=None if best is None else self.names[chosen[best]],
+            score=None if best is None else scores[best],
+            best=run,
+            privacy=report,
+            repetitions=tuple(Repetition(self.names[k], score) for k, score in zip(chosen, scores, strict=True)),
+            folder=root,
+        )
+        if self.root is not None:
+            self._publish(self.root, found, best)
+        return found
+
+    def _publish(self, root: RunFolder, found: SearchResult, best: int | None) -> None:
+        write_json(root.public / "privacy.json", found.privacy.to_dict())
+        write_json(root.public / "search.json", {"chosen": found.chosen, "score": found.score})
+        place = None if best is None else self._place(best)
+        if place is None or found.best is None or found.chosen is None:
+            return
+        model = place.public / "model.safetensors"
+        if model.exists():
+            write_bytes(root.public / model.name, model.read_bytes())
+        trainer = self.settings.candidates[found.chosen]
+        root.write_result(found.best, trainer._settings() | {"candidate": found.chosen}, trainer.data)
+
+    def date(self, public: Path) -> None:
+        """The published files bear the time at which the search began: the end would tell the number of repetitions."""
+        for path in (*public.iterdir(), public):
+            os.utime(path, (self.began, self.began))
+
+
+def client_scores(values: Tensor, bound: float | None) -> Tensor:
+    """Each client's score in [0, 1].
+
+    Args:
+        values: (n,) test accuracies, or mean squared errors where there is a bound.
+        bound: b of ``1 - min(mse, b) / b``, or None for accuracies.
+
+    Returns:
+        (n,) float64; 0 for a value that is not a number.
+    """
+    wide = values.double()
+    scores = wide.clamp(0.0, 1.0) if bound is None else 1.0 - wide.clamp(0.0, bound) / bound
+    return torch.nan_to_num(scores, nan=0.0)
+
+
+def _best(scores: list[float]) -> int | None:
+    """The first repetition with the highest score, or None without one.
+
+    Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
+    the rule that breaks ties tells nothing.
+    """
+    return max(range(len(scores)), key=scores.__getitem__) if scores else None

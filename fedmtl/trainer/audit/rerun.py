@@ -1,0 +1,87 @@
+"""Runs that an audit repeats on other data with the releases forced to a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ...algorithms.base import Problem, State
+from ...data import FederatedDataset
+from ...errors import BudgetExhausted
+from ...local import operation_threads
+from ...privacy import Channel
+from ...privacy.channel import Recording
+from ...privacy.tap import Tap
+from ..problem import build_problem
+from ..trainer import Trainer
+
+
+def states(
+    trainer: Trainer,
+    data: FederatedDataset,
+    rounds: int,
+    *,
+    record: list[tuple[int, str, Tensor]] | None = None,
+    replay: Recording | None = None,
+    tap: Tap | None = None,
+    finish: Callable[[Problem, State], None] | None = None,
+) -> Iterator[tuple[State, Any]]:
+    """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every event.
+
+    Under record-level privacy the messages of clients are functions of the released gradients, and only these are
+    forced.
+
+    Args:
+        trainer: the configuration.
+        data: of the clients.
+        rounds: rounds, or activations, that are run.
+        record: every release is appended.
+        replay: what is released in place of what the data give.
+        tap: is called with all that is handed to a release.
+        finish: is called with the problem and the last state.
+
+    Yields:
+        The state, which the next event may change in place, and the event, None before the first.
+    """
+    problem, algorithm = problem_of(trainer, data), trainer.algorithm
+    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        channel, source = trainer.open(problem, "audit", replay=replay)
+        if isinstance(channel, Channel):
+            if channel.records is not None:
+                channel._replay = None
+            problem = replace(problem, records=channel.records)
+        channel.record, channel.tap = record, tap
+        state = algorithm.init(problem)
+        yield state, None
+        with closing(channel):
+            channel.start(0)
+            try:
+                for event in source.events(0):
+                    source.begin(event)
+                    state = algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
+                    yield state, event
+                    if source.last(event).step + 1 >= rounds:
+                        break
+            except BudgetExhausted:
+                pass
+        if finish is not None:
+            finish(problem, state)
+
+
+def problem_of(trainer: Trainer, data: FederatedDataset) -> Problem:
+    """The problem of a run on ``data``, on the CPU and with the clients' own tensors in memory."""
+    return build_problem(
+        data,
+        trainer.model,
+        trainer.loss,
+        trainer.execution,
+        trainer.rounds,
+        trainer.seed,
+        "cpu",
+        trainer.dtype,
+        store_folder=None,
+    )

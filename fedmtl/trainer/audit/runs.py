@@ -1,0 +1,149 @@
+"""Checks of the audit that run a configuration itself: its first releases on neighbouring data, and an early stop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data import FederatedDataset
+from ...errors import FedmtlError
+from ...local import operation_threads
+from ...privacy import OwnerChannel
+from ...privacy.audit import Finding, OwnerSetup, Setup
+from ...privacy.audit.findings import skipped, too_large
+from ...privacy.audit.stated import early_stop
+from ..problem import build_problem
+from ..stopping import EarlyStopping
+from ..trainer import Trainer
+
+_LARGE = 1e4
+_SLACK = 1 + 1e-6
+
+
+def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
+    """The sensitivity of first releases, and the charge of an early stop.
+
+    Args:
+        trainer: the configuration, settled, on the CPU.
+        setup: how it opens its channel.
+        seed: of the audit.
+        checks: kinds of checks that are made.
+    """
+    findings = []
+    if isinstance(setup, OwnerSetup) and setup.first is not None and "sensitivity" in checks:
+        findings.append(first_sensitivity(trainer, setup, seed))
+    if setup is not None and "charges" in checks and not setup.privacy.noiseless:
+        findings.append(_stopped(trainer, setup, seed))
+    return findings
+
+
+def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
+    """The run itself, with a rule that stops it at once."""
+    rule = EarlyStopping(patience=1, min_delta=1e300)
+    problem = build_problem(
+        trainer.data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
+    )
+    with closing(problem.executor):
+        if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
+            return skipped("charges: early stop", "no model is common to all, so no run stops early")
+    result = replace(trainer, early_stopping=rule, eval_every=1, folder=None, privacy=setup.privacy).fit()
+    return early_stop(result.privacy.epsilon, result.stopped, setup, seed)
+
+
+def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
+    """One record replaced moves the first release of its owner by at most the sensitivity that its noise is for.
+
+    The run's own first step is made on neighbouring data sets with the same noise: records that pull one way, that
+    nothing else opposes, or as they are, and one record among them that turns round, vanishes or is not a number.
+
+    Args:
+        trainer: the configuration.
+        setup: how it opens its channel.
+        seed: of the records.
+    """
+    check = "sensitivity: first releases"
+    assert setup.first is not None
+    if trainer.data.train.x.layout == torch.sparse_csr:
+        return skipped(check, "features are sparse")
+    privacy = replace(setup.privacy, source="seeded")
+    trainer = replace(trainer, privacy=privacy)
+    moves = np.asarray(setup.first.sensitivity)
+    counts = np.array(setup.counts)
+    worst, where, pairs = 0.0, "", 0
+    for base, others in _neighbours(trainer.data, seed):
+        try:
+            first = first_releases(trainer, base)
+            for name, other in others:
+                moved = torch.linalg.vector_norm(first - first_releases(trainer, other), dim=1).numpy()
+                share = np.where(counts > 0, moved / moves, 0.0)
+                place = int(share.argmax())
+                pairs += int((counts > 0).sum())
+                if not share[place] <= worst:
+                    worst = float(share[place]) if math.isfinite(share[place]) else math.inf
+                    where = f"{name} of {setup.ids[place]!r}"
+        except FedmtlError as error:
+            return too_large(check, math.inf, _SLACK, f"whether there is a release depends on the records: {error}")
+    detail = f"largest change over the stated sensitivity, in {pairs} pairs of neighbours; {where}"
+    return too_large(check, worst, _SLACK, detail)
+
+
+def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
+    """(n, D) what owners release before all answers, in a run on ``data``."""
+    recorded: list[tuple[int, str, Tensor]] = []
+    problem = build_problem(
+        data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
+    )
+    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        channel, source = trainer.open(problem, "audit")
+        assert isinstance(channel, OwnerChannel)
+        channel.record = recorded
+        state = trainer.algorithm.init(problem)
+        with closing(channel):
+            channel.start(0)
+            event = next(iter(source.events(0)))
+            source.begin(event)
+            trainer.algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
+    return next(value[0] for step, name, value in recorded if (step, name) == (-1, "first"))
+
+
+Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]]]
+
+
+def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
+    """Data sets, each with others in which one record of every owner is replaced."""
+    train, generator = data.train, torch.Generator().manual_seed(seed)
+    counts = train.counts
+    some = counts > 0
+    places = train.offsets[:-1][some] + (torch.rand(int(some.sum()), generator=generator) * counts[some]).long()
+    x = train.x if train.x.is_floating_point() else train.x.double()
+    direction = torch.ones_like(x[0]) * _LARGE
+    lowest, highest = _targets(data)
+    aligned, alone = direction.expand_as(x).clone(), torch.zeros_like(x)
+    alone[places] = direction
+    for kind, rows, y in (
+        ("a record", x, train.y),
+        ("one of records that agree", aligned, torch.full_like(train.y, highest)),
+        ("a record alone", alone, torch.full_like(train.y, highest)),
+    ):
+        base = _with_records(data, rows.clone(), y.clone())
+        others = []
+        for sign, target in itertools.product((1.0, -1.0, 0.0, math.nan), (lowest, highest)):
+            changed, targets = rows.clone(), y.clone()
+            changed[places], targets[places] = sign * direction, target
+            others.append((f"{kind}, times {sign:g} with target {target:g}", _with_records(data, changed, targets)))
+        yield base, others
+
+
+def _targets(data: FederatedDataset) -> tuple[float, float]:
+    return (-_LARGE, _LARGE) if data.classes is None else (0, data.classes - 1)
+
+
+def _with_records(data: FederatedDataset, x: Tensor, y: Tensor) -> FederatedDataset:
+    return replace(data, train=replace(data.train, x=x, y=y), notes=(), verify=False)

@@ -1,0 +1,309 @@
+"""The audit of a whole configuration: every check of the release path, and the transcript of the algorithm.
+
+    findings = audit_trainer(Trainer(algorithm=PMTL(), data=data, ...))
+    print(table(findings))
+
+Nothing is trained to the end and nothing is written: channels are opened as the run would open them, with ledgers in
+memory or in temporary files.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...algorithms.base import AnyAlgorithm, AsyncAlgorithm, State
+from ...data import FederatedDataset
+from ...data.examples import Examples
+from ...data.rows import csr, offsets_of
+from ...errors import BudgetExhausted
+from ...local import operation_threads
+from ...privacy import Channel, OwnerChannel, RecordPrivacy, SeededSource
+from ...privacy.audit import CHECKS, Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
+from ...privacy.audit.findings import exact, skipped
+from ...privacy.channel import Recording
+from ...privacy.noise.sources import NoiseSource
+from ...random import derive_key
+from ...schedules import AsynchronousSchedule
+from ..problem import client_ranks, record_owners
+from ..sources import bind_schedule, in_rounds, open_activations
+from ..trainer import Trainer
+from .independence import independence
+from .rerun import problem_of
+from .runs import audit_runs
+
+_ROUNDS = 10
+
+
+def audit_trainer(
+    trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS, effort: Effort | None = None
+) -> list[Finding]:
+    """Every check on the configuration of ``trainer``, on the CPU.
+
+    Args:
+        trainer: what would be run; its folder, baselines and callbacks are not used.
+        seed: of the audit.
+        rounds: rounds of the transcript, at most those of the run.
+        effort: how much is drawn.
+
+    Returns:
+        The findings; none of them proves anything, and a refuted one contradicts what the run would state.
+    """
+    trainer = _resolved(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
+    findings: list[Finding] = []
+    setup, owners = setup_of(trainer), owner_setup_of(trainer)
+    if setup is not None:
+        findings += audit_channel(setup, seed=seed, effort=effort)
+    elif owners is not None:
+        findings += audit_owners(owners, seed=seed, effort=effort)
+    else:
+        findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
+    if setup is not None or owners is not None:
+        findings += audit_runs(trainer, setup or owners, seed, CHECKS if effort is None else effort.checks)
+    if effort is None or "transcript" in effort.checks:
+        findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+    if effort is None or "independence" in effort.checks:
+        findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
+    return findings
+
+
+def setup_of(trainer: Trainer) -> Setup | None:
+    """How a run in rounds opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
+    if trainer.privacy is None or isinstance(trainer.algorithm, AsyncAlgorithm):
+        return None
+    problem = problem_of(trainer, trainer.data)
+    with closing(problem.executor):
+        algorithm, schedule = in_rounds(trainer.algorithm, trainer.schedule)
+        sampler = schedule.bind(problem.clients)
+        offsets, plans = problem.layout.offsets, algorithm.plan(problem, sampler)
+        return Setup(
+            privacy=trainer.privacy,
+            plans=plans,
+            sampler=sampler,
+            steps=trainer.rounds,
+            tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
+            owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1], plans),
+        )
+
+
+def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
+    """How a run whose clients act one at a time opens its channel; None for other runs and without privacy."""
+    algorithm, schedule = trainer.algorithm, trainer.schedule
+    if not isinstance(algorithm, AsyncAlgorithm) or not isinstance(schedule, AsynchronousSchedule):
+        return None
+    if not isinstance(trainer.privacy, RecordPrivacy):
+        return None
+    problem = problem_of(trainer, trainer.data)
+    problem.executor.close()
+    problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(schedule, problem).steps))
+
+    def opening(
+        seed: int, privacy: RecordPrivacy, rows: Sequence[Tensor] | None, **options: Any
+    ) -> tuple[OwnerChannel, Callable[[int], Iterator[tuple[int, Tensor]]]]:
+        given = algorithm
+        if rows is not None:  # the same algorithm on other records
+            given = copy.copy(algorithm)
+            object.__setattr__(given, "rows", lambda problem: list(rows))
+        cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
+        channel, source = open_activations(
+            given, problem, schedule, privacy, seed=seed, every=trainer.eval_every, cuts=cuts, **options
+        )
+
+        def blocks(start: int) -> Iterator[tuple[int, Tensor]]:
+            return ((int(event.step[0]), event.client) for event in source.events(start))
+
+        return channel, blocks
+
+    counts = tuple(trainer.data.train.counts.tolist())
+    bound = bind_schedule(schedule, problem)
+    caps = algorithm.caps(problem, bound.caps.clip(max=problem.rounds))
+    options = algorithm.channel_options(problem, trainer.privacy, caps)
+    rows = algorithm.rows(problem)
+    generator = torch.Generator().manual_seed(0)  # where gradients are no multiples of rows, any ones are theirs
+    some = [torch.randn(n, problem.dimension, generator=generator, dtype=torch.float64) for n in counts]
+    return OwnerSetup(
+        privacy=trainer.privacy,
+        x=tuple(some if rows is None else rows),
+        counts=counts,
+        ids=tuple(trainer.data.ids),
+        opening=opening,
+        options=options,
+        linear=rows is not None,
+    )
+
+
+def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:
+    """The public state is a function of the releases alone.
+
+    A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced,
+    the secret coins drawn anew, and the releases forced to the recording. The public state, the shared model and the
+    clip norms must be bit-identical from the start to the last round. Secret coins are the cohorts; under record-level
+    privacy who takes part when and the numbers of examples are public and stay, the coins are the subsamples of
+    records, and the clients' own models must be bit-identical too.
+
+    Args:
+        trainer: the configuration.
+        seed: of the replacement.
+        rounds: rounds that are run.
+    """
+    check = "transcript: public state"
+    recording: list[tuple[int, str, Tensor]] = []
+    first = public_states(trainer, trainer.data, rounds, record=recording)
+    if first[-1] == _digest({}, None):
+        return skipped(check, "the algorithm has no public state")
+    data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
+    again = public_states(trainer, data, rounds, replay=recording, coins=derive_key(seed, "audit/coins") >> 1)
+    differing = [index for index, (a, b) in enumerate(zip(first, again, strict=False)) if a != b]
+    if len(first) != len(again):
+        differing.append(min(len(first), len(again)))
+    detail = f"states that differ of {len(first)}, data replaced, coins drawn anew and releases forced"
+    if differing:
+        when = "at the start" if differing[0] == 0 else f"after round {differing[0]}"
+        detail = f"the public state depends on private data or coins otherwise than through the releases, first {when}"
+    return exact(check, len(differing), detail)
+
+
+def public_states(
+    trainer: Trainer,
+    data: FederatedDataset,
+    rounds: int,
+    *,
+    record: list[tuple[int, str, Tensor]] | None = None,
+    replay: Recording | None = None,
+    coins: int | None = None,
+) -> list[str]:
+    """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``.
+
+    Args:
+        trainer, data: the configuration.
+        rounds: rounds that are run.
+        record: where releases are appended.
+        replay: releases that are forced.
+        coins: seed of the secret coins, in place of the run's.
+    """
+    problem, algorithm = problem_of(trainer, data), trainer.algorithm
+    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        channel, source = trainer.open(problem, "audit", replay=replay)
+        if isinstance(channel, Channel):
+            if channel.records is not None:  # messages are functions of the released gradients: only these are forced
+                channel._replay = None
+            problem = replace(problem, records=channel.records)
+        if coins is not None:
+            _redraw(channel, SeededSource(coins))
+        channel.record = record
+        digest = partial(_digest_of, algorithm, channel, private=isinstance(trainer.privacy, RecordPrivacy))
+        state = algorithm.init(problem)
+        digests = [digest(state)]
+        with closing(channel):
+            channel.start(0)
+            try:
+                for event in source.events(0):
+                    source.begin(event)
+                    state = algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
+                    digests.append(digest(state))
+                    if source.last(event).step + 1 >= rounds:
+                        break
+            except BudgetExhausted:
+                pass
+    return digests
+
+
+def _redraw(channel: Channel | OwnerChannel, source: NoiseSource) -> None:
+    """Take the secret coins of a channel from ``source``: its cohorts, or the records that take part, where these are
+    secret and the cohorts are public."""
+    if isinstance(channel, OwnerChannel):
+        channel._sources = channel.participation._sources = [source]
+    elif channel.records is not None:
+        channel.records._source = source
+    else:
+        channel.source = source
+
+
+def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
+    """The same clients with other examples, and other numbers of them: only public facts stay.
+
+    Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
+    uniform numbers; the total number of examples stays.
+
+    Args:
+        data: the clients' data.
+        seed: of the replacement.
+        counts: also replace the numbers of examples, which are public under record-level privacy.
+    """
+    generator = torch.Generator().manual_seed(derive_key(seed, "audit/replaced") >> 1)
+    train, test = (_replaced_side(side, data.classes, generator, counts) for side in (data.train, data.test))
+    return replace(data, train=train, test=test, notes=(), verify=False)
+
+
+def _replaced_side(side: Examples, classes: int | None, generator: torch.Generator, counts: bool) -> Examples:
+    if side.x.layout == torch.sparse_csr:
+        values = _noise_like(side.x.values(), generator)
+        x = csr(side.x.crow_indices(), side.x.col_indices(), values, side.x.shape[1])
+    else:
+        x = _noise_like(side.x, generator)
+    if classes is None:
+        y = _noise_like(side.y, generator)
+    else:
+        y = (torch.rand(side.y.shape, generator=generator) ** 2 * classes).to(side.y.dtype)
+    return Examples(x, y, offsets_of(_replaced_counts(side.counts, generator)) if counts else side.offsets)
+
+
+def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
+    mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
+    half = len(mixed) // 2
+    giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
+    mixed[:half] -= giving.to(mixed)
+    mixed[half : 2 * half] += giving.to(mixed)
+    return mixed
+
+
+def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
+    if not values.numel():
+        return values.clone()
+    low, high = float(values.min()), float(values.max())
+    if values.dtype == torch.bool or not values.is_floating_point():
+        top = int(low) + max(1, (int(high) - int(low)) // 2 + 1)
+        return torch.randint(int(low), top, values.shape, generator=generator).to(values.dtype)
+    if high <= low:
+        high = low + 1.0
+    return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
+
+
+def _resolved(trainer: Trainer) -> Trainer:
+    """With its settings from public rows, chosen once for all that is checked."""
+    problem = problem_of(trainer, trainer.data)
+    with closing(problem.executor):
+        if isinstance(trainer.schedule, AsynchronousSchedule):
+            problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
+        return trainer.resolved(problem)
+
+
+def _digest_of(algorithm: AnyAlgorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:
+    """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
+    public = dict(state.public)
+    if isinstance(channel, Channel):
+        public |= {f"clip norm of {name}": value for name, value in channel.state().items()}
+    if private:
+        public |= {f"own {name}": value for name, value in state.private.snapshot(0).items()}
+    return _digest(public, algorithm.shared(state))
+
+
+def _digest(public: dict[str, Tensor], shared: Tensor | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    tensors = dict(public) if shared is None else {**public, "shared model": shared}
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()

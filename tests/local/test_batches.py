@@ -1,0 +1,100 @@
+"""Batch plans: every example once an epoch, whoever is planned beside."""
+
+import pytest
+import torch
+
+from fedmtl.local.batches import BatchPlan, batches_per_epoch
+from fedmtl.random import id_key
+
+COUNTS = torch.tensor([23, 10, 10, 9, 1])
+FIRST = torch.tensor([100, 0, 40, 60, 77])
+KEYS = torch.tensor([id_key(n) for n in "abcde"])
+
+
+def plan(select=slice(None), *, batch_size=4, epochs=3, round=2, seed=0):
+    counts = COUNTS[select]
+    steps = epochs * batches_per_epoch(counts, batch_size)
+    return BatchPlan(
+        counts=counts,
+        first=FIRST[select],
+        keys=KEYS[select],
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        round=round,
+    )
+
+
+def batches(p, client):
+    """The list of (indices) of one client's steps, padding removed."""
+    out = []
+    for step, batch in enumerate(p.batches()):
+        if step == int(p.steps[client]):
+            break
+        keep = slice(None) if batch.mask is None else batch.mask[client]
+        out.append(batch.index[client][keep])
+    return out
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 100])
+def test_each_epoch_uses_each_example_once_in_batches_of_the_right_size(batch_size):
+    p = plan(batch_size=batch_size)
+    for client, count in enumerate(COUNTS.tolist()):
+        own = batches(p, client)
+        per_epoch = -(-count // batch_size)
+        assert len(own) == 3 * per_epoch
+        rows = list(range(int(FIRST[client]), int(FIRST[client]) + count))
+        orders = []
+        for epoch in range(3):
+            part = own[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert [len(b) for b in part[:-1]] == [batch_size] * (per_epoch - 1)
+            order = torch.cat(part).tolist()
+            assert sorted(order) == rows
+            orders.append(order)
+        if count >= 9:
+            assert len({tuple(o) for o in orders}) == 3
+
+
+def test_a_clients_batches_do_not_depend_on_the_others():
+    together = plan()
+    for client in range(len(COUNTS)):
+        alone = plan(slice(client, client + 1))
+        assert all(torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True))
+
+
+def test_rounds_and_seeds_permute_differently():
+    base = torch.cat(batches(plan(), 0))
+    assert not torch.equal(base, torch.cat(batches(plan(round=3), 0)))
+    assert not torch.equal(base, torch.cat(batches(plan(seed=1), 0)))
+
+
+def test_clients_stop_at_their_own_number_of_steps():
+    p = plan()
+    steps = list(p.batches())
+    assert len(steps) == p.max_steps == int(p.steps.max())
+    for step, batch in enumerate(steps):
+        assert batch.active == int((p.steps > step).sum())
+
+
+@pytest.mark.parametrize("part", [slice(0, 2), slice(1, 4), slice(4, 5)])
+def test_a_part_of_a_plan_is_the_plan_of_the_part(part):
+    for shared, own in zip(plan().part(part).batches(), plan(part).batches(), strict=True):
+        assert torch.equal(shared.index, own.index)
+        assert shared.active == own.active
+        assert (shared.mask is None) == (own.mask is None)
+        assert shared.mask is None or torch.equal(shared.mask, own.mask)
+
+
+def test_full_batch_uses_everything_in_every_step():
+    p = BatchPlan(counts=COUNTS, first=FIRST, keys=KEYS, steps=torch.full((5,), 2), batch_size=None, seed=0, round=0)
+    for client, count in enumerate(COUNTS.tolist()):
+        for rows in batches(p, client):
+            assert sorted(rows.tolist()) == list(range(int(FIRST[client]), int(FIRST[client]) + count))
+
+
+def test_padding_repeats_the_clients_own_examples():
+    batch = next(plan().batches())
+    assert batch.mask is not None
+    for client in range(batch.active):
+        inside = (batch.index[client] >= FIRST[client]) & (batch.index[client] < FIRST[client] + COUNTS[client])
+        assert bool(inside.all())

@@ -1,0 +1,88 @@
+"""Choosing a strategy, covering every client once, and borrowing threads."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fedmtl.errors import ConfigError
+from fedmtl.local import Execution, Executor, operation_threads
+
+CPU = torch.device("cpu")
+LINEAR, CNN = nn.Linear(4, 3), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+
+
+def test_auto_takes_threads_for_convolutions_on_a_cpu_only():
+    assert Execution().resolve(LINEAR, CPU).strategy == "stacked"
+    assert Execution().resolve(CNN, CPU).strategy == "threads"
+    assert Execution().resolve(CNN, torch.device("cuda")).strategy == "stacked"
+    assert Execution("stacked", chunk=5).resolve(CNN, CPU) == Execution("stacked", 5, 1)
+    assert Execution("threads", threads=3).resolve(LINEAR, CPU) == Execution("threads", 8, 3)
+
+
+def test_small_cohorts_are_spread_over_the_threads():
+    executor = Executor(Execution("threads", 8, 2), LINEAR, device=CPU, dtype=torch.float32)
+    sizes: list[int] = []
+    for count in (3, 8, 100):
+        sizes.clear()
+        executor.map(lambda stack, part: sizes.append(part.stop - part.start), count)
+        assert sum(sizes) == count
+        assert max(sizes) == {3: 1, 8: 2, 100: 8}[count]
+    executor.close()
+
+
+def test_stacks_are_bounded_by_memory():
+    large = nn.Linear(1 << 14, 1 << 12, bias=False)
+    assert Execution("stacked").resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
+
+
+@pytest.mark.parametrize("execution", [Execution("stacked", 4, 1), Execution("threads", 3, 2)])
+@pytest.mark.parametrize("count", [0, 1, 12, 13])
+def test_every_client_is_visited_once_by_a_stack_of_its_own(execution, count):
+    executor = Executor(execution, LINEAR, device=CPU, dtype=torch.float32)
+    visits, busy, lock = [], set(), threading.Lock()
+
+    def work(stack, part):
+        with lock:
+            assert id(stack) not in busy, "a stack was used by two workers at once"
+            busy.add(id(stack))
+        visits.extend(range(part.start, part.stop))
+        with lock:
+            busy.remove(id(stack))
+
+    executor.map(work, count)
+    executor.close()
+    assert sorted(visits) == list(range(count))
+
+
+def test_few_numbers_take_one_thread_and_the_setting_comes_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with operation_threads(1000):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with operation_threads(1e9):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(ValueError, match="inside"), operation_threads(1):
+            raise ValueError("inside")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_worker_threads_leave_the_callers_threads_alone():
+    before = torch.get_num_threads()
+    executor = Executor(Execution("threads", 1, 2), LINEAR, device=CPU, dtype=torch.float32)
+    seen = []
+    executor.map(lambda stack, part: seen.append(torch.get_num_threads()), 4)
+    executor.close()
+    assert seen == [1] * 4
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("options", [{"strategy": "gpu"}, {"chunk": 0}, {"threads": -1}])
+def test_impossible_settings_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Execution(**options)

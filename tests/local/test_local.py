@@ -1,0 +1,121 @@
+"""Stacked local training against one client at a time with torch's own optimizer."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedmtl import models
+from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD, plan_batches, train_locally
+from fedmtl.local.batches import BatchPlan
+from fedmtl.stacked import Layout, StackedModule, prepare_module
+from fedmtl.stacked.losses import cross_entropy
+from tests.helpers import ragged_classification
+
+SOLVERS = {
+    "plain": LocalSGD(lr=0.3, epochs=3, batch_size=4),
+    "momentum": LocalSGD(lr=0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.01),
+    "steps": LocalSGD(lr=0.2, steps=11, batch_size=4),
+    "full": LocalSGD(lr=0.2, epochs=4, batch_size=None),
+    "adam": LocalOptimizer(lr=0.05, epochs=2, batch_size=4, optimizer_name="Adam"),
+    "decayed": LocalSGD(lr=0.4, epochs=2, batch_size=4, decay=0.5, decay_every=2),
+}
+ROUND = 4
+
+
+def setting():
+    data = ragged_classification(7)
+    module = prepare_module(models.mlp(hidden=6)(data.spec).double(), torch.zeros(2, 5).double(), seed=0)
+    layout = Layout.of(module)
+    start = torch.randn(7, layout.dimension, dtype=torch.float64) * 0.4
+    anchor = torch.randn(layout.dimension, dtype=torch.float64) * 0.4
+    return data, module, layout, start, anchor
+
+
+def plain_loop(data, module, layout, solver, start, anchor, lam, client):
+    """The specification: one client, its own model, torch.optim."""
+    model = layout.load(copy.deepcopy(module), start[client])
+    lr = solver.lr_at(ROUND)
+    if isinstance(solver, LocalSGD):
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=lr, momentum=solver.momentum, weight_decay=solver.weight_decay
+        )
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    counts = data.train.counts[client : client + 1]
+    plan = BatchPlan(
+        counts=counts,
+        first=data.train.offsets[client : client + 1],
+        keys=data.keys[client : client + 1],
+        steps=solver.step_counts(counts),
+        batch_size=solver.batch_size,
+        seed=0,
+        round=ROUND,
+    )
+    for batch in plan.batches():
+        index = batch.index[0] if batch.mask is None else batch.index[0][batch.mask[0]]
+        flat = torch.cat([p.reshape(-1) for p in model.parameters()])
+        loss = F.cross_entropy(model(data.train.x[index]), data.train.y[index])
+        loss = loss + 0.5 * lam * (flat - anchor).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return layout.flatten(model)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_stacked_training_equals_the_plain_loop(name, lam):
+    torch.manual_seed(0)
+    data, module, layout, start, anchor = setting()
+    solver = SOLVERS[name]
+    clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
+    stack = StackedModule(module, capacity=7, device=torch.device("cpu"), dtype=torch.float64)
+    plan = plan_batches(data, solver, clients, seed=0, round=ROUND)
+    rows = train_locally(stack, data, cross_entropy, solver, plan, start[clients], lam=lam, anchor=anchor)
+    for place, client in enumerate(clients.tolist()):
+        expected = plain_loop(data, module, layout, solver, start, anchor, lam, client)
+        torch.testing.assert_close(rows[place], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("execution", [Execution("stacked", 3), Execution("threads", 1, 2), Execution("threads", 2, 2)])
+def test_chunks_and_threads_give_the_same_numbers(execution):
+    torch.manual_seed(0)
+    data, module, layout, start, anchor = setting()
+    solver = SOLVERS["momentum"]
+    results = []
+    for choice in (Execution("stacked"), execution):
+        executor = Executor(
+            choice.resolve(module, torch.device("cpu")),
+            module,
+            device=torch.device("cpu"),
+            dtype=torch.float64,
+        )
+        out = torch.empty(7, layout.dimension, dtype=torch.float64)
+        clients = torch.argsort(solver.step_counts(data.train.counts), descending=True, stable=True)
+
+        plan = plan_batches(data, solver, clients, seed=0, round=1)
+
+        def work(stack, part, out=out, clients=clients, plan=plan):
+            members = clients[part]
+            out[members] = train_locally(
+                stack, data, cross_entropy, solver, plan.part(part), start[members], lam=0.3, anchor=anchor
+            )
+
+        executor.map(work, 7)
+        executor.close()
+        results.append(out)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+def test_a_failing_worker_raises_in_the_caller():
+    _, module, *_ = setting()
+    executor = Executor(Execution("threads", 1, 2), module, device=torch.device("cpu"), dtype=torch.float64)
+
+    def work(stack, part):
+        raise ValueError("broken client")
+
+    with pytest.raises(ValueError, match="broken client"):
+        executor.map(work, 3)
+    executor.close()
