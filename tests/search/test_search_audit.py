@@ -12,8 +12,8 @@ from fedmtl.privacy import SeededSource
 from fedmtl.search.audit import audit_search
 from fedmtl.search.search import _Search
 
-from .search_mutants import MUTANTS, NO_OP, Mutant, findings, searched
 from ..trainer.settings import quick_figures
+from .search_mutants import MUTANTS, NO_OP, Mutant, findings, searched
 
 
 def ids(mutant: Mutant) -> str:
