@@ -25,9 +25,9 @@ from fedmtl.privacy import (
     forms,
     opening,
     row_noise,
-    symmetric,
 )
 from fedmtl.privacy.account import Account
+from fedmtl.privacy.noise import symmetric
 from fedmtl.privacy.release import ReleasePlan
 
 from .mutants import (

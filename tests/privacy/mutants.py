@@ -32,10 +32,8 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     account,
-    calibration,
     channel,
     clip,
-    composition,
     forms,
     opening,
     records,
@@ -43,6 +41,7 @@ from fedmtl.privacy import (
     row_noise,
     samplers,
 )
+from fedmtl.privacy.accounting import calibration, composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.random import keyed_generator
 from fedmtl.trainer.audit.suite import audit_trainer

@@ -7,15 +7,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import (
-    FixedCohort,
-    FullParticipation,
-    PoissonSampling,
-    calibrate_noise,
-    composition,
-    epsilon,
-    step_event,
-)
+from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, calibrate_noise, epsilon, step_event
+from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.release import StepEvent

@@ -11,7 +11,8 @@ import pytest
 from scipy import integrate, special, stats
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import epsilon, pld
+from fedmtl.privacy import epsilon
+from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
 

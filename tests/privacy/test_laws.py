@@ -18,7 +18,9 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy import epsilon, laws, pld
+from fedmtl.privacy import epsilon
+from fedmtl.privacy.accounting import losses as laws
+from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import elementary, renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 

@@ -12,15 +12,8 @@ import pytest
 import torch
 
 from fedmtl.errors import BudgetExhausted, PrivacyError, ResumeError
-from fedmtl.privacy import (
-    ClientPrivacy,
-    FixedCohort,
-    Ledger,
-    PoissonSampling,
-    ReleasePlan,
-    open_channel,
-    sources,
-)
+from fedmtl.privacy import ClientPrivacy, FixedCohort, Ledger, PoissonSampling, ReleasePlan, open_channel
+from fedmtl.privacy.noise import sources
 
 STEPS = 40
 

@@ -12,7 +12,8 @@ from dp_accounting import dp_event
 from scipy import integrate, stats
 
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import RecordPrivacy, open_owner_channel, pld
+from fedmtl.privacy import RecordPrivacy, open_owner_channel
+from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair

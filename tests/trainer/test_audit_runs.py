@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedmtl import Trainer, models
-from fedmtl.algorithms import PMTL, p2p_start
+from fedmtl.algorithms import PMTL
+from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.errors import PrivacyError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
