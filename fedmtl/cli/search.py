@@ -176,5 +176,5 @@ def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
         log.propagate = propagate
     print(f"{found.summary()}\n\nSaved in {folder}")
     model = ", model.safetensors" if found.best is not None and found.best.shared is not None else ""
-    print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}")
+    print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}, manifest.json")
     print("  private/  not covered: every candidate's run, the scores, how many there were")

@@ -130,7 +130,7 @@ def test_moved_on_the_command_line(tmp_path: Path) -> None:
 
 def test_two_copies_of_a_secure_search_do_not_both_go_on(tmp_path: Path) -> None:
     """Their runs have not begun, so only the search's own ledger can tell."""
-    from fedmtl.trainer import PrivateSearch
+    from fedmtl import PrivateSearch
 
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=DELTA, source="secure", observer="public")
     candidates = {f"lam={lam}": trainer(algorithm=PMTL(lam=lam, local=SOLVER), privacy=privacy) for lam in (0.1, 1.0)}
@@ -139,7 +139,7 @@ def test_two_copies_of_a_secure_search_do_not_both_go_on(tmp_path: Path) -> None
         return PrivateSearch(candidates=candidates, mean=2, score_noise=0.3, folder=folder, progress=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedmtl.trainer.search._Search._train", lambda *_: 1 / 0)
+        patch.setattr("fedmtl.search.search._Search._train", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             search(tmp_path / "a").fit()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
