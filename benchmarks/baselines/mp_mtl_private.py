@@ -32,7 +32,7 @@ from fedmtl._check import non_negative, one_of, positive, positive_int
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
-from fedmtl.privacy.release import StepEvent
+from fedmtl.privacy.accounting.composition import StepEvent
 
 from .mp_mtl import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
 

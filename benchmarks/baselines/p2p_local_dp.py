@@ -24,10 +24,11 @@ from fedmtl._check import positive
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
+from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import NoiseLaw
 from fedmtl.privacy.noise.sources import SeededSource
-from fedmtl.privacy.release import LAWS, StepEvent
+from fedmtl.privacy.release import LAWS
 
 _SHRINK = 1 - 2.0**-40
 """Norms are brought to this share of their bound, so that rounding cannot cross it."""

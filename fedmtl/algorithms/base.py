@@ -340,6 +340,11 @@ class Algorithm:
         """The personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
+    def local_baseline(self) -> Algorithm | None:
+        """What the clients have alone, where that is an exact fit of the same function of their own records; else None,
+        the default, and the baseline is local training."""
+        return None
+
     def objective(self, problem: Problem, state: State) -> Tensor | None:
         """The training objective of every repetition, (R,) float64, or None, the default; it is not private."""
         return None

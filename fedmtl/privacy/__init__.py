@@ -4,16 +4,16 @@ No number leaves a client except through a :class:`Release`, and no release happ
 has not already charged. :func:`open_channel` is the one door.
 """
 
-from .accounting.calibration import calibrate_multiplier, calibrate_noise
+from .accounting.calibration import calibrate_multiplier, calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon, largest_uses
 from .accounting.knorm import KNormDpEvent
 from .accounting.kov import kov_heterogeneous, kov_homogeneous
 from .accounting.losses import PureDpEvent
-from .accounting.selection import calibrate_selection, draw_repetitions, selection_epsilon, selection_event
+from .accounting.selection import draw_repetitions, selection_event
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
+from .coins import distinct_ranks
 from .ledger import Ledger
-from .noise.coins import distinct_ranks
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
@@ -26,7 +26,7 @@ from .owner_opening import open_owner_channel
 from .owner_report import Published
 from .quantile import QuantileClip
 from .records import Owners, RecordReleases
-from .release import Release, ReleasePlan, step_event
+from .release import Release, ReleasePlan, calibrate_noise, step_event
 from .report import PrivacyReport, SignalToNoise
 from .samplers import (
     BoundSampler,

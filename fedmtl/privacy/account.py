@@ -13,9 +13,8 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .accounting.composition import epsilon, largest_uses
+from .accounting.composition import StepEvent, epsilon, largest_uses
 from .ledger import Ledger
-from .release import StepEvent
 from .samplers import BoundSampler
 
 Uses = StepEvent | tuple[StepEvent, ...]

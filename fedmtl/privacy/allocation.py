@@ -14,7 +14,8 @@ from typing import Protocol
 
 from ..errors import ConfigError
 from .account import together
-from .release import ReleasePlan, StepEvent, step_event
+from .accounting.composition import StepEvent
+from .release import ReleasePlan, step_event
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy
 

@@ -15,14 +15,14 @@ from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Account, Cost
 from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import epsilon, largest_uses
+from .accounting.composition import StepEvent, epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
 from .clip import L1Clip, L2Clip
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .records import Owners, RecordReleases
-from .release import LAWS, ReleasePlan, StepEvent, bind_releases, step_law
+from .release import LAWS, ReleasePlan, bind_releases, step_law
 from .replicates import open_replicates
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundSampler, SamplingLaw

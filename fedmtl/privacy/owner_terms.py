@@ -19,10 +19,10 @@ from .._rounding import rounded_up
 from ..errors import ConfigError
 from .account import Cost, Uses, together
 from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import largest_uses
+from .accounting.composition import StepEvent, largest_uses
 from .allocation import normalized
 from .noise.laws import NoiseLaw
-from .release import LAWS, StepEvent
+from .release import LAWS
 from .settings import RecordPrivacy
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
+from .accounting.calibration import calibrate_multiplier
+from .accounting.composition import StepEvent
 from .clip import L1Clip, L2Clip
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.symmetric import DiagonalLaplace, SymmetricGaussian
@@ -205,14 +207,6 @@ class Release:
         return replace(self, clip=replace(self.clip, bound=bound))
 
 
-@dataclass(frozen=True)
-class StepEvent:
-    """The accounting event of one step, and the accountant that supports it."""
-
-    event: Any
-    accountant: Accountant
-
-
 def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: ClientPrivacy) -> SamplingLaw:
     """What the sampler guarantees to the releases of one step together.
 
@@ -272,6 +266,37 @@ def step_event(
     if without_replacement and mechanism != "gaussian":
         raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
     return StepEvent(sampler.event(joint, law), "rdp" if without_replacement else accountant)
+
+
+def calibrate_noise(
+    sampler: BoundSampler,
+    law: SamplingLaw,
+    *,
+    target: float,
+    delta: float,
+    uses: int,
+    releases: int = 1,
+    accountant: Accountant = "pld",
+) -> float:
+    """The noise multiplier of each Gaussian release such that ``uses`` steps cost at most ``target``.
+
+    Args:
+        sampler, law: who takes part, and what that guarantees.
+        target, delta, uses: as for :func:`calibrate_multiplier`.
+        releases: Gaussian releases in one step, with equal multipliers.
+        accountant: ``"pld"`` or ``"rdp"``.
+
+    Returns:
+        z, as :func:`calibrate_multiplier`.
+
+    Raises:
+        ConfigError: no multiplier reaches the target.
+    """
+
+    def step(multiplier: float) -> StepEvent:
+        return step_event((multiplier,) * releases, sampler, law, accountant)
+
+    return calibrate_multiplier(step, target=target, delta=delta, uses=uses, within=sampler.describe())
 
 
 def bind_releases(

@@ -10,12 +10,13 @@ from .._check import positive_int
 from ..errors import ConfigError
 from .account import Account, Cost
 from .accounting.calibration import calibrate_multiplier
+from .accounting.composition import StepEvent
 from .allocation import steps_of, uses_of, whole_run
 from .channel import Channel, Recording
 from .ledger import Ledger
 from .noise.sources import SeededSource
 from .quantile import QuantileClip
-from .release import ReleasePlan, StepEvent, step_law
+from .release import ReleasePlan, step_law
 from .row_noise import bind_rows, refuse_rows
 from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy

@@ -21,11 +21,12 @@ from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Cost
 from .accounting.calibration import calibrate_multiplier
+from .accounting.composition import StepEvent
 from .clip import clip_rows
 from .noise.grid import grid_width, to_grid
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
-from .release import Release, ReleasePlan, StepEvent
+from .release import Release, ReleasePlan
 
 
 @dataclass(frozen=True)

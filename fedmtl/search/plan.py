@@ -32,8 +32,9 @@ from ..privacy import (
     open_channel,
     selection_epsilon,
 )
+from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
-from ..privacy.release import StepEvent, step_law
+from ..privacy.release import step_law
 from ..trainer.problem import build_problem, describe, fingerprint
 from ..trainer.sources import in_rounds
 from ..trainer.trainer import Trainer

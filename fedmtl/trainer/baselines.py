@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ..algorithms import PMTL, Ditto, FedAvg, FedProx, Local
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
-from ..algorithms.linear.local_fit import single_task
 from ..errors import ConfigError
 
 _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL, "ditto": Ditto}
@@ -26,7 +25,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
     """
     if isinstance(baselines, str):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
-    alone = single_task(algorithm)
+    alone = algorithm.local_baseline()
     accepted = ["local"] if alone is not None else []
     if isinstance(algorithm, AsyncAlgorithm) and list(baselines) not in ([], accepted):
         raise ConfigError(
@@ -53,6 +52,6 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
 
 def usual_baselines(algorithm: AnyAlgorithm) -> tuple[str, ...]:
     """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
-    if single_task(algorithm) is not None:
+    if algorithm.local_baseline() is not None:
         return ("local",)
     return () if isinstance(algorithm, AsyncAlgorithm) else ("local", "fedavg")

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 from fedmtl import MPMTL, PMTL, PPDMTL, AsyncLearner, FullParticipation, Latencies, PoissonClocks, Trainer, models
-from fedmtl.algorithms.linear.local_fit import LocalFit, single_task
+from fedmtl.algorithms.linear.local_fit import LocalFit
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import ConstantLatency
@@ -81,9 +81,9 @@ def test_logistic_fits_have_no_gradient_left():
 
 
 def test_who_has_which_baselines():
-    assert single_task(AsyncLearner(loss="logistic", reg=0.1)) == LocalFit(loss="logistic", ridge=0.2)
-    assert single_task(AsyncLearner(loss="hinge")) is None
-    assert single_task(PMTL()) is None
+    assert AsyncLearner(loss="logistic", reg=0.1).local_baseline() == LocalFit(loss="logistic", ridge=0.2)
+    assert AsyncLearner(loss="hinge").local_baseline() is None
+    assert PMTL().local_baseline() is None
     assert usual_baselines(PMTL()) == ("local", "fedavg")
     assert usual_baselines(AsyncLearner(loss="hinge")) == ()
     assert usual_baselines(PPDMTL(row_norm=1.0)) == usual_baselines(MPMTL(row_norm=1.0)) == ("local",)

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, Trainer, models
 from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
-from fedmtl.algorithms.mp_mtl.tasks import TaskStack
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import SecureSource, SeededSource, open_channel

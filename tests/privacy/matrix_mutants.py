@@ -11,7 +11,7 @@ import torch
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import MPMTL, MPMTLayers
-from fedmtl.algorithms.mp_mtl.tasks import TaskStack
+from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import (

@@ -28,9 +28,9 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.account import Cost
+from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.allocation import normalized
-from fedmtl.privacy.release import StepEvent
 from fedmtl.privacy.row_noise import RowNoise
 
 WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])

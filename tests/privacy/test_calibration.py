@@ -10,8 +10,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, calibrate_noise, epsilon, step_event
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
+from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.release import StepEvent
 from fedmtl.privacy.settings import Accountant
 
 

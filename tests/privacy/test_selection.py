@@ -20,14 +20,9 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import SecureSource, epsilon
+from fedmtl.privacy.accounting.calibration import calibrate_selection, selection_epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.accounting.selection import (
-    calibrate_selection,
-    draw_repetitions,
-    halting_probability,
-    selection_curve,
-    selection_epsilon,
-)
+from fedmtl.privacy.accounting.selection import draw_repetitions, halting_probability, selection_curve
 
 CANDIDATE = ComposedDpEvent(
     [SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 100), GaussianDpEvent(10.0)]

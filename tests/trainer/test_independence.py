@@ -139,7 +139,7 @@ def test_places_by_the_numbers_of_steps_alone_are_found(monkeypatch: pytest.Monk
 
 def test_a_step_size_of_all_tasks_and_a_common_stop_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradient descent of all tasks together: 1 / the largest ||X||^2 of any task, until the largest gradient is 0."""
-    from fedmtl.algorithms.mp_mtl.tasks import TaskStack
+    from fedmtl.algorithms.linear.stack import TaskStack
 
     def together(self: TaskStack, ridge: float) -> torch.Tensor:
         largest = max(float(x.square().sum()) / len(x) for x in self.x)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmtl import PPDMTL, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem, State
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.pp_dmtl.task import fit_own
+from fedmtl.algorithms.linear.fit import fit_own
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.schedules import AsynchronousSchedule

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..._check import one_of, positive, positive_int
@@ -36,15 +35,17 @@ from ...privacy import OwnerChannel
 from ...schedules import BoundSchedule
 from ..base import AsyncAlgorithm, Problem, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
+from ..linear.local_fit import LocalFit
 from ..store import ClientStore
+from .automatic import resolve_learner
 from .fitness import Fitness
-from .groups import copies_of, expand_groups
-from .updates import Step, Updates
+from .learner_data import LearnerData, expand_groups
+from .updates import Step
 
 if TYPE_CHECKING:
     from ...privacy.owner_opening import Privacies
 
-__all__ = ["AsyncLearner", "Work", "expand_groups"]
+__all__ = ["AsyncLearner", "LearnerData", "expand_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,6 @@ class AsyncLearner(AsyncAlgorithm):
         """
         if "auto" not in (self.kappa, self.domain):
             return self
-        from .automatic import resolve_learner
-
         return resolve_learner(self, problem, schedule, privacy)
 
     def row_bound(self, problem: Problem) -> RowBound | None:
@@ -215,6 +214,13 @@ class AsyncLearner(AsyncAlgorithm):
         """theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
         return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
 
+    def local_baseline(self) -> LocalFit | None:
+        """An owner's own minimizer; g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit.
+        None for the hinge."""
+        if self.loss == "hinge":
+            return None
+        return LocalFit(loss=self.loss, ridge=self.reg * (1 if self.loss == "squared" else 2))
+
     def objective(self, problem: Problem, state: State) -> Tensor:
         """f(theta_L), equation (2), on the training records, (R,) float64; not private."""
         return self._fitness(problem)(state.public["theta_l"])
@@ -230,77 +236,5 @@ class AsyncLearner(AsyncAlgorithm):
 
         return prepared(problem, (self, "fitness"), build)
 
-    def _work(self, problem: Problem) -> Work:
-        return prepared(problem, self, lambda: Work.of(self, LinearData.of(problem), problem.data.ids))
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What the updates need besides the state; a function of the settings and the records.
-
-    Attributes:
-        settings: of the learner.
-        data: the owners' records, forced into the domain where one is given.
-        copy_of: int64 (n,), the copy theta_i that an owner's answers move.
-        copies: N, owners or groups.
-        weights: float64 (N,), factors of (n_i / n) Qbar_i.
-        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss and no more
-            parameters than records, else None.
-    """
-
-    settings: AsyncLearner
-    data: LinearData
-    copy_of: np.ndarray
-    copies: int
-    weights: np.ndarray
-    statistics: tuple[tuple[Tensor, Tensor], ...] | None
-
-    @classmethod
-    def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> Work:
-        """From records; ``ids`` name the owners."""
-        LinearLoss(settings.loss).check_targets(data.y, data.name)
-        if settings.domain == "auto":
-            raise ConfigError(
-                "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
-            )
-        data = data if settings.domain is None else data.bounded(settings.domain)
-        copy_of = copies_of(settings.groups, ids)
-        copies = int(copy_of.max()) + 1
-        weights = np.ones(copies)
-        if isinstance(settings.frequencies, tuple):
-            if len(settings.frequencies) != len(ids):
-                raise ConfigError(
-                    f"AsyncLearner.frequencies has {len(settings.frequencies)} numbers for {len(ids)} owners; "
-                    f"give one to each, in the order of the data."
-                )
-            slowest = np.full(copies, np.inf)
-            np.minimum.at(slowest, copy_of, np.array(settings.frequencies, dtype=np.float64))
-            weights = slowest.sum() / (copies * slowest)
-        statistics = None
-        if settings.loss == "squared" and data.dimension <= max(len(x) for x in data.x):  # else records are cheaper
-            statistics = tuple(
-                (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
-            )
-        return cls(settings, data, copy_of, copies, weights, statistics)
-
-    def start(self, replicates: int) -> dict[str, Tensor]:
-        """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
-        query point (R, N, p) that is being answered, sums of answers (R, n, p) and their numbers (R, n)."""
-        r, n, p = replicates, len(self.data.x), self.data.dimension
-        shapes: dict[str, tuple[int, ...]] = {"theta_l": (r, p), "theta": (r, self.copies, p)}
-        if self.settings.frequencies == "observed":
-            shapes["events"] = (r, self.copies)
-        if self.copies < n:
-            shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
-        return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-
-    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: Step) -> None:
-        """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
-
-        Raises:
-            PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
-        """
-        run = Updates(self, {name: value.numpy() for name, value in public.items()}, channel, a)
-        move = run.move_groups if self.copies < len(self.data.x) else run.move
-        for who in clients.numpy().T.copy():
-            move(who)
+    def _work(self, problem: Problem) -> LearnerData:
+        return prepared(problem, self, lambda: LearnerData.of(self, LinearData.of(problem), problem.data.ids))

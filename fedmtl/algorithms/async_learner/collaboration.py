@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,8 +40,11 @@ from ...privacy import RecordPrivacy, open_owner_channel
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
 from ..linear.optimum import Optimum
-from .algorithm import AsyncLearner, Work
 from .fitness import Fitness
+from .learner_data import LearnerData
+
+if TYPE_CHECKING:
+    from .algorithm import AsyncLearner
 
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
@@ -232,7 +236,7 @@ def simulate(
         BudgetExhausted: an owner is asked beyond its cap.
     """
     names = ids or tuple(map(str, range(len(data.x))))
-    work = Work.of(learner, data, names)
+    work = LearnerData.of(learner, data, names)
     replicates, events = clients.shape
     if caps is None:
         answers = [torch.bincount(row[row >= 0], minlength=len(names)) for row in clients]

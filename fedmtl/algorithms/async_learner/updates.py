@@ -14,7 +14,7 @@ from ...privacy import OwnerChannel
 from ..linear.data import LinearLoss
 
 if TYPE_CHECKING:
-    from .algorithm import Work
+    from .learner_data import LearnerData
 
 Step = float | np.ndarray
 
@@ -22,7 +22,7 @@ Step = float | np.ndarray
 class Updates:
     """The updates of one block, on the arrays of the state."""
 
-    def __init__(self, work: Work, state: dict[str, np.ndarray], channel: OwnerChannel, a: Step) -> None:
+    def __init__(self, work: LearnerData, state: dict[str, np.ndarray], channel: OwnerChannel, a: Step) -> None:
         settings, counts = work.settings, work.data.counts.numpy()
         self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
         self.central, self.own = state["theta_l"], state["theta"]

@@ -12,11 +12,8 @@ from ..._check import one_of, positive
 from ...data import RowBound
 from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...schedules import Event
-from ..async_learner.algorithm import AsyncLearner
-from ..base import Algorithm, AnyAlgorithm, Problem, State
-from ..mp_mtl.algorithm import MPMTL
-from ..mp_mtl.tasks import TaskStack
-from ..pp_dmtl.algorithm import PPDMTL
+from ..base import Algorithm, Problem, State
+from .stack import TaskStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +65,6 @@ class LocalFit(Algorithm):
         return None
 
 
-def single_task(algorithm: AnyAlgorithm) -> LocalFit | None:
-    """What the clients of a linear method have alone, with its loss, its ridge and its bound on rows; else None.
-
-    The constants are those under which both minimize the same function of one client's records: PP-DMTL and the
-    asynchronous learner have squared losses without 1/2, and the latter's g is reg ||w||^2, without 1/2 too.
-    """
-    if isinstance(algorithm, MPMTL):
-        ridge = algorithm.start_ridge or algorithm.ridge or 0.01  # of its start
-        return LocalFit(loss=algorithm.loss, ridge=ridge, **_bounds(algorithm))
-    if isinstance(algorithm, PPDMTL):
-        tau = algorithm.refine_tau or algorithm.tau or 0.01
-        ridge = tau / (2 if algorithm.loss == "squared" else 1)
-        return LocalFit(loss=algorithm.loss, ridge=ridge, **_bounds(algorithm))
-    if isinstance(algorithm, AsyncLearner) and algorithm.loss != "hinge":
-        return LocalFit(loss=algorithm.loss, ridge=algorithm.reg * (1 if algorithm.loss == "squared" else 2))
-    return None
-
-
-def _bounds(algorithm: MPMTL | PPDMTL) -> dict[str, float | None]:
-    """Its bounds on records that are numbers; the ones that the data state hold for the records as they are."""
-    given = {"row_norm": algorithm.row_norm, "target": algorithm.target}
-    return {name: None if value == "auto" else value for name, value in given.items()}  # type: ignore[misc]
+def given_bound(value: float | str | None) -> float | None:
+    """A bound that is a number; the ``"auto"`` one holds for the records as they are."""
+    return None if isinstance(value, str) or value is None else float(value)

@@ -37,12 +37,13 @@ from ...privacy.clip import L2Clip, clip_rows
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Event
-from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
 from ..base import Algorithm, Problem, State
+from ..linear.bounds import bound_of, check_bounds, largest_row, resolve_bounds, target_of
 from ..linear.data import LinearLoss
-from ..pp_dmtl.task import OWN_PENALTIES, OwnPenalty, largest_row
+from ..linear.fit import OWN_PENALTIES, OwnPenalty
+from ..linear.local_fit import LocalFit, given_bound
+from ..linear.stack import TaskLoss, TaskStack
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
-from .tasks import TaskLoss, TaskStack
 
 if TYPE_CHECKING:
     from ...privacy.owner_opening import Privacies
@@ -267,6 +268,11 @@ class MPMTL(Algorithm):
     def shared(self, state: State) -> Tensor | None:
         """None: every task has its own model, and no model is common to all."""
         return None
+
+    def local_baseline(self) -> LocalFit:
+        """The fit that a local start begins with."""
+        ridge, bound, target = self._start_ridge, given_bound(self.row_norm), given_bound(self.target)
+        return LocalFit(loss=self.loss, ridge=ridge, row_norm=bound, target=target)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""

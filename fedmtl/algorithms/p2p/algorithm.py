@@ -44,15 +44,15 @@ from ...graphs import Graph, GraphSettings
 from ...privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
 from ...privacy.accounting.kov import kov_heterogeneous
 from ...schedules import Dropouts, EventTable
-from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
 from ..base import AsyncAlgorithm, Problem, State
+from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
 from ..linear.data import LinearData, LinearLoss, prepared
-from ..pp_dmtl.task import bounded_rows, fit_own, largest_row
+from ..linear.fit import fit_own
 from .allocation import Allocation, wakeup_weights
 from .availability import Presence, arrival_steps
 from .model import LinearRecords, ModelRecords
 from .network import Network
-from .steps import Wakeups, Work
+from .steps import GraphData, GraphState
 from .warm_start import LocalFits, make_warm_start
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class PeerToPeer(AsyncAlgorithm):
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
         k neighbours is k of them; ``warm`` int64 (1,), whether the warm start has been made, where there is one; and
-        those of agents that come and go (:meth:`Work.public_state`).
+        those of agents that come and go (:meth:`GraphData.public_state`).
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         if self.start == "local":
@@ -311,7 +311,7 @@ class PeerToPeer(AsyncAlgorithm):
             fits = self._local_fits(problem, channel.bound, self.warm_lam)
             make_warm_start(self.network(problem), fits, state.public, channel)
         paper = self.guarantee == "paper" and channel.noise_multipliers is not None
-        Wakeups(self._work(problem), state.public, channel, channel.bound if paper else None).run(block)
+        GraphState(self._work(problem), state.public, channel, channel.bound if paper else None).run(block)
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
@@ -363,10 +363,10 @@ class PeerToPeer(AsyncAlgorithm):
     def _linear(self) -> LinearLoss:
         return LinearLoss("logistic" if self.loss == "model" else self.loss)
 
-    def _work(self, problem: Problem) -> Work:
+    def _work(self, problem: Problem) -> GraphData:
         return prepared(problem, self, lambda: self._built(problem))
 
-    def _built(self, problem: Problem) -> Work:
+    def _built(self, problem: Problem) -> GraphData:
         given = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
         graph, ids = given.ordered(problem.data.ids), problem.data.ids
         counts = problem.data.train.counts.numpy().astype(np.int64)
@@ -376,7 +376,9 @@ class PeerToPeer(AsyncAlgorithm):
         linear = self.loss != "model"
         records = LinearRecords(self.data(problem), self._linear) if linear else ModelRecords(problem)
         presence = None if self.absences is None else Presence(self.absences, ids)
-        return Work(network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget")
+        return GraphData(
+            network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
+        )
 
     def _row_bound(self, problem: Problem) -> float:
         """B of a whole row, with the 1 of a bias."""

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class GraphData:
     """All that wake-ups need besides the state; a function of the settings and the data.
 
     Attributes:
@@ -89,7 +89,7 @@ class Work:
         return sorted({*cuts, *changes.tolist()})
 
 
-class Wakeups:
+class GraphState:
     """The wake-ups of one block.
 
     Args:
@@ -100,7 +100,7 @@ class Wakeups:
             noise alone is then used (``guarantee="paper"``).
     """
 
-    def __init__(self, work: Work, public: dict[str, Tensor], channel: OwnerChannel, clip: float | None) -> None:
+    def __init__(self, work: GraphData, public: dict[str, Tensor], channel: OwnerChannel, clip: float | None) -> None:
         self.work, self.network, self.channel, self.clip = work, work.network, channel, clip
         self.points, self.theta, self.sent = public["theta"], public["theta"].numpy(), public["sent"].numpy()
         self.alone = len(self.theta) == 1

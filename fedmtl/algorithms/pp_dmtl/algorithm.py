@@ -40,12 +40,13 @@ from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...privacy import OwnerChannel, Published
 from ...schedules import EventTable, block_bounds
-from ..async_learner.automatic import bound_of, check_bounds, resolve_bounds, target_of
 from ..base import AsyncAlgorithm, Problem, State
+from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
 from ..linear.data import LinearData, LinearLoss
+from ..linear.fit import OWN_PENALTIES, OwnPenalty, fit_own, own_step
+from ..linear.local_fit import LocalFit, given_bound
 from .published import REFUTED, published_epsilon
 from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
-from .task import OWN_PENALTIES, OwnPenalty, bounded_rows, fit_own, largest_row, own_step
 
 if TYPE_CHECKING:
     from ...privacy.owner_opening import Privacies
@@ -269,6 +270,12 @@ class PPDMTL(AsyncAlgorithm):
     def shared(self, state: State) -> Tensor | None:
         """None: P has a column for every task, and no model is common to all."""
         return None
+
+    def local_baseline(self) -> LocalFit:
+        """The ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
+        tau = self.refine_tau or self.tau or 0.01
+        ridge, bound, target = tau / (2 if self.loss == "squared" else 1), self.row_norm, self.target
+        return LocalFit(loss=self.loss, ridge=ridge, row_norm=given_bound(bound), target=given_bound(target))
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Equation (2) on the training records, (R,) float64, not private."""

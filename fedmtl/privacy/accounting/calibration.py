@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from scipy import optimize
 
 from ..._rounding import rounded_up
 from ...errors import ConfigError
-from ..release import StepEvent, step_event
-from ..samplers import BoundSampler, SamplingLaw
-from ..settings import Accountant
-from .composition import elementary, epsilon
+from .composition import StepEvent, elementary, epsilon
+from .selection import selection_event
 
 _LARGEST = 1e8
 _TOLERANCE = 1e-5
@@ -46,35 +45,41 @@ def calibrate_multiplier(
     return _calibrated(_Question(probes, target, delta, uses, step, within))
 
 
-def calibrate_noise(
-    sampler: BoundSampler,
-    law: SamplingLaw,
-    *,
-    target: float,
-    delta: float,
-    uses: int,
-    releases: int = 1,
-    accountant: Accountant = "pld",
-) -> float:
-    """The noise multiplier of each Gaussian release such that ``uses`` steps cost at most ``target``.
+def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:
+    """Epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
 
     Args:
-        sampler, law: who takes part, and what that guarantees.
-        target, delta, uses: as for :func:`calibrate_multiplier`.
-        releases: Gaussian releases in one step, with equal multipliers.
-        accountant: ``"pld"`` or ``"rdp"``.
-
-    Returns:
-        z, as :func:`calibrate_multiplier`.
+        event: one candidate: training and noised score, any event with a Renyi divergence.
+        delta: in (0, 1).
+        mean: expected number of repetitions, at least 1.
+        shape: eta >= 0; infinite for Poisson.
 
     Raises:
-        ConfigError: no multiplier reaches the target.
+        ConfigError: a mean below 1 or a negative shape.
+        PrivacyError: an event without a known Renyi divergence.
+    """
+    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta, accountant="rdp")
+
+
+def calibrate_selection(
+    candidate: Callable[[float], Any], *, target: float, delta: float, mean: float, shape: float
+) -> float:
+    """The smallest noise multiplier with which the whole search costs at most ``target``.
+
+    Args:
+        candidate: the event of one candidate under a noise multiplier; more noise must not cost more.
+        target, delta: of the whole search.
+        mean, shape: as for :func:`selection_epsilon`.
+
+    Raises:
+        ConfigError: the target cannot be reached (with many repetitions the bound has a floor).
     """
 
     def step(multiplier: float) -> StepEvent:
-        return step_event((multiplier,) * releases, sampler, law, accountant)
+        return StepEvent(selection_event(candidate(multiplier), mean=mean, shape=shape), "rdp")
 
-    return calibrate_multiplier(step, target=target, delta=delta, uses=uses, within=sampler.describe())
+    within = f"a search of {mean:g} expected repetitions"
+    return calibrate_multiplier(step, target=target, delta=delta, uses=1, within=within)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PrivacyError
 from ..settings import Accountant
+from .selection import selection_curve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 Parts = tuple[tuple[Any, int], ...]
 
 _TAIL = 1e-15
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """The accounting event of one step, and the accountant that supports it."""
+
+    event: Any
+    accountant: Accountant
 
 
 def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0) -> float:
@@ -182,8 +192,6 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     from . import losses, pld
 
     if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
-        from .selection import selection_curve
-
         return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):

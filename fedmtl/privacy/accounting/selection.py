@@ -17,7 +17,6 @@ The law of K is the truncated negative binomial one of Definition 1 with shape e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +24,7 @@ import numpy as np
 from scipy import optimize, special
 
 from ...errors import ConfigError
-from ..release import StepEvent
-from ..samplers import Coins
-from .calibration import calibrate_multiplier
-from .composition import epsilon
+from ..coins import Coins
 
 
 def selection_event(event: Any, *, mean: float, shape: float) -> Any:
@@ -48,50 +44,13 @@ def selection_event(event: Any, *, mean: float, shape: float) -> Any:
     return dp_event.RepeatAndSelectDpEvent(event, mean, shape)
 
 
-def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:
-    """Epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
-
-    Args:
-        event: one candidate: training and noised score, any event with a Renyi divergence.
-        delta: in (0, 1).
-        mean: expected number of repetitions, at least 1.
-        shape: eta >= 0; infinite for Poisson.
-
-    Raises:
-        ConfigError: a mean below 1 or a negative shape.
-        PrivacyError: an event without a known Renyi divergence.
-    """
-    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta, accountant="rdp")
-
-
-def calibrate_selection(
-    candidate: Callable[[float], Any], *, target: float, delta: float, mean: float, shape: float
-) -> float:
-    """The smallest noise multiplier with which the whole search costs at most ``target``.
-
-    Args:
-        candidate: the event of one candidate under a noise multiplier; more noise must not cost more.
-        target, delta: of the whole search.
-        mean, shape: as for :func:`selection_epsilon`.
-
-    Raises:
-        ConfigError: the target cannot be reached (with many repetitions the bound has a floor).
-    """
-
-    def step(multiplier: float) -> StepEvent:
-        return StepEvent(selection_event(candidate(multiplier), mean=mean, shape=shape), "rdp")
-
-    within = f"a search of {mean:g} expected repetitions"
-    return calibrate_multiplier(step, target=target, delta=delta, uses=1, within=within)
-
-
 def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, shape: float) -> np.ndarray:
     """Renyi divergences of the search from those of one candidate.
 
     Args:
         orders: (m,) orders, all above 1.
         candidate: (m,) divergences e(a) of one candidate.
-        mean, shape: as for :func:`selection_epsilon`.
+        mean, shape: as for :func:`selection_event`.
 
     Returns:
         (m,) divergences: by Theorem 2
@@ -143,7 +102,7 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
 
     Args:
         source: coins of a noise source (they are privacy coins), or a NumPy generator for simulation.
-        mean, shape: as for :func:`selection_epsilon`.
+        mean, shape: as for :func:`selection_event`.
 
     Returns:
         Number of candidates to run; 0 is possible under Poisson only.

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..accounting.composition import epsilon
+from ..accounting.composition import StepEvent, epsilon
 from ..owner_channel import OwnerChannel
 from ..owner_first import FirstRelease
 from ..owner_terms import OwnerTerms
-from ..release import StepEvent
 from ..settings import RecordPrivacy
 from .setup import Claim, law_of
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted
+from ..accounting.composition import StepEvent
 from ..channel import Channel
-from ..release import StepEvent
 from .accountant import Composition, least_epsilon, library_epsilon
 from .findings import Finding, exact, skipped, too_large
 from .owner_setup import OwnerClaims, OwnerSetup

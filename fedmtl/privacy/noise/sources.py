@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...random import derive_key, keyed_generator, philox
-from ..samplers import Coins
+from ..coins import Coins
 
 
 class NoiseSource(Protocol):

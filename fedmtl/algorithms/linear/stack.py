@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ..linear.data import LinearData, LinearLoss, prepared, solve_regularized
-from ..pp_dmtl.task import bounded_rows, fit_own
+from .bounds import bounded_rows
+from .data import LinearData, LinearLoss, prepared, solve_regularized
+from .fit import fit_own
 
 if TYPE_CHECKING:
     from ..base import Problem

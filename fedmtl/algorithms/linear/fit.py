@@ -1,4 +1,4 @@
-"""What a task of PP-DMTL does alone: its rows, and the exact fit of its own part q_t on its raw records."""
+"""The exact fit of one client's linear model on its own records, with any of the penalties of a client's own part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ...data import RowBound
 from ...local.proximal import (
     Penalty,
     half_squared_norm,
@@ -18,63 +17,15 @@ from ...local.proximal import (
     prox_rows,
     row_norm,
 )
-from ..linear.data import LinearData, LinearLoss, prepared, solve_regularized
+from .data import LinearLoss, solve_regularized
 
 if TYPE_CHECKING:
-    from ..base import Problem
+    pass
 
 OwnPenalty = Literal["frobenius", "l1", "l2"]
 
-LARGEST_TARGET = 2.0**40
-"""Bound on targets where no smaller one is stated."""
 _NEWTON_STEPS, _HALVINGS, _GRADIENT_STEPS = 100, 34, 100_000
 _ELEMENTS = 1 << 22  # of the rows of all points together
-
-
-def bounded_rows(problem: Problem, loss: LinearLoss, row_norm: float | None, target: float | None = None) -> LinearData:
-    """The training records of every task within public bounds, enforced record by record and never fitted.
-
-    Features are scaled down to ``||x||_2 <= row_norm``, and a bias's 1 stays; targets of the squared loss are cut off
-    at abs(y) <= ``target``. A record that is not finite becomes zero features and target. Made once for each pair of
-    data and model.
-
-    Args:
-        problem: the data and the model.
-        loss: of the records.
-        row_norm: None leaves finite features as they are.
-        target: None for 2^40, within which nothing overflows.
-
-    Raises:
-        DataError: targets that do not suit the loss.
-    """
-
-    def build() -> LinearData:
-        data = LinearData.of(problem)
-        loss.check_targets(data.y, data.name)
-        limit, width = (
-            LARGEST_TARGET if target is None else min(target, LARGEST_TARGET),
-            data.dimension - int(data.bias),
-        )
-        x, y = data.pooled()
-        features = x[:, :width]
-        valid = torch.isfinite(torch.linalg.vector_norm(features, dim=1)) & torch.isfinite(y)
-        features = torch.where(valid[:, None], features if row_norm is None else RowBound(row_norm)(features), 0.0)
-        y = torch.where(valid, y.clamp(-limit, limit) if loss.name == "squared" else y, 0.0)
-        counts = data.counts.tolist()
-        return LinearData(
-            torch.cat([features, x[:, width:]], dim=1).split(counts), y.split(counts), data.bias, data.name
-        )
-
-    return prepared(problem, ("pp_dmtl", loss.name, row_norm, target), build)
-
-
-def largest_row(problem: Problem, loss: LinearLoss, row_norm: float | None) -> float:
-    """B, the bound on the norm of a record's features; without one the largest norm of the training records, which is
-    for runs without privacy."""
-    if row_norm is not None:
-        return row_norm
-    x, _ = (data := bounded_rows(problem, loss, None)).pooled()
-    return max(float(x[:, : data.dimension - int(data.bias)].norm(dim=1).max()), 1e-12)
 
 
 OWN_PENALTIES: dict[OwnPenalty, Penalty] = {

@@ -1,0 +1,126 @@
+"""What the learner's updates need besides the state: records, statistics, and owners in fixed groups.
+
+Owners in a group answer the same query (Farokhi et al. 2021, Remark 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...privacy import OwnerChannel
+from ..linear.data import LinearData, LinearLoss
+from .updates import Step, Updates
+
+if TYPE_CHECKING:
+    from .algorithm import AsyncLearner
+
+
+@dataclass(frozen=True, eq=False)
+class LearnerData:
+    """What the updates need besides the state; a function of the settings and the records.
+
+    Attributes:
+        settings: of the learner.
+        data: the owners' records, forced into the domain where one is given.
+        copy_of: int64 (n,), the copy theta_i that an owner's answers move.
+        copies: N, owners or groups.
+        weights: float64 (N,), factors of (n_i / n) Qbar_i.
+        statistics: (2 X'X / n_i, 2 X'y / n_i) of each owner for the squared loss and no more
+            parameters than records, else None.
+    """
+
+    settings: AsyncLearner
+    data: LinearData
+    copy_of: np.ndarray
+    copies: int
+    weights: np.ndarray
+    statistics: tuple[tuple[Tensor, Tensor], ...] | None
+
+    @classmethod
+    def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> LearnerData:
+        """From records; ``ids`` name the owners."""
+        LinearLoss(settings.loss).check_targets(data.y, data.name)
+        if settings.domain == "auto":
+            raise ConfigError(
+                "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
+            )
+        data = data if settings.domain is None else data.bounded(settings.domain)
+        copy_of = copies_of(settings.groups, ids)
+        copies = int(copy_of.max()) + 1
+        weights = np.ones(copies)
+        if isinstance(settings.frequencies, tuple):
+            if len(settings.frequencies) != len(ids):
+                raise ConfigError(
+                    f"AsyncLearner.frequencies has {len(settings.frequencies)} numbers for {len(ids)} owners; "
+                    f"give one to each, in the order of the data."
+                )
+            slowest = np.full(copies, np.inf)
+            np.minimum.at(slowest, copy_of, np.array(settings.frequencies, dtype=np.float64))
+            weights = slowest.sum() / (copies * slowest)
+        statistics = None
+        if settings.loss == "squared" and data.dimension <= max(len(x) for x in data.x):  # else records are cheaper
+            statistics = tuple(
+                (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
+            )
+        return cls(settings, data, copy_of, copies, weights, statistics)
+
+    def start(self, replicates: int) -> dict[str, Tensor]:
+        """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
+        query point (R, N, p) that is being answered, sums of answers (R, n, p) and their numbers (R, n)."""
+        r, n, p = replicates, len(self.data.x), self.data.dimension
+        shapes: dict[str, tuple[int, ...]] = {"theta_l": (r, p), "theta": (r, self.copies, p)}
+        if self.settings.frequencies == "observed":
+            shapes["events"] = (r, self.copies)
+        if self.copies < n:
+            shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
+        return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: Step) -> None:
+        """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
+
+        Raises:
+            PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
+        """
+        run = Updates(self, {name: value.numpy() for name, value in public.items()}, channel, a)
+        move = run.move_groups if self.copies < len(self.data.x) else run.move
+        for who in clients.numpy().T.copy():
+            move(who)
+
+
+def copies_of(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.ndarray:
+    """int64 (n,): the number of each owner's copy; groups first come in the order of their first member."""
+    place = {name: k for k, name in enumerate(ids)}
+    leader = np.arange(len(ids))
+    seen: set[str] = set()
+    for group in groups:
+        for name in group:
+            if name not in place:
+                raise ConfigError(f"AsyncLearner.groups names {name!r}; the owners are {ids[0]!r} .. {ids[-1]!r}.")
+            if name in seen:
+                raise ConfigError(f"AsyncLearner.groups has owner {name!r} twice; an owner is in one group at most.")
+            seen.add(name)
+        if not group:
+            raise ConfigError("AsyncLearner.groups has an empty group; each needs at least 1 owner.")
+        leader[[place[name] for name in group]] = min(place[name] for name in group)
+    return np.unique(leader, return_inverse=True)[1].astype(np.int64)
+
+
+def expand_groups(copies: Tensor, groups: list[list[int]]) -> Tensor:
+    """Ticks of groups as activations of their members, one after the other.
+
+    Args:
+        copies: int64 (R, S), which group ticks; -1 is nobody.
+        groups: positions of the members of each group.
+
+    Returns:
+        int64 (R, S'), the owners, -1 after the last one of a repetition.
+    """
+    rows = [[owner for group in row if group >= 0 for owner in groups[group]] for row in copies.tolist()]
+    width = max((len(row) for row in rows), default=0)
+    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int64).reshape(len(rows), width)
