@@ -275,7 +275,7 @@ class Algorithm:
         Args:
             problem: the data and the model; only the examples of ``clients`` are read.
             public: the public state, not to be changed.
-            own: what the clients keep, copies of their rows of the store.
+            own: what the clients keep, their rows of the store; not to be changed in place.
             clients: int64 (k,), positions in the data.
             round: number of the round and clip of the releases.
 

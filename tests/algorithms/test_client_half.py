@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl import PMTL, Ditto, FedAvg, FedProx, Local, LocalSGD, MPMTLayers, models
+from fedmtl import MPMTL, PMTL, Ditto, FedAvg, FedProx, FullParticipation, Local, LocalSGD, MPMTLayers, models
 from fedmtl.algorithms import Released, Round
+from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.problem import client_ranks
@@ -24,6 +25,13 @@ ALGORITHMS = {
     "ditto": Ditto(lam=0.3, local=SOLVER),
     "local": Local(local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
+}
+LINEAR = {
+    "mp_mtl": MPMTL(row_norm=1.0, lam=0.05),
+    "mp_mtl, squared loss, P + Q": MPMTL(
+        row_norm=1.0, loss="squared", penalty="l21", own_penalty="l2", momentum="nesterov", start_ridge=0.1
+    ),
+    "mp_mtl, published": MPMTL(row_norm=1.0, lam=0.05, guarantee="paper"),
 }
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
 
@@ -52,11 +60,16 @@ class _Client:
 ONE = torch.tensor([0])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *LINEAR])
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
-    algorithm = ALGORITHMS[name]
-    problem = problem_of(ragged_classification(9), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
-    bound = PoissonSampling(cohort=5).bind(problem.clients)
+    algorithm = (ALGORITHMS | LINEAR)[name]
+    data, model, schedule = ragged_classification(9), models.mlp(hidden=5), PoissonSampling(cohort=5)
+    if name in LINEAR:
+        kind = "regression" if algorithm.loss == "squared" else "classification"
+        data = load_synthetic_tasks(tasks=6, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
+        model, schedule = models.linear_regression(bias=True), FullParticipation()
+    problem = problem_of(data, rounds=ROUNDS, model=model, loss="auto")
+    bound = schedule.bind(problem.clients)
     plans = algorithm.plan(problem, bound)
     stacked, alone = (open_channel(PRIVACY, plans, bound, seed=3, steps=ROUNDS) for _ in range(2))
     stacked.record, alone.record = [], []

@@ -64,7 +64,10 @@ def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, 
     state = algorithm.init(problem, replicates)
     for step in range(problem.rounds):
         channel.begin(step, channel.draw(step))
-        state = algorithm.step(problem, state, Event(step, torch.zeros(1), torch.arange(problem.clients)), channel)
+        event = Event(step, torch.zeros(1), torch.arange(problem.clients)[None])
+        state = algorithm.step(problem, state, event, channel)
+            problem, state, Event(step, torch.zeros(1), torch.arange(problem.clients)[None]), channel
+        )
     return state
 
 

@@ -22,7 +22,8 @@ penalized, nor shared, nor part of what is released.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -33,11 +34,10 @@ from ..._check import non_negative, one_of, positive
 from ...data import RowBound
 from ...errors import ConfigError
 from ...privacy import BoundSampler, Channel, ReleasePlan
-from ...privacy.clip import L2Clip, clip_rows
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Event
-from ..base import Algorithm, Problem, State
+from ..base import Algorithm, Own, Problem, Released, Round, State
 from ..linear.bounds import bound_of, check_bounds, largest_row, resolve_bounds, target_of
 from ..linear.data import LinearLoss
 from ..linear.fit import OWN_PENALTIES, OwnPenalty
@@ -204,59 +204,82 @@ class MPMTL(Algorithm):
         return State(public, store)
 
     def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
-        sharing, d, clients = self._sharing, self._features(problem), torch.arange(problem.clients)
-        kept = {name: state.private.whole(name).transpose(0, 1) for name in state.private.fields}  # (R, n, D)
-        # 2-4. the covariance of the clipped models, noised; its sum over the tasks, not their mean
-        rows = kept["model"][..., :d]
-        one = channel.replicates == 1
-        released = channel.release(RELEASE, rows[0] if one else rows, clients) * channel.denominator
-        # a public shift, and what is below 0 counts as 0
-        sigma = channel.noise_std(RELEASE) * channel.denominator
-        covariance = sharing.shifted(released[None] if one else released, self._rho * (2 * d) ** 0.5 * sigma)
-        # 5. the map M
-        map = sharing.map(covariance, self._step_size(problem) * self.lam)
-        state.public |= {"covariance": covariance, "map": map}
-        # 6. every task projects its own model, and takes an accelerated gradient step on its own data
-        clip = channel.privacy.initial_norm if self.guarantee == "paper" and channel.privacy is not None else None
-        size = max(1, _BLOCK_ELEMENTS // (problem.clients * kept["model"].shape[2]))
-        for first in range(0, len(map), size):  # a few repetitions at a time stay in the cache
-            part = slice(first, first + size)
-            self._advance(problem, {name: value[part] for name, value in kept.items()}, map[part], event.step, clip)
-        for name, value in kept.items():
-            state.private.assign(name, value.transpose(0, 1))
-        return state
+        """One iteration; the tasks are computed in the order of the data."""
+        return super().step(problem, state, replace(event, clients=torch.sort(event.clients).values), channel)
 
-    def _advance(self, problem: Problem, kept: dict[str, Tensor], map: Tensor, step: int, clip: float | None) -> None:
-        """The tasks' part of an iteration, in place on what they keep, (r, n, D) each.
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        # 2. every task sends its model, without a bias
+        return {RELEASE: self._rows_of(problem, own)}, own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # 3-4. the covariance of the clipped models, noised: its sum over the tasks, not their mean, with a public shift
+        sharing, d = self._sharing, self._features(problem)
+        total = released.values[RELEASE].reshape(public["covariance"].shape) * released.denominator
+        sigma = released.noise_std(RELEASE) * released.denominator
+        covariance = sharing.shifted(total, self._rho * (2 * d) ** 0.5 * sigma)
+        # 5. the map M; what is below 0 counts as 0
+        return {"covariance": covariance, "map": sharing.map(covariance, self._step_size(problem) * self.lam)}
+
+    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+        # 6. every task projects its own model, and takes an accelerated gradient step on its own data
+        kept = {name: value.transpose(0, 1) for name, value in own.items()}  # (R, k, D)
+        rows = kept["model"][..., : self._features(problem)]
+        if self.guarantee == "paper":
+            rows = round.clip(RELEASE, self._rows_of(problem, own)).reshape(rows.shape)
+        new = {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in kept.items()}
+        size = max(1, _BLOCK_ELEMENTS // max(1, kept["model"][0].numel()))
+        for first in range(0, len(rows), size):  # a few repetitions at a time stay in the cache
+            part = slice(first, first + size)
+            block = {name: value[part] for name, value in kept.items()}
+            for name, value in self._advance(problem, block, rows[part], public["map"][part], round.number).items():
+                new[name][part] = value
+        return {name: value.transpose(0, 1) for name, value in new.items()}
+
+    def _rows_of(self, problem: Problem, own: Own) -> Tensor:
+        """The models without a bias as rows: (R, k, d), or (k, d) of a single run."""
+        rows = own["model"][..., : self._features(problem)].transpose(0, 1)
+        return rows[0] if len(rows) == 1 else rows
+
+    def _advance(
+        self, problem: Problem, kept: Mapping[str, Tensor], rows: Tensor, map: Tensor, step: int
+    ) -> dict[str, Tensor]:
+        """The tasks' part of an iteration: what they keep after it, (r, k, D) each.
 
         Args:
             problem: the data.
             kept: ``model``, ``projected``, and with W = P + Q ``own`` and ``own_projected``.
+            rows: (r, k, d), the models that are projected.
             map: (r, d, d) or (r, d), M.
             step: number of the iteration.
-            clip: bound on the models that are projected, or None: their own.
         """
         tasks, d, eta = self._tasks(problem), self._features(problem), self._step_size(problem)
         weight = momentum_weight(self.momentum, step, self.ridge * eta)
-        rows = kept["model"][..., :d]
-        if clip is not None:
-            rows = clip_rows(rows.reshape(-1, d), L2Clip(clip)).reshape(rows.shape)
-        kept["model"][..., :d] = self._sharing.apply(map, rows)
-        z = _ahead(kept, "projected", kept["model"], weight)
+        projected = self._sharing.apply(map, rows)
+        if tasks.bias:
+            projected = torch.cat([projected, kept["model"][..., d:]], dim=-1)
+        z = _ahead(projected, kept["projected"], weight)
         if self.own_penalty is None:
             gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
-            torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=kept["model"])
-            return
+            return {"model": torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta), "projected": projected}
         own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self.own_lam)
-        y = _ahead(kept, "own_projected", own, weight)
+        y = _ahead(own, kept["own_projected"], weight)
         point = _sum(z, y)
         gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
-        torch.sub(z, gradient, alpha=eta, out=kept["model"])
-        torch.sub(y, gradient[..., :d], alpha=eta, out=kept["own"])
+        return {
+            "model": torch.sub(z, gradient, alpha=eta),
+            "projected": projected,
+            "own": torch.sub(y, gradient[..., :d], alpha=eta),
+            "own_projected": own,
+        }
 
-    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """what_i of ``clients`` in repetition 0, (k, D)."""
-        return self.models(problem, state)[0][clients].to(problem.initial)
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """what_i of ``clients`` in repetition 0."""
+        what = own["projected"]
+        if self.own_penalty is not None:
+            what = _sum(what, own["own_projected"])
+        return what[:, 0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """What of every repetition, (R, n, D) float64."""
@@ -264,10 +287,6 @@ class MPMTL(Algorithm):
         if self.own_penalty is not None:
             what = _sum(what, state.private.whole("own_projected"))
         return what.transpose(0, 1)
-
-    def shared(self, state: State) -> Tensor | None:
-        """None: every task has its own model, and no model is common to all."""
-        return None
 
     def local_baseline(self) -> LocalFit:
         """The fit that a local start begins with."""
@@ -320,11 +339,9 @@ class MPMTL(Algorithm):
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
 
 
-def _ahead(kept: dict[str, Tensor], name: str, new: Tensor, weight: float) -> Tensor:
-    """z = new + b_t (new - previous), and ``new`` becomes the previous one."""
-    z = new + weight * (new - kept[name]) if weight else new.clone()
-    kept[name].copy_(new)
-    return z
+def _ahead(new: Tensor, previous: Tensor, weight: float) -> Tensor:
+    """z = new + b_t (new - previous)."""
+    return new + weight * (new - previous) if weight else new
 
 
 def _sum(shared: Tensor, own: Tensor) -> Tensor:
