@@ -66,8 +66,6 @@ def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, 
         channel.begin(step, channel.draw(step))
         event = Event(step, torch.zeros(1), torch.arange(problem.clients)[None])
         state = algorithm.step(problem, state, event, channel)
-            problem, state, Event(step, torch.zeros(1), torch.arange(problem.clients)[None]), channel
-        )
     return state
 
 

@@ -232,9 +232,8 @@ class MPMTL(Algorithm):
         size = max(1, _BLOCK_ELEMENTS // max(1, kept["model"][0].numel()))
         for first in range(0, len(rows), size):  # a few repetitions at a time stay in the cache
             part = slice(first, first + size)
-            block = {name: value[part] for name, value in kept.items()}
-            for name, value in self._advance(problem, block, rows[part], public["map"][part], round.number).items():
-                new[name][part] = value
+            block, out = ({name: value[part] for name, value in of.items()} for of in (kept, new))
+            self._advance(problem, block, rows[part], public["map"][part], round.number, out)
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
     def _rows_of(self, problem: Problem, own: Own) -> Tensor:
@@ -243,9 +242,9 @@ class MPMTL(Algorithm):
         return rows[0] if len(rows) == 1 else rows
 
     def _advance(
-        self, problem: Problem, kept: Mapping[str, Tensor], rows: Tensor, map: Tensor, step: int
-    ) -> dict[str, Tensor]:
-        """The tasks' part of an iteration: what they keep after it, (r, k, D) each.
+        self, problem: Problem, kept: Mapping[str, Tensor], rows: Tensor, map: Tensor, step: int, out: Own
+    ) -> None:
+        """The tasks' part of an iteration.
 
         Args:
             problem: the data.
@@ -253,26 +252,25 @@ class MPMTL(Algorithm):
             rows: (r, k, d), the models that are projected.
             map: (r, d, d) or (r, d), M.
             step: number of the iteration.
+            out: gets what they keep after it, (r, k, D) each.
         """
         tasks, d, eta = self._tasks(problem), self._features(problem), self._step_size(problem)
         weight = momentum_weight(self.momentum, step, self.ridge * eta)
-        projected = self._sharing.apply(map, rows)
-        if tasks.bias:
-            projected = torch.cat([projected, kept["model"][..., d:]], dim=-1)
+        projected = out["projected"]
+        projected[..., :d] = self._sharing.apply(map, rows)
+        projected[..., d:] = kept["model"][..., d:]
         z = _ahead(projected, kept["projected"], weight)
         if self.own_penalty is None:
             gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
-            return {"model": torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta), "projected": projected}
+            torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=out["model"])
+            return
         own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self.own_lam)
         y = _ahead(own, kept["own_projected"], weight)
         point = _sum(z, y)
         gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
-        return {
-            "model": torch.sub(z, gradient, alpha=eta),
-            "projected": projected,
-            "own": torch.sub(y, gradient[..., :d], alpha=eta),
-            "own_projected": own,
-        }
+        torch.sub(z, gradient, alpha=eta, out=out["model"])
+        torch.sub(y, gradient[..., :d], alpha=eta, out=out["own"])
+        out["own_projected"].copy_(own)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """what_i of ``clients`` in repetition 0."""
