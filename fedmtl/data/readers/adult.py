@@ -14,6 +14,7 @@ import numpy as np
 
 from ..._check import one_of, positive, positive_int
 from ...errors import DataError
+from ..loaders import reader
 from .columns import codes, find_file, numbers, read_frame, texts
 from .owners import (
     Domain,
@@ -177,7 +178,7 @@ def adult_owners(
     )  # fmt: skip
 
 
-read_adult = data_of(adult_owners)
+read_adult = reader("adult")(data_of(adult_owners))
 
 
 def coded(frame: pd.DataFrame, coding: str, file: Path) -> np.ndarray:

@@ -20,11 +20,13 @@ from ...random import derive_key, keyed_bits, keyed_generator, keyed_uniform
 from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Examples
+from ..loaders import reader
 from ..split import client_keys
 
 CLASSES = 10
 
 
+@reader("digits")
 def load_digits_clients(
     clients: int = 1000,
     *,

@@ -16,6 +16,7 @@ import torch
 from ..._check import one_of, positive
 from ...errors import ConfigError, DataError
 from ...random import derive_key, keyed_bits
+from ..loaders import reader
 from .columns import find_file, numbers, read_frame
 from .owners import Domain, OwnerData, assemble, check_share, data_of, with_intercept
 
@@ -117,7 +118,7 @@ def hospital_owners(
     )  # fmt: skip
 
 
-read_hospital = data_of(hospital_owners)
+read_hospital = reader("hospital")(data_of(hospital_owners))
 
 
 def public_places(rows: int, share: float) -> np.ndarray:

@@ -23,6 +23,7 @@ from ..._check import positive_int
 from ...errors import DataError
 from ..checks import check_fraction
 from ..dataset import Classes, FederatedDataset
+from ..loaders import reader
 from ..transforms import Affine, Transform
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -33,6 +34,7 @@ _FEMNIST_CLASSES = 62
 _FEMNIST_SHAPE = (1, 28, 28)
 
 
+@reader("leaf")
 def read_leaf(
     path: str | Path,
     *,
@@ -98,6 +100,7 @@ def read_leaf(
     )
 
 
+@reader("femnist")
 def read_femnist(
     root: str | Path, *, test_fraction: float = 0.2, seed: int = 0, min_examples: int = 2
 ) -> FederatedDataset:

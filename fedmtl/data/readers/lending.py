@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..._check import positive, positive_int
+from ..loaders import reader
 from .columns import MISSING, codes, find_file, numbers, read_frame, texts
 from .owners import (
     Domain,
@@ -206,7 +207,7 @@ def lending_owners(
     )  # fmt: skip
 
 
-read_lending = data_of(lending_owners)
+read_lending = reader("lending")(data_of(lending_owners))
 
 
 def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path) -> np.ndarray:

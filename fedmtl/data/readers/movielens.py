@@ -23,6 +23,7 @@ from ...random import derive_key, keyed_bits
 from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Examples
+from ..loaders import reader
 from ..rows import offsets_of
 from ..split import client_keys, split_rows
 from .als import als_features
@@ -172,7 +173,7 @@ def movielens_users(
     )
 
 
-read_movielens = data_of(movielens_users)
+read_movielens = reader("movielens")(data_of(movielens_users))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ...errors import DataError
 from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
+from ..loaders import reader
 from .owners import SHRINK
 
 FILE = "school.mat"
@@ -31,6 +32,7 @@ CENTRED = (
 )
 
 
+@reader("school")
 def read_school(
     root: str | Path,
     *,

@@ -14,6 +14,7 @@ from ..._check import positive_int
 from ...errors import ConfigError, DataError
 from ..checks import check_fraction
 from ..dataset import Classes, FederatedDataset
+from ..loaders import reader
 from ..rows import offsets_of
 from ..transforms import Transform
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
+@reader("table")
 def read_table(
     path: str | Path,
     *,

@@ -20,6 +20,7 @@ from ...errors import ConfigError
 from ...graphs import Graph, exp_angle
 from ..dataset import FederatedDataset
 from ..examples import Examples
+from ..loaders import reader
 from ..readers.owners import SHRINK, Domain, data_of
 from ..rows import offsets_of
 from ..split import client_keys
@@ -118,7 +119,7 @@ def make_synthetic_agents(
     return SyntheticAgents(data, angles, models)
 
 
-load_synthetic_agents = data_of(make_synthetic_agents)
+load_synthetic_agents = reader("synthetic_agents")(data_of(make_synthetic_agents))
 
 
 def _side(seed: int, step: int, keys: Tensor, counts: Tensor, models: Tensor, rows: str, flip: float) -> Examples:

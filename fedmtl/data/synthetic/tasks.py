@@ -22,6 +22,7 @@ from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
 from ..examples import Examples
+from ..loaders import reader
 from ..readers.owners import SHRINK, Domain, data_of
 from ..split import client_keys
 
@@ -131,7 +132,7 @@ def make_synthetic_tasks(
     return SyntheticTasks(data, weights, domain)
 
 
-load_synthetic_tasks = data_of(make_synthetic_tasks)
+load_synthetic_tasks = reader("synthetic_tasks")(data_of(make_synthetic_tasks))
 
 
 def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: int) -> Tensor:

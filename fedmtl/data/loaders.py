@@ -1,0 +1,61 @@
+"""Data by name: every reader registers itself, and :func:`load_data` finds it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import ConfigError
+from .dataset import FederatedDataset
+
+LOADERS: dict[str, Callable[..., FederatedDataset]] = {}
+"""The registered readers by the name that :func:`load_data` takes."""
+
+Reader = TypeVar("Reader", bound=Callable[..., FederatedDataset])
+
+
+def reader(name: str) -> Callable[[Reader], Reader]:
+    """Register a function that returns a dataset, so that :func:`load_data` finds it by name.
+
+    The modules of ``fedmtl/data/readers`` are imported with the package; a module elsewhere registers its readers when
+    it is imported.
+
+    Raises:
+        ConfigError: another function has the name.
+    """
+
+    def register(function: Reader) -> Reader:
+        known = LOADERS.setdefault(name, function)
+        if (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+            raise ConfigError(f"data {name!r} is read by {known.__module__}.{known.__qualname__}; choose another name.")
+        LOADERS[name] = function  # a module may be loaded again
+        return function
+
+    return register
+
+
+def load_data(name: str, **options: Any) -> FederatedDataset:
+    """Read the data that a name stands for, as a configuration gives them.
+
+    Args:
+        name: of a registered reader: ``"digits"`` is :func:`load_digits_clients`, ``"synthetic_agents"`` and
+            ``"synthetic_tasks"`` are :func:`load_synthetic_agents` and :func:`load_synthetic_tasks`, and the others
+            are ``read_NAME``: ``"adult"``, ``"femnist"``, ``"hospital"``, ``"leaf"``, ``"lending"``, ``"movielens"``,
+            ``"school"``, ``"table"``.
+        options: arguments of that function.
+
+    Raises:
+        ConfigError: an unknown name or option, or a required option that is missing.
+        DataError: malformed data.
+    """
+    if name not in LOADERS:
+        raise ConfigError(f"data.name is {name!r}; accepted: {', '.join(map(repr, sorted(LOADERS)))}.")
+    accepted = inspect.signature(LOADERS[name]).parameters
+    for option in options:
+        if option not in accepted:
+            raise ConfigError(f"data.{option} is no option of {name!r}; accepted: {', '.join(accepted)}.")
+    for option, parameter in accepted.items():
+        if parameter.default is inspect.Parameter.empty and options.get(option) is None:
+            raise ConfigError(f"data.{option} is missing; {name!r} needs it.")
+    return LOADERS[name](**options)
