@@ -356,6 +356,16 @@ class ByKey:
             if unknown is not None and unknown.group(1) in self.owners():
                 owner, name = unknown.groups()
                 reason = f"{self.owners()[owner]}.{name} is no setting of {owner}"
+            elif (lost := re.match(r"Error loading '(.+)'", reason)) is not None:
+                target = lost.group(1)
+                why: BaseException = error
+                while (deeper := why.__cause__ or why.__context__) is not None:
+                    why = deeper
+                place = self.owners().get(target.rpartition(".")[2], "")
+                reason = (
+                    f"{place}._target_ is {target!r}, which cannot be imported ({_first_line(why)}); it must be "
+                    "MODULE.NAME, with the module's folder on PYTHONPATH"
+                )
             raise ConfigError(f"{reason}.") from error
 
     def owners(self) -> dict[str, str]:
