@@ -9,6 +9,7 @@ whoever holds the whole folder can write all of it anew, but not so that it fits
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -33,7 +34,7 @@ from ..privacy.accounting.losses import ReplacedPoissonDpEvent
 from ..privacy.audit.accountant import least_epsilon
 from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.ledger import VERSION
-from ..privacy.noise.grid import GridValue
+from ..privacy.noise.grid import GridValue, grid_width
 from .checkpoint import Checkpoint
 from .folder import MANIFEST, RunFolder
 
@@ -215,7 +216,8 @@ class _Verifier:
                 why = "repetitions are simulations, whose charges are not kept"
             self._note("epsilon", OPEN, f"{why}, so there is nothing to compute it from")
         self._headline()
-        self._grid()
+        self._report()
+        self._readable("grid", lambda: self._grid(None if chain is None else chain.lines[0]))
         self._model()
         found = self.report
         return Verification(
@@ -267,7 +269,12 @@ class _Verifier:
         path = self.folder.ledger
         if not path.is_file():
             if self.report.get("run") is None:
-                self._note("chain", OPEN, "no ledger: nothing was charged in a file")
+                claimed = self.report.get("names") and self.report.get("epsilon") != "inf"
+                lost = self.private and claimed and not self.result.get("replicates")
+                text = (
+                    "a finite epsilon is reported, and there is no ledger" if lost else "no ledger: nothing was charged"
+                )
+                self._note("chain", FAILED if lost else OPEN, text)
             else:
                 missing = FAILED if self.private else OPEN
                 self._note("chain", missing, "the ledger is not here")
@@ -325,19 +332,53 @@ class _Verifier:
             "source": privacy["source"],
             **({} if adaptive else {"clip_norm": privacy["clip_norm"]}),
         }
+        for key in ("observer", "guarantee"):
+            if key in privacy:
+                pairs[key] = privacy[key]
         if "schedule" in header:
             pairs["relation"] = header["schedule"]["relation"]
+        if "records" in header:
+            pairs["records"] = header["records"]
+        if "releases" in header:
+            pairs["names"] = [name for name, *_ in header["releases"]]
+        scale = _noise_scale(header)
+        if scale is not None:
+            pairs["noise_std"] = scale / _denominator(header["schedule"])
         if isinstance(privacy["epsilon"], (int, float)):
             pairs["budget"] = privacy["epsilon"]
         wrong = [
             f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
             for key, value in pairs.items()
-            if self.report.get(key) != value
+            if not _same(self.report.get(key), value)
         ]
+        sampler = str(self.report.get("sampler"))
+        if not sampler.startswith(header.get("sampler", "")):
+            wrong.append(f"sampler is {sampler!r} in privacy.json and {header['sampler']!r} in the ledger")
+        if header["replays_free"] == (privacy["source"] == "secure"):
+            wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
+        if self.report.get("guarantee") != "paper" and not _can_amplify(header):
+            wrong.append("the schedule in the ledger says that cohorts amplify, and such cohorts do not")
+        wrong += self._population(header)
         mechanism = str(self.report.get("mechanism"))
         if not mechanism.startswith(privacy["mechanism"]):
             wrong.append(f"mechanism is {mechanism!r} in privacy.json and {privacy['mechanism']!r} in the ledger")
         self._say("settings", wrong, f"{', '.join(pairs)} and mechanism are the same in privacy.json and in the ledger")
+
+    def _population(self, header: Mapping[str, Any]) -> list[str]:
+        """Numbers of clients and of their records that are not those of the results."""
+        path = self.folder.private / "clients.csv"
+        if not path.is_file():
+            return []
+        with open(path, newline="", encoding="utf-8") as file:
+            counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
+        n = header["schedule"]["n"] if "schedule" in header else header["clients"]
+        if len(counts) != n:
+            return [f"the ledger is that of {n} clients, clients.csv has {len(counts)}"]
+        pairs = list(zip(header.get("rates", ()), counts, strict=False))
+        batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
+        if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
+            return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
+        return []
 
     # Charges and what they cost
 
@@ -346,12 +387,14 @@ class _Verifier:
         charges = _Charges.of(lines)
         costs = _costs(header, charges)
         wrong = charges.problems + costs.problems
-        done = _step(self.folder.checkpoint)
+        done, kept = int(self.result["rounds"]), _step(self.folder.checkpoint)
         known = {step for step, _ in charges.charged}
-        if done is not None and not set(range(done)) <= known:
+        if not set(range(done)) <= known:
             wrong.append(f"{done} steps are done, and not all of them are charged")
-        if done is not None and done != self.result.get("rounds"):
-            wrong.append(f"result.json has {self.result.get('rounds')} rounds, the checkpoint {done}")
+        if kept is not None and kept != done:
+            wrong.append(f"result.json has {done} rounds, the checkpoint {kept}")
+        if self.result.get("stopped") == "early" and charges.forfeited is None:
+            wrong.append("the run stopped early, and the steps that were planned are not charged")
         planned = self.result.get("planned_rounds")
         if planned is not None and known and max(known) >= planned:
             wrong.append(f"step {max(known)} is charged, and {planned} were planned")
@@ -401,6 +444,13 @@ class _Verifier:
         text, claim = str(self.report.get("headline")), self.report.get("epsilon")
         shown = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
         wrong = []
+        opening = "simulated: " if self.report.get("source") == "seeded" else "private: epsilon = "
+        if not self.report.get("names"):
+            opening = "nothing is released: epsilon = 0"
+        elif claim == "inf":
+            opening = "not private: epsilon = inf"
+        if not text.startswith(opening):
+            wrong.append(f"the headline is {text!r}, and must begin with {opening!r}")
         if shown is not None and isinstance(claim, (int, float)) and _number(shown[1]) < claim:
             wrong.append(f"the headline shows epsilon = {shown[1]}, the report has {claim!r}")
         delta = self.report.get("delta")
@@ -411,9 +461,21 @@ class _Verifier:
             wrong.append(f"epsilon is {claim!r} in privacy.json and {result!r} in result.json")
         self._say("headline", wrong, "no figure that is shown is below the one of the report")
 
+    def _report(self) -> None:
+        """The report is in two files."""
+        if not self.private:
+            self._note("report", OPEN, "private/result.json is not here")
+            return
+        wrong = [
+            f"{key} is {value!r} in privacy.json and {self.result.get(key)!r} in result.json"
+            for key, value in self.report.items()
+            if self.result.get(key) != value
+        ]
+        self._say("report", wrong, "every field of privacy.json is the one in result.json")
+
     # What was released
 
-    def _grid(self) -> None:
+    def _grid(self, header: Mapping[str, Any] | None) -> None:
         if self.report.get("source") != "secure":
             self._note("grid", OPEN, "noise is not rounded to a grid in seeded mode")
             return
@@ -432,6 +494,10 @@ class _Verifier:
                 wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
             elif one.off_grid:
                 wrong.append(f"{one.off_grid} of {one.value.numel()} coordinates of {name} are not on its grid")
+            if self.private and one.step >= self.result["rounds"]:
+                wrong.append(f"{name} is of step {one.step}, and {self.result['rounds']} were made")
+        if header is not None and (scale := _noise_scale(header)) is not None:
+            wrong += _too_quiet(header, scale, values)
         steps = ", ".join(
             f"{name} of step {one.step} ({one.value.numel()} coordinates)" for name, one in values.items()
         )
@@ -446,16 +512,17 @@ class _Verifier:
             return
         try:
             with safe_open(path, framework="pt") as file:
-                model = torch.cat([file.get_tensor(name).flatten() for name in file.keys()])  # noqa: SIM118
+                parts = [file.get_tensor(name).flatten() for name in file.keys()]  # noqa: SIM118
             with safe_open(self.folder.checkpoint, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
                 kept = [file.get_tensor(name) for name in names]
         except (OSError, SafetensorError) as error:
             self._note("model", FAILED, f"cannot be read: {error}")
             return
-        wanted = torch.sort(model).values
-        same = [one for one in kept for row in _rows(one, model) if torch.equal(torch.sort(row).values, wanted)]
-        if any(True for one in kept for _ in _rows(one, model)):
+        model = torch.cat(parts)
+        rows = [row for one in kept for row in _rows(one, model)]
+        same = any(_made_of(row, parts) for row in rows)
+        if rows:
             text = "model.safetensors has the numbers of the shared model in the checkpoint"
             self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
         else:
@@ -468,6 +535,73 @@ def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
         yield tensor.flatten()
     elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
         yield tensor[0]
+
+
+def _made_of(row: Tensor, parts: list[Tensor]) -> bool:
+    """Whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
+    if not parts:
+        return not len(row)
+    tried: list[Tensor] = []
+    for place, part in enumerate(parts):
+        begins = torch.equal(row[: len(part)], part) and not any(torch.equal(part, other) for other in tried)
+        tried.append(part)
+        if begins and _made_of(row[len(part) :], parts[:place] + parts[place + 1 :]):
+            return True
+    return False
+
+
+def _noise_scale(header: Mapping[str, Any]) -> float | None:
+    """Standard deviation of one coordinate of a noised sum; None where it is not the same for all of a run, or the law
+    is not Gaussian."""
+    privacy = header["privacy"]
+    several = any(key.startswith("allocation of ") for key in header)
+    if header["account"] != "global" or privacy["mechanism"] != "gaussian" or several:
+        return None
+    if isinstance(privacy["clip_norm"], dict) or any(form != "vector" for _, form, *_ in header["releases"]):
+        return None
+    moved = 2.0 if header["schedule"]["relation"] == "replace" else 1.0
+    return float(header["noise_multiplier"] * moved * privacy["clip_norm"])
+
+
+def _denominator(schedule: Mapping[str, Any]) -> float:
+    return float(schedule.get("cohort", schedule["n"]))
+
+
+def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, GridValue]) -> list[str]:
+    """Releases that have less noise than the ledger says.
+
+    A sum with Gaussian noise is stochastically at least as long as the noise alone, whatever the clients sent, so a
+    length below the quantile of the noise is seen by chance once in a million values.
+    """
+    from scipy.stats import chi2
+
+    clip, m, wrong = header["privacy"]["clip_norm"], _denominator(header["schedule"]), []
+    for name, one in values.items():
+        if name not in {declared for declared, *_ in header["releases"]}:
+            continue
+        size = one.value.numel()
+        if one.width != grid_width(clip, "l2", size, scale) or one.divisor != m:
+            wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
+        if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, size):
+            wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
+    return wrong
+
+
+def _can_amplify(header: Mapping[str, Any]) -> bool:
+    """Whether the cohorts in the header may be accounted for as the header says."""
+    schedule = header.get("schedule")
+    if schedule is None or not schedule["amplified"]:
+        return True
+    if schedule["class"] == "BoundFixed":
+        return bool(schedule["relation"] == "replace" and header["privacy"].get("observer") == "public")
+    return bool(schedule["class"] == "BoundPoisson" and schedule["relation"] == "add_remove")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality, of numbers up to rounding."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
 
 
 @dataclass(frozen=True)

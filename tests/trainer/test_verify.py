@@ -67,7 +67,7 @@ def failed(folder: Path) -> dict[str, str]:
 def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
     found = verify(good)
     names = ["files: public", "files: private", "chain", "head", "checkpoint", "seal", "settings", "charges", "epsilon"]
-    assert verdicts(found) == dict.fromkeys([*names, "headline", "grid", "model"], CONFIRMED)
+    assert verdicts(found) == dict.fromkeys([*names, "headline", "report", "grid", "model"], CONFIRMED)
     assert found.fits
     event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
     assert found.epsilon == pytest.approx(PLDAccountant().compose(event, 6).get_epsilon(DELTA), rel=1e-3)
@@ -143,12 +143,18 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2))
 
 
+def both(folder: Path, **values: Any) -> None:
+    """Change the report in both files that have it."""
+    for name in ("public/privacy.json", "private/result.json"):
+        change(folder / name, **values)
+
+
 def rewrite(folder: Path, edit: Callable[[list[dict]], list[dict]] = lambda lines: lines) -> None:
     """All that somebody can do who holds the folder: a new chain, head, report, lists of files and seal."""
     lines = edit([json.loads(line) for line in ledger(folder)])
     made = chained([json.dumps(line).encode() for line in lines if line["kind"] != "seal"])
     run_id, head = (hashlib.sha256(line).hexdigest() for line in (made[0], made[-1]))
-    change(folder / "public/privacy.json", run=run_id, ledger_lines=len(made), ledger_head=head)
+    both(folder, run=run_id, ledger_lines=len(made), ledger_head=head)
     seal = {"kind": "seal"}
     for part in ("public", "private"):
         place = folder / part / "manifest.json"
@@ -202,7 +208,7 @@ def test_the_headline_is_lowered(copy: Path) -> None:
 
 def test_less_noise_in_the_header(copy: Path) -> None:
     """The chain is computed anew, and the report says the same: only the accountant is left to see it."""
-    change(copy / "public/privacy.json", noise_multiplier=1.0)
+    both(copy, noise_multiplier=1.0, noise_std=1.0 * 0.7 / COHORT)
     rewrite(copy, lambda lines: [lines[0] | {"noise_multiplier": 1.0}, *lines[1:]])
     found = failed(copy)
     assert "at least" in found.pop("epsilon")
@@ -262,6 +268,84 @@ def test_a_width_that_is_no_power_of_two(copy: Path) -> None:
     save_file({"update": value}, place, {k: json.dumps(v) for k, v in grids.items()})
     rewrite(copy)
     assert "no power of two" in failed(copy)["grid"]
+
+
+def with_releases(folder: Path, value: Callable[[torch.Tensor], torch.Tensor], **grid: Any) -> None:
+    place = folder / "public/releases.safetensors"
+    with safe_open(place, framework="pt") as file:
+        grids, values = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    grids = {name: json.dumps(json.loads(text) | grid) for name, text in grids.items()}
+    save_file({name: value(one) for name, one in values.items()}, place, grids)
+
+
+def schedule(**facts: Any) -> Callable[[list[dict]], list[dict]]:
+    return lambda lines: [lines[0] | {"schedule": lines[0]["schedule"] | facts}, *lines[1:]]
+
+
+def flipped(folder: Path) -> None:
+    """The same numbers in other places."""
+    place = folder / "public/model.safetensors"
+    save_file({name: tensor.flip(0).contiguous() for name, tensor in load_file(place).items()}, place)
+
+
+def without_checkpoint(folder: Path) -> None:
+    (folder / "private/checkpoint.safetensors").unlink()
+    place = folder / "private/manifest.json"
+    files = json.loads(place.read_text())["files"]
+    change(place, files={name: digest for name, digest in files.items() if name != "checkpoint.safetensors"})
+
+
+def first_steps(lines: list[dict]) -> list[dict]:
+    return [line for line in lines if line.get("first") != 4]
+
+
+OTHER_SAMPLER = "Poisson, expected cohort 1 of 2000 clients (q = 0.0005)"
+LESS = {"epsilon": 0.01, "headline": "private: epsilon = 0.01 at delta = 1e-05"}
+SAME = list
+REWRITTEN: dict[str, tuple[str, str, Callable[[Path], Any], Callable[[list[dict]], list[dict]]]] = {
+    "sampler": ("settings", "sampler is", lambda run: both(run, sampler=OTHER_SAMPLER), SAME),
+    "observer": ("settings", "observer is", lambda run: both(run, observer="server"), SAME),
+    "names": ("settings", "names is", lambda run: both(run, names=["nothing"]), SAME),
+    "noise in words": ("settings", "noise_std is", lambda run: both(run, noise_std=9.0), SAME),
+    "one of two reports": ("report", "outside is", lambda run: change(run / "public/privacy.json", outside=[]), SAME),
+    "more clients": ("settings", "is that of 2000 clients", lambda run: both(run, **LESS), schedule(n=2000)),
+    "smaller cohorts": ("settings", "noise_std is", lambda run: both(run, **LESS), schedule(cohort=1)),
+    "amplified": ("settings", "cohorts amplify", lambda run: None, schedule(**{"class": "BoundFixed"})),
+    "replays for nothing": (
+        "settings",
+        "replays_free True",
+        lambda run: None,
+        lambda lines: [lines[0] | {"replays_free": True}, *lines[1:]],
+    ),
+    "fewer charges": ("charges", "6 steps are done", without_checkpoint, first_steps),
+    "headline": ("headline", "must begin with", lambda run: both(run, headline="private: eps 0.01"), SAME),
+    "model": ("model", "not so", flipped, SAME),
+    "a later release": ("grid", "of step 77", lambda run: with_releases(run, torch.clone, step=77), SAME),
+    "no noise": ("grid", "less noise than", lambda run: with_releases(run, torch.zeros_like), SAME),
+    "a finer grid": ("grid", "not that of the noise", lambda run: with_releases(run, torch.clone, width=2**-90), SAME),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_what_does_not_fit_in_a_folder_that_was_written_anew(name: str, copy: Path) -> None:
+    line, told, edit, lines = REWRITTEN[name]
+    edit(copy)
+    rewrite(copy, lines)
+    assert told in failed(copy)[line]
+
+
+def test_a_ledger_that_is_gone_with_every_word_of_it(copy: Path) -> None:
+    both(copy, run=None, ledger_lines=None, ledger_head=None)
+    (copy / "private/ledger.jsonl").unlink()
+    assert "there is no ledger" in failed(copy)["chain"]
+
+
+def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> None:
+    records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
+    folder = run(tmp_path / "run", privacy=records)
+    assert failed(folder) == {}
+    rewrite(folder, lambda lines: [lines[0] | {"rates": [rate / 2 for rate in lines[0]["rates"]]}, *lines[1:]])
+    assert "one batch size" in failed(folder)["settings"]
 
 
 def test_files_that_are_missing_or_were_added(copy: Path) -> None:
