@@ -226,7 +226,7 @@ class Channel:
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
         if self._tap is not None:
-            for one in rows.reshape(-1, *rows.shape[-2:]):
+            for one in self._each(rows):
                 self._tap(step, name, clients, one)
         value = self._replayed(step, name)
         if value is None:

@@ -19,6 +19,7 @@ from fedmtl.data.rows import csr
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy
 from fedmtl.trainer.audit.independence import independence, replaced_client, row_marks
+from fedmtl.trainer.audit.rerun import states
 from tests.helpers import ragged_classification, regression
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
@@ -76,6 +77,13 @@ def test_numbers_of_records_are_public_where_single_records_are_protected() -> N
     run = trainer(privacy=RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3))
     assert [finding.check for finding in independence(run, rounds=2)] == ["independence: values of one client"]
     assert refuted(run) == []
+
+
+def test_rounds_in_which_nobody_takes_part() -> None:
+    run = trainer(data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), seed=5)
+    assert refuted(run) == []
+    sizes = [len(event.cohort) for _, event in states(run, run.data, 3) if event is not None]
+    assert 0 in sizes
 
 
 def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:

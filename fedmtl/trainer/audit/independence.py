@@ -11,6 +11,7 @@ tensors in the store after every event, its row of every release, its personal m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -118,7 +119,7 @@ def seen(
 
 def row_marks(rows: Tensor) -> Tensor:
     """A number for each of ``rows`` (k, ...) that changes, but for a chance of 2^-64, when any bit does: int64 (k,)."""
-    flat = rows.detach().cpu().reshape(len(rows), -1).contiguous()
+    flat = rows.detach().cpu().reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
     if flat.dtype == torch.bool or not flat.numel():
         flat = flat.to(torch.uint8)
     words = flat.view(torch.uint8).to(torch.int64)
