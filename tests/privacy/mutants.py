@@ -45,6 +45,7 @@ from fedmtl.privacy.accounting import calibration, composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.random import keyed_generator
 from fedmtl.trainer.audit.suite import audit_trainer
+from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
 
 CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5
@@ -179,6 +180,12 @@ def _session(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarr
 def _constant_length(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
     noise = _normal(self, purpose, step, size)
     return noise * size**0.5 / np.linalg.norm(noise)
+
+
+def _count_of_the_update(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
+    """The noise on the count of unclipped clients is that on the first coordinate of the update."""
+    update = purpose.removesuffix("/count")
+    return _normal(self, update, step, 147)[:1] if size == 1 else _normal(self, purpose, step, size)
 
 
 def _silent_count(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
@@ -403,6 +410,10 @@ def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
         return replace(self.cost, delta=100 * self.cost.delta).epsilon(uses)
 
     patch.setattr(account.Account, "epsilon_at", other)
+
+
+def _stopped_by_the_loss(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(EarlyStopping, "stops", lambda self, history: history[-1]["loss"] < 0.5)
 
 
 def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -683,6 +694,7 @@ MUTANTS = [
     Mutant("Gauss for Laplace", _gauss_for_laplace, NOISE, "laplace"),
     Mutant("L2-Laplace noise x 0.9", _l2_laplace_scaled, NOISE, "l2_laplace"),
     Mutant("Laplace for L2-Laplace", _laplace_for_l2_laplace, NOISE, "l2_laplace"),
+    Mutant("one noise for the update and the count", _noise(_count_of_the_update), ("freshness",), "adaptive"),
     Mutant("no noise on the count of unclipped clients", _noise(_silent_count), NOISE, "adaptive"),
     Mutant("count of unclipped clients for free", _count_for_free, CHARGES, "adaptive"),
     Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
@@ -736,6 +748,7 @@ MUTANTS = [
     Mutant("accountant halved, L2-Laplace", _accountant_halved, CHARGES, "l2_laplace"),
     Mutant("accountant halved, records", _accountant_halved, CHARGES, "records"),
     Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
+    Mutant("early stop by the loss of the clients", _stopped_by_the_loss, CHARGES),
     Mutant("early stop not charged", _early_stop_for_free, CHARGES),
     Mutant("early stop not charged, fixed cohort", _early_stop_for_free, CHARGES, "fixed"),
     Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),

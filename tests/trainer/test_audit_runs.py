@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedmtl import Trainer, models
-from fedmtl.algorithms import PMTL
+from fedmtl.algorithms import PMTL, Ditto
 from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.errors import PrivacyError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
 from fedmtl.privacy.audit.grid import on_grid, width_of
-from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity
+from fedmtl.privacy.audit.records import owner_claims, training_freshness
+from fedmtl.privacy.records import RecordReleases
+from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stateless_rows, stopping_rule
 from fedmtl.trainer.audit.suite import owner_setup_of, setup_of
+from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification, regression
 from tests.privacy.owner_mutants import trainer_of
 
@@ -89,6 +93,63 @@ def test_a_run_without_a_common_model_never_stops_early() -> None:
     run = trainer_of("pp_dmtl", "laplace")
     (found,) = audit_runs(run, owner_setup_of(run), 0, ("charges",))
     assert found.skipped
+
+
+def ditto(schedule: Any, privacy: Any) -> Trainer:
+    return Trainer(
+        algorithm=Ditto(lam=0.5, local=LocalSGD(lr=0.2, epochs=1, batch_size=8)),
+        data=ragged_classification(10, largest=12),
+        model=models.mlp(hidden=16),
+        schedule=schedule,
+        privacy=privacy,
+        rounds=6,
+        device="cpu",
+        progress=False,
+    )
+
+
+def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference of the two gradients would have no noise at all."""
+    setup = setup_of(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
+    assert setup is not None
+    claims = owner_claims(setup, setup.open(0))
+    assert claims is not None
+    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
+    noised = RecordReleases._noised_means
+    again = lambda self, clients, step, sums: noised(self, clients, step % self.owners.stride, sums)  # noqa: E731
+    monkeypatch.setattr(RecordReleases, "_noised_means", again)
+    assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
+
+
+def test_rows_that_depend_on_what_a_client_keeps_are_refuted_where_the_plan_denies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fixed cohorts amplify releases without a state alone."""
+    privacy = ClientPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3, observer="public", accountant="rdp")
+    run = ditto(FixedCohort(cohort=4), privacy)
+    setup = setup_of(run)
+    assert setup is not None
+    assert [finding.refuted for finding in stateless_rows(run, setup, 0)] == [False]
+    client = Ditto.client
+
+    def pulled(self, problem, public, own, clients, round):
+        rows, kept = client(self, problem, public, own, clients, round)
+        return {"update": rows["update"] + 0.1 * own["model"] * own["seen"][:, None]}, kept
+
+    monkeypatch.setattr(Ditto, "client", pulled)
+    assert [finding.refuted for finding in stateless_rows(run, setup, 0)] == [True]
+
+
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+def test_a_rule_that_reads_what_was_measured_on_the_clients_is_refuted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ditto(PoissonSampling(cohort=4), None)
+    assert not stopping_rule(run, 0).refuted
+    stops = EarlyStopping.stops
+    reading = lambda self, history: stops(self, history) and history[-1][name] > 0.5  # noqa: E731
+    monkeypatch.setattr(EarlyStopping, "stops", reading)
+    assert stopping_rule(run, 0).refuted
 
 
 def test_numbers_on_a_grid_are_told_from_others() -> None:

@@ -163,8 +163,21 @@ def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
     for index, one in enumerate(names):
         for two in names[index + 1 :]:
             d = min(noise[one].shape[1], noise[two].shape[1])
-            findings.append(fresh_between(f"freshness: {one} and {two}", noise[one][:, :d], noise[two][:, :d]))
+            check = f"freshness: {one} and {two}"
+            if d < _SHORTEST:
+                findings.append(fresh_coordinates(check, noise[one], noise[two]))
+            else:
+                findings.append(fresh_between(check, noise[one][:, :d], noise[two][:, :d]))
     return findings
+
+
+def fresh_coordinates(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
+    """No coordinate of one sample follows one of the other from step to step: (T, D) and (T, E), the same steps."""
+    steps = len(first)
+    if steps < _SHORTEST:
+        return skipped(check, f"fewer than {_SHORTEST} steps of noise")
+    found = correlations(first.T, second.T)
+    return _correlated(check, float(found.max()), steps, found.size)
 
 
 def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:

@@ -21,7 +21,7 @@ from ..records import Owners, RecordReleases
 from .canary import Seeds, curve_of, enough_trials, judge_curve, judge_gaussian
 from .cohorts import binomial_sizes, drawn_law
 from .findings import Finding, exact, skipped, too_large
-from .noise import standardized
+from .noise import fresh_between, standardized
 from .sensitivity import adversaries
 from .setup import Claim, Setup, law_of, unsampled
 
@@ -114,6 +114,27 @@ def gradient_noise(setup: Setup, claims: OwnerClaims, channel: Channel, start: i
                 standardized(value[i : i + 1], claims.claims[int(client)]) for i, client in enumerate(active.tolist())
             ]
     return {"gradients": np.concatenate(rows) if rows else np.zeros((0, owners.dimension))}
+
+
+def training_freshness(setup: Setup, claims: OwnerClaims, seed: int) -> list[Finding]:
+    """No local training of a participation has the noise of another one; nothing where there is only one."""
+    owners = owners_of(setup)
+    if owners.trainings == 1:
+        return []
+    channel, clients, step = setup.open(seed), torch.zeros(0, dtype=torch.int64), 0
+    while not len(clients) and step < setup.steps:
+        clients, step = _begin(channel, step, owners)[:_OWNERS], step + 1
+    noise: list[list[np.ndarray]] = [[] for _ in range(owners.trainings)]
+    empty = torch.zeros(0, owners.dimension), torch.zeros(0, dtype=torch.int64)
+    for client in clients.tolist():
+        for number in owners.step_numbers(client):
+            value = _releases(channel).release(torch.tensor([client]), number, [empty]).cpu().numpy()
+            noise[number // owners.stride].append(standardized(value, claims.claims[client]))
+    if not noise[0]:
+        return [skipped("freshness: local trainings", "nobody takes part")]
+    first, *later = (np.concatenate(rows) for rows in noise)
+    check = "freshness: local trainings, 1 and {}"
+    return [fresh_between(check.format(number), first, other) for number, other in enumerate(later, start=2)]
 
 
 def record_sensitivity(setup: Setup, claims: OwnerClaims, seed: int, coins: np.random.Generator) -> Finding:

@@ -30,6 +30,7 @@ from .records import (
     record_charges,
     record_sensitivity,
     record_subsets,
+    training_freshness,
 )
 from .rows import row_charges, row_claims, row_freshness, row_noise_law, row_sensitivity, rows_noise
 from .sensitivity import sensitivity
@@ -43,6 +44,7 @@ CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges
 early stop: :mod:`fedmtl.trainer.audit.runs`."""
 
 _CHANNELS = 50  # at most opened for more noise
+_STEPS = 96  # in which releases of one step are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +156,7 @@ def _audit_records(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
             findings += noise_law("gradients", noise, parts, effort.alpha)
         if "freshness" in effort.checks:
             findings += [fresh_steps("gradients", noise), *fresh_within("gradients", noise[:64], parts)]
+            findings += training_freshness(setup, claims, first)
             findings += fresh_elsewhere(setup, sample, first, second, min(setup.steps, 4), effort)
     if "sensitivity" in effort.checks:
         findings.append(record_sensitivity(setup, claims, seed, auditor(seed, "sensitivity")))
@@ -235,7 +238,8 @@ def _noise(setup: Setup, claims: dict[str, Claim], seed: int, effort: Effort) ->
     for name in claims:
         some = noise[name][:64]
         findings += [fresh_steps(name, noise[name]), *fresh_within(name, some, setup.parts(some.shape[1]))]
-    findings += fresh_names(noise)
+    together = [raw, *_more_noise(setup, seed, _STEPS - len(next(iter(raw.values()))))] if len(raw) > 1 else [raw]
+    findings += fresh_names({name: np.concatenate([one[name] for one in together]) for name in raw})
     findings += fresh_elsewhere(setup, _sample_of(setup, claims), first, second, max(2, min(steps, 32)), effort)
     return findings
 

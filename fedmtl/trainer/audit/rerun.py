@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def states(
     replay: Recording | None = None,
     tap: Tap | None = None,
     finish: Callable[[Problem, State], None] | None = None,
-) -> Iterator[tuple[State, Any]]:
+) -> Generator[tuple[State, Any], None, None]:
     """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every event.
 
     Under record-level privacy the messages of clients are functions of the released gradients, and only these are

@@ -15,16 +15,21 @@ from torch import Tensor
 from ...data import FederatedDataset
 from ...errors import FedmtlError
 from ...local import operation_threads
-from ...privacy import OwnerChannel
+from ...privacy import OwnerChannel, Privacy
 from ...privacy.audit import Finding, OwnerSetup, Setup
-from ...privacy.audit.findings import skipped, too_large
+from ...privacy.audit.findings import exact, skipped, too_large
 from ...privacy.audit.stated import early_stop
+from ...privacy.audit.statistics import auditor
 from ..problem import build_problem
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
+from .independence import row_marks
+from .rerun import states
 
 _LARGE = 1e4
 _SLACK = 1 + 1e-6
+_HISTORIES = 200
+_MEASURED = ("loss", "accuracy", "mse", "worst_tenth", "spread", "global_accuracy", "objective", "time")
 
 
 def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
@@ -41,7 +46,73 @@ def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, ch
         findings.append(first_sensitivity(trainer, setup, seed))
     if setup is not None and "charges" in checks and not setup.privacy.noiseless:
         findings.append(_stopped(trainer, setup, seed))
+        findings.append(stopping_rule(trainer, seed))
+    if isinstance(setup, Setup) and not setup.records and "charges" in checks:
+        findings += stateless_rows(trainer, setup, seed)
     return findings
+
+
+def stopping_rule(trainer: Trainer, seed: int) -> Finding:
+    """What ends a run early reads the released model alone: the same decision, whatever was measured on private data.
+
+    Args:
+        trainer: its rule, or that of the defaults.
+        seed: of the histories.
+    """
+    rule, coins = trainer.early_stopping or EarlyStopping(), auditor(seed, "stop")
+    wrong = 0
+    for _ in range(_HISTORIES):
+        moved = np.cumsum(coins.normal(0.1, 1.0, size=int(coins.integers(1, 20)))).tolist()
+        public = [{"round": step, "distance": abs(one)} for step, one in enumerate(moved, start=1)]
+        decisions = set()
+        for value in (0.0, 1.0, math.nan, 1e9):
+            decisions.add(rule.stops([row | dict.fromkeys(_MEASURED, value) for row in public]))
+        wrong += len(decisions) > 1
+    return exact("charges: rule of an early stop", wrong, "histories in which private measurements decide")
+
+
+def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
+    """Rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers amplify those
+    alone. Nothing where every release is stateful.
+
+    Args:
+        trainer: the configuration.
+        setup: how it opens its channel.
+        seed: of what the clients are made to keep.
+    """
+    names = {plan.name for plan in setup.plans if not plan.stateful}
+    if not names:
+        return []
+    plain, kept = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
+    differing = sum(plain[key] != kept[key] for key in plain)
+    detail = f"rows of {', '.join(sorted(names))} that change with what their clients keep, and are said not to"
+    return [exact("charges: releases without a state", differing, detail)]
+
+
+def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tuple[str, int], int]:
+    """Fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients keep
+    other numbers than at the start."""
+    found: dict[tuple[str, int], int] = {}
+
+    def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+        if name in names:
+            found.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
+
+    run = states(replace(trainer, privacy=_seeded(trainer)), trainer.data, trainer.rounds, tap=tap)
+    for state, _ in run:
+        if found:
+            break
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            for name, (_, dtype) in state.private.fields.items():
+                rows = torch.randn(state.private.whole(name).shape, generator=generator)
+                state.private.assign(name, rows > 0 if dtype == torch.bool else rows.to(dtype))
+    run.close()
+    return found
+
+
+def _seeded(trainer: Trainer) -> Privacy | None:
+    return None if trainer.privacy is None else replace(trainer.privacy, source="seeded")
 
 
 def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
