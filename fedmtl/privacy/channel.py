@@ -19,7 +19,7 @@ from .account import Account
 from .chain import Head
 from .clip import Clip, clip_rows, row_norms
 from .forms import contributions, shaped
-from .noise.grid import GridValue, grid_width, to_grid
+from .noise.grid import GridValue, privatize
 from .noise.sources import NoiseSource
 from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
 from .records import RecordReleases
@@ -288,27 +288,19 @@ class Channel:
     def _noised(self, name: str, total: Tensor, step: int) -> Tensor:
         """Noised coordinates over the public denominator, in the form that is released: those of R repetitions."""
         for release, source, one in zip(self._current(name), self._sources, self._each(total), strict=False):
-            if release.noise is not None:
-                noise = torch.from_numpy(release.noise.draw(source, f"noise/{name}", step, release.size))
-                one.copy_(self._added(one, noise * release.sensitivity, release, step))
+            law = release.noise
+            if law is not None:
+                noise = torch.from_numpy(law.draw(source, f"noise/{name}", step, release.size)) * release.sensitivity
+                scale = law.std(release.sensitivity, release.size)
+                bound = release.contribution_bound
+                value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
+                one.copy_(value)
+                if width is not None:
+                    self.on_grid[name] = GridValue(step, value / self.denominator, width, self.denominator)
         return shaped(total / self.denominator, self._plans[name].form)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         return (values,) if self.replicates == 1 else values.unbind()
-
-    def _added(self, total: Tensor, noise: Tensor, release: Release, step: int) -> Tensor:
-        if self.source.name != "secure":
-            return total + noise
-        assert release.noise is not None
-        bound, norm = release.contribution_bound, release.noise.norm
-        scale = release.noise.std(release.sensitivity, release.size)
-        width = grid_width(bound, norm, release.size, scale)
-        value = to_grid(total, noise, width, self._dither(release.size))
-        self.on_grid[release.name] = GridValue(step, value / self.denominator, width, self.denominator)
-        return value
-
-    def _dither(self, size: int) -> Tensor:
-        return torch.from_numpy(self.source.coins("dither", 0).uniform(size))
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
         """Release how many rows were not clipped, and move the clip norm of the next step."""
@@ -318,12 +310,8 @@ class Channel:
             total = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
             std = settings.count_std(self.denominator)
             noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
-            if self.source.name == "secure":
-                width = grid_width(count_sensitivity(release.relation), "l2", 1, std)
-                total = to_grid(total, noise, width, self._dither(1))
-            else:
-                total = total + noise
-            value = total / self.denominator
+            bound = count_sensitivity(release.relation)
+            value = privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
         self._note(step, key, value)
         norm = settings.updated_norm(release.clip.bound, noisy_fraction(float(value)))
         self.releases[name] = release.clipped_at(norm)

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .chain import Head
 from .clip import MARGIN
-from .noise.grid import GridValue, grid_width, to_grid
+from .noise.grid import GridValue, privatize
 from .noise.laws import Norm
 from .noise.sources import NoiseSource
 from .owner_account import OwnerAccount
@@ -369,12 +369,12 @@ class OwnerChannel:
         for k, owner in enumerate(self._owners[0, at : at + len(value)].tolist()):
             if owner >= 0:
                 n = float(self._divisors[0, at + k])  # of sums, whose sensitivity is 2 C
-                width = grid_width(self.bound, self.norm, self._dimension, float(self._scales[0, at + k]))
-                dither = torch.from_numpy(self._sources[0].coins("dither", 0).uniform(self._dimension))
                 total, own = torch.from_numpy(value[k, 0] * n), torch.from_numpy(noise[k, 0] * n)
-                answer = to_grid(total, own, width, dither) / n
-                self.on_grid["gradient"] = GridValue(self._first + at + k, answer, width, n)
-                value[k, 0] = answer.numpy()
+                scale, source = float(self._scales[0, at + k]), self._sources[0]
+                noised, width = privatize(total, own, source, bound=self.bound, norm=self.norm, scale=scale)
+                assert width is not None
+                self.on_grid["gradient"] = GridValue(self._first + at + k, noised / n, width, n)
+                value[k, 0] = (noised / n).numpy()
         return value
 
     def _draw(self, first: int, owners: np.ndarray) -> np.ndarray:

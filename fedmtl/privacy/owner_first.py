@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from .clip import MARGIN
-from .noise.grid import grid_width, to_grid
+from .noise.grid import privatize
 from .noise.sources import NoiseSource
 from .owner_terms import OwnerTerms, first_law
 
@@ -93,11 +93,9 @@ def released_first(
     for r, source in enumerate(sources):
         scale = scales[r if len(scales) > 1 else 0, acting]
         noise = torch.from_numpy(law.draw_rows(source, "noise/first", 0, keys, dimension) * scale[:, None])
-        if source.name != "secure":
-            out[r, keys] += noise
-            continue
-        dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view_as(noise)
         for place, owner in enumerate(acting.tolist()):
-            width = grid_width(float(first.sensitivity[owner]), "l2", dimension, float(scale[place]))
-            out[r, owner] = to_grid(value[owner], noise[place], width, dither[place])
+            bound = float(first.sensitivity[owner])
+            out[r, owner], _ = privatize(
+                value[owner], noise[place], source, bound=bound, norm="l2", scale=float(scale[place])
+            )
     return out

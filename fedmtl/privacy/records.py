@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .clip import L1Clip, L2Clip, clipped_segment_sums
-from .noise.grid import GridValue, grid_width, to_grid
+from .noise.grid import GridValue, privatize
 from .noise.laws import NoiseLaw
 from .noise.sources import NoiseSource
 from .tap import Tap
@@ -245,12 +245,10 @@ class RecordReleases:
                 )
             )
             noise = (noise * scale).to(total.device)
-            if self._source.name == "secure":
-                width = grid_width(self.clip.bound, self.clip.norm, size, float(scale.min()))
-                dither = torch.from_numpy(self._source.coins("dither", 0).uniform(noise.numel()))
-                total = to_grid(total, noise, width, dither.view_as(noise).to(total.device))
-            else:
-                total = total + noise
+            least = float(scale.min()) if len(clients) else 1.0
+            total, width = privatize(
+                total, noise, self._source, bound=self.clip.bound, norm=self.clip.norm, scale=least
+            )
         expected = self.owners.probabilities[clients] * self.owners.counts[clients]
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):

@@ -23,7 +23,7 @@ from .account import Cost
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent
 from .clip import clip_rows
-from .noise.grid import grid_width, to_grid
+from .noise.grid import privatize
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
 from .release import Release, ReleasePlan
@@ -90,11 +90,8 @@ class BoundRowNoise:
         law, size = L2LaplaceNoise(self.multiplier), rows.shape[1]
         drawn = law.draw_rows(source, f"noise/{self.release.name}/rows", step, clients.cpu(), size)
         noise = torch.from_numpy(drawn) * self.sensitivity
-        if source.name != "secure":
-            return clipped + noise
-        width = grid_width(self.release.clip.bound, law.norm, size, law.std(self.sensitivity, size))
-        dither = torch.from_numpy(source.coins("dither", 0).uniform(clipped.numel())).view(clipped.shape)
-        return to_grid(clipped, noise, width, dither)
+        bound, scale = self.release.clip.bound, law.std(self.sensitivity, size)
+        return privatize(clipped, noise, source, bound=bound, norm=law.norm, scale=scale)[0]
 
     def text(self, uses: int) -> str:
         """One line for the report."""

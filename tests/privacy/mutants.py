@@ -32,17 +32,16 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     account,
-    channel,
     clip,
     forms,
     opening,
     records,
     release,
-    row_noise,
     samplers,
 )
 from fedmtl.privacy.accounting import calibration, composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
+from fedmtl.privacy.noise import grid
 from fedmtl.random import keyed_generator
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.stopping import EarlyStopping
@@ -424,20 +423,18 @@ def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    for module in (channel, records, row_noise):
-        patch.setattr(module, "to_grid", lambda total, noise, width, dither=None: total + noise)
+    patch.setattr(grid, "to_grid", lambda total, noise, width, dither=None: total + noise)
 
 
 def _grid_of_the_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The width follows what is added up, and says how large that is."""
-    exact = channel.to_grid
+    exact = grid.to_grid
 
     def follows(total, noise, width, dither=None):
         largest = float(total.abs().max())
         return exact(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
 
-    for module in (channel, records, row_noise):
-        patch.setattr(module, "to_grid", follows)
+    patch.setattr(grid, "to_grid", follows)
 
 
 # Gradients of single records

@@ -26,6 +26,7 @@ from fedmtl.privacy import (
     owner_terms,
 )
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
+from fedmtl.privacy.noise import grid
 from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit.suite import audit_trainer
@@ -606,8 +607,7 @@ def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    for module in (owner_channel, owner_first):
-        patch.setattr(module, "to_grid", lambda total, noise, width, dither=None: total + noise)
+    patch.setattr(grid, "to_grid", lambda total, noise, width, dither=None: total + noise)
 
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)

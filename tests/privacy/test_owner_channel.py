@@ -15,8 +15,9 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel, owner_channel, to_grid
+from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel, to_grid
 from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.noise import grid
 
 COUNTS, D = (5, 20, 60), 4
 IDS = ("a", "b", "c")
@@ -221,7 +222,7 @@ def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.Monke
         sums.append(torch.round(total / width).abs().sum() * width + D * width)
         return to_grid(total, noise, width, dither)
 
-    monkeypatch.setattr(owner_channel, "to_grid", watched)
+    monkeypatch.setattr(grid, "to_grid", watched)
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0, source="secure"))
     channel.begin(0, torch.tensor([[1]]))
     channel.release_bounded(lambda k, where: torch.full((1, D), 0.5 / D, dtype=torch.float64))

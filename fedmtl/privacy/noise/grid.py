@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..._check import positive, positive_int
 from .laws import Norm
+from .sources import NoiseSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,29 @@ def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> f
     spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
     finest = min(clip_bound * 2.0**-21 / spread, scale * 2.0**-20)
     return 2.0 ** math.floor(math.log2(finest))
+
+
+def privatize(
+    total: Tensor, noise: Tensor, source: NoiseSource, *, bound: float, norm: Norm, scale: float
+) -> tuple[Tensor, float | None]:
+    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here.
+
+    Args:
+        total: (..., D) float64 private sum.
+        noise: the same shape and device, drawn from ``source`` and scaled to the sensitivity.
+        source: in secure mode both are rounded to the public grid, with a dither of their own.
+        bound: C, the bound on one contribution.
+        norm: the norm of that bound.
+        scale: size of the noise on one coordinate (root mean square).
+
+    Returns:
+        (..., D) float64, and the width of the grid; None without one, in seeded mode.
+    """
+    if source.name != "secure":
+        return total + noise, None
+    width = grid_width(bound, norm, total.shape[-1], scale)
+    dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view(noise.shape)
+    return to_grid(total, noise, width, dither.to(total.device)), width
 
 
 def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = None) -> Tensor:
