@@ -22,6 +22,8 @@ from fedmtl import (
     Trainer,
     models,
 )
+from fedmtl.algorithms.linear.bounds import bounded_rows, target_of
+from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.linear.local_fit import LocalFit
 from fedmtl.data import Domain, FederatedDataset, RowBound
 from fedmtl.errors import ConfigError
@@ -176,8 +178,8 @@ def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
     for target, largest in ((2.0, 2.0), (None, float(data.train.y.abs().max()))):
         algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
         run = trainer(algorithm, data)
-        rows = algorithm._tasks(problem_of(run))
-        assert max(float(block.y.abs().max()) for block in rows.blocks) == pytest.approx(largest)
+        bounded = bounded_rows(problem_of(run), LinearLoss("squared"), 7.0, target_of(algorithm, problem_of(run)))
+        assert max(float(y.abs().max()) for y in bounded.y) == pytest.approx(largest)
     with pytest.raises(ConfigError, match=r"MPMTL\.target is -1"):
         MPMTL(target=-1.0)
 

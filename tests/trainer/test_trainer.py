@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -46,12 +47,13 @@ def bitwise(first, second):
 
 
 def contents(path):
-    """A file's bytes; of safetensors, whose metadata come in any order, what they hold."""
+    """A file's bytes; of safetensors, whose metadata come in any order, what they hold but for the ledger's end."""
     if path.suffix != ".safetensors":
         return path.read_bytes()
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        return file.metadata(), {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
+        metadata = {name: value for name, value in (file.metadata() or {}).items() if name != "ledger"}
+        return metadata, {name: (t.dtype, t.tolist()) for name, t in tensors.items()}
 
 
 # History and epsilon
@@ -144,16 +146,25 @@ def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
 # Resuming
 
 
+def without_head(report):
+    """A report without the place where its ledger ended."""
+    fields = json.loads(report.read_text())
+    return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head")}
+
+
 def test_finished_run_resumes_to_itself(tmp_path):
     run = trainer(folder=tmp_path, baselines=("local", "fedavg"))
     result = run.fit()
-    changing = ("ledger.jsonl", "metrics.csv")  # sessions and times
+    # sessions, which are lines of the ledger, and times
+    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", "privacy.json")
     kept = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name not in changing}
+    told = {p: without_head(p) for p in tmp_path.rglob("privacy.json")}
     again = run.fit(resume=True)
     bitwise(again, result)
     for name in ("local", "fedavg"):
         bitwise(again.baselines[name], result.baselines[name])
     assert kept == {p: contents(p) for p in kept}
+    assert told == {p: without_head(p) for p in told}
     assert charges(tmp_path / "private/ledger.jsonl") == dict.fromkeys(range(6), 1)
 
 
@@ -182,7 +193,7 @@ def test_resume_refuses_another_run(tmp_path, source):
         }
 
     trainer(**with_source({})).fit()
-    before = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name != "ledger.jsonl"}
+    before = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.stem != "ledger"}
     kept = []
     for settings in OTHERS.values():
         with pytest.raises(ResumeError, match=r"was written (with|for)") as error:
@@ -225,7 +236,7 @@ def test_lost_ledger_is_refused(tmp_path, finished):
         with pytest.raises(KeyboardInterrupt):
             trainer(folder=tmp_path, callbacks=callbacks).fit()
     (tmp_path / "private/ledger.jsonl").unlink()
-    with pytest.raises(ResumeError, match="ledger has charged only 0"):
+    with pytest.raises(ResumeError, match="charges of releases that were made are missing"):
         trainer(folder=tmp_path).fit(resume=True)
 
 
