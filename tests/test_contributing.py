@@ -39,13 +39,15 @@ def mine(tmp_path_factory):
 
 
 @pytest.mark.parametrize("privacy", ["client", "record", "none"])
-def test_the_algorithm_of_the_text_is_ditto(mine, monkeypatch, privacy):
+def test_the_algorithm_of_the_text_is_ditto(mine, monkeypatch, capsys, privacy):
     monkeypatch.chdir(mine)
     monkeypatch.syspath_prepend(str(mine))
     words = [f"privacy={privacy}", "rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=null"]
     for name in ("my_ditto", "ditto"):
         run = [*words, f"algorithm={name}", f"hydra.run.dir={privacy}_{name}"]
         assert cli.main(["--config-dir", "mine", *run]) == 0
+        covered = "not private, see above" if privacy == "none" else "covered by the epsilon above"
+        assert f"public/   {covered}: privacy.json" in capsys.readouterr().out
     for file in ("public/model.safetensors", "private/models.safetensors"):
         own, known = (load_file(mine / f"{privacy}_{name}" / file) for name in ("my_ditto", "ditto"))
         assert own.keys() == known.keys()

@@ -265,7 +265,13 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             continue
         if override.is_add() and "." in key and top not in _INTERNAL and _has(base, top):
             continue  # what is added to a group is an argument of its object, which refuses what it has no name for
-        if OmegaConf.select(base, key, throw_on_missing=False) is not None or _has(base, key):
+        known = OmegaConf.select(base, key, throw_on_missing=False)
+        if isinstance(known, DictConfig) and "_target_" in known and not override.is_sweep_override():
+            given = override.value()
+            if given is not None and not isinstance(given, dict):
+                parts = ", ".join(f"{key}.{name}" for name in known if name != "_target_")
+                raise ConfigError(f"{key} is {given!r}, but it has parts; accepted: {parts}.")
+        if known is not None or _has(base, key):
             continue
         parent = key.rpartition(".")[0]
         node = OmegaConf.select(base, parent) if parent else None
@@ -355,7 +361,12 @@ class ByKey:
             unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
             if unknown is not None and unknown.group(1) in self.owners():
                 owner, name = unknown.groups()
-                reason = f"{self.owners()[owner]}.{name} is no setting of {owner}"
+                place = self.owners()[owner]
+                node: Any = self.config
+                for part in place.split("."):
+                    node = node[part]
+                accepted = ", ".join(str(key) for key in node if key not in ("_target_", name))
+                reason = f"{place}.{name} is no setting of {owner}; accepted: {accepted}"
             elif (lost := re.match(r"Error loading '(.+)'", reason)) is not None:
                 target = lost.group(1)
                 why: BaseException = error

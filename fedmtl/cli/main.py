@@ -254,7 +254,8 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
     private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
     if not several:
         private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
-    print(f"  public/   covered by the epsilon above: {', '.join(public)}\n  private/  not covered: {private}")
+    covered = "covered by the epsilon above" if result.epsilon < float("inf") else "not private, see above"
+    print(f"  public/   {covered}: {', '.join(public)}\n  private/  not covered: {private}")
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:
