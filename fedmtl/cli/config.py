@@ -269,7 +269,7 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
         if isinstance(known, DictConfig) and "_target_" in known and not override.is_sweep_override():
             given = override.value()
             if given is not None and not isinstance(given, dict):
-                parts = ", ".join(f"{key}.{name}" for name in known if name != "_target_")
+                parts = ", ".join(f"{key}.{name!s}" for name in known if name != "_target_")
                 raise ConfigError(f"{key} is {given!r}, but it has parts; accepted: {parts}.")
         if known is not None or _has(base, key):
             continue
