@@ -148,17 +148,20 @@ def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
 
 def without_head(report):
     """A report without the place where its ledger ended."""
-    fields = json.loads(report.read_text())
-    return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head")}
+
+    def rest(fields):
+        return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head")}
+
+    return json.loads(report.read_text(), object_hook=rest)
 
 
 def test_finished_run_resumes_to_itself(tmp_path):
     run = trainer(folder=tmp_path, baselines=("local", "fedavg"))
     result = run.fit()
     # sessions, which are lines of the ledger, and times
-    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", "privacy.json")
+    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", "privacy.json", "result.json")
     kept = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name not in changing}
-    told = {p: without_head(p) for p in tmp_path.rglob("privacy.json")}
+    told = {p: without_head(p) for name in ("privacy.json", "result.json") for p in tmp_path.rglob(name)}
     again = run.fit(resume=True)
     bitwise(again, result)
     for name in ("local", "fedavg"):
