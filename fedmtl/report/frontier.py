@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
@@ -66,7 +67,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
         }
         dress(axes, ylabel=f"{words}, mean over clients")
         title = f"Privacy and {words}" + (f": {data}" if data else "")
-        axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
+        axes.set_title(fill(title, 70), loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
         mine = [one for one in known if (one.data, one.unit) == (data, unit)]
         deltas = sorted({one.delta for one in mine if one.delta is not None})
         told = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""

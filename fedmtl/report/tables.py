@@ -170,13 +170,16 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
 
 def group(rows: Iterable[Row]) -> list[Group]:
     """Average rows that differ only in their seed; ordered by data, unit, method, settings and epsilon (the largest of
-    the averaged rows, which agree to six decimals)."""
+    the averaged rows, which agree to six decimals). Rows of one seed are never averaged."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row.unit, row.algorithm, row.settings, round(row.epsilon, 6), row.delta)
-        members.setdefault(key, []).append(row)
+        place = 0  # runs of one seed differ in a setting that no result names, as baselines of two methods do
+        while row.seed and any(row.seed == other.seed for other in members.get((*key, place), ())):
+            place += 1
+        members.setdefault((*key, place), []).append(row)
     groups = []
-    for (unit, algorithm, settings, _, delta), same in members.items():
+    for (unit, algorithm, settings, _, delta, _), same in members.items():
         columns = list(zip(*(row.metrics for row in same), strict=True))
         groups.append(
             Group(

@@ -66,6 +66,16 @@ def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> 
     assert groups["pmtl", math.inf].mean[0] == 0.93
 
 
+def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
+    """The baselines of two methods may differ in settings that no result names: they are no repetitions."""
+    for method, accuracy in (("mp_mtl", 0.78), ("pp_dmtl", 0.81)):
+        local = {"local": {"epsilon": 0.0, "accuracy": accuracy}}
+        write_run(tmp_path / method, algorithm=method, accuracy=0.5, baselines=local)
+    rows, _ = tables.collect([tmp_path])
+    local = [one for one in tables.group(rows) if one.algorithm == "local"]
+    assert [(one.seeds, one.mean[0]) for one in local] == [(1, 0.78), (1, 0.81)]
+
+
 def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = report([sweep])
     assert made.table.parent == sweep / "report"
