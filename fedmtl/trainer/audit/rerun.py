@@ -13,7 +13,7 @@ from ...algorithms.base import Problem, State
 from ...data import FederatedDataset
 from ...errors import BudgetExhausted
 from ...local import operation_threads
-from ...privacy import Channel
+from ...privacy import Channel, OwnerChannel
 from ...privacy.channel import Recording
 from ...privacy.tap import Tap
 from ..problem import build_problem
@@ -28,6 +28,7 @@ def states(
     record: list[tuple[int, str, Tensor]] | None = None,
     replay: Recording | None = None,
     tap: Tap | None = None,
+    opened: Callable[[Channel | OwnerChannel], None] | None = None,
     finish: Callable[[Problem, State], None] | None = None,
 ) -> Generator[tuple[State, Any], None, None]:
     """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every event.
@@ -42,6 +43,7 @@ def states(
         record: every release is appended.
         replay: what is released in place of what the data give.
         tap: is called with all that is handed to a release.
+        opened: is called with the channel before anything happens.
         finish: is called with the problem and the last state.
 
     Yields:
@@ -54,6 +56,8 @@ def states(
             if channel.records is not None:
                 channel._replay = None
             problem = replace(problem, records=channel.records)
+        if opened is not None:
+            opened(channel)
         channel.record, channel.tap = record, tap
         state = algorithm.init(problem)
         yield state, None

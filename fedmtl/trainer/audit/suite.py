@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +24,6 @@ from ...algorithms.base import AnyAlgorithm, AsyncAlgorithm, State
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of
-from ...errors import BudgetExhausted
-from ...local import operation_threads
 from ...privacy import Channel, OwnerChannel, RecordPrivacy, SeededSource
 from ...privacy.audit import CHECKS, Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
 from ...privacy.audit.findings import exact, skipped
@@ -38,7 +35,7 @@ from ..problem import client_ranks, record_owners
 from ..sources import bind_schedule, in_rounds, open_activations
 from ..trainer import Trainer
 from .independence import independence
-from .rerun import problem_of
+from .rerun import problem_of, states
 from .runs import audit_runs
 
 _ROUNDS = 10
@@ -190,31 +187,16 @@ def public_states(
         replay: releases that are forced.
         coins: seed of the secret coins, in place of the run's.
     """
-    problem, algorithm = problem_of(trainer, data), trainer.algorithm
-    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
-        channel, source = trainer.open(problem, "audit", replay=replay)
-        if isinstance(channel, Channel):
-            if channel.records is not None:  # messages are functions of the released gradients: only these are forced
-                channel._replay = None
-            problem = replace(problem, records=channel.records)
+    private = isinstance(trainer.privacy, RecordPrivacy)
+    channels: list[Channel | OwnerChannel] = []
+
+    def opened(channel: Channel | OwnerChannel) -> None:
+        channels.append(channel)
         if coins is not None:
             _redraw(channel, SeededSource(coins))
-        channel.record = record
-        digest = partial(_digest_of, algorithm, channel, private=isinstance(trainer.privacy, RecordPrivacy))
-        state = algorithm.init(problem)
-        digests = [digest(state)]
-        with closing(channel):
-            channel.start(0)
-            try:
-                for event in source.events(0):
-                    source.begin(event)
-                    state = algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
-                    digests.append(digest(state))
-                    if source.last(event).step + 1 >= rounds:
-                        break
-            except BudgetExhausted:
-                pass
-    return digests
+
+    found = states(trainer, data, rounds, record=record, replay=replay, opened=opened)
+    return [_digest_of(trainer.algorithm, channels[0], state, private=private) for state, _ in found]
 
 
 def _redraw(channel: Channel | OwnerChannel, source: NoiseSource) -> None:
