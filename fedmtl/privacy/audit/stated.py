@@ -182,7 +182,8 @@ def early_stop(stated: float, stopped: str, setup: Setup | OwnerSetup, seed: int
         return skipped(check, f"the run did not stop early: {stopped}")
     planned = planned_epsilon(setup, seed)
     wrong = 0 if math.isclose(stated, planned, rel_tol=1e-9) else 1
-    return exact(check, wrong, f"epsilon {stated:.6g} after an early stop, {planned:.6g} of all that is planned")
+    told = f"epsilon {rounded_up(stated, 6)} after an early stop, {rounded_up(planned, 6)} of all that is planned"
+    return exact(check, wrong, told)
 
 
 def planned_epsilon(setup: Setup | OwnerSetup, seed: int) -> float:
