@@ -3,7 +3,7 @@
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
 from .commuting import Adjacency, block_bounds, blocks
 from .dropouts import Dropouts
-from .event import Event
+from .events import Event, EventTable, rounds
 from .latency import (
     ConstantLatency,
     ExponentialLatency,
@@ -12,8 +12,6 @@ from .latency import (
     TraceLatency,
     UniformLatency,
 )
-from .rounds import rounds
-from .table import EventTable
 
 __all__ = [
     "Adjacency",

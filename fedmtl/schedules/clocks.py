@@ -24,9 +24,9 @@ from ..errors import ConfigError
 from ..random import id_key
 from .draws import Rows
 from .dropouts import Absences, Dropouts
+from .events import EventTable
 from .latency import ExponentialLatency, Latency
 from .streams import Merged, Pace, Stream, Waiting
-from .table import EventTable
 
 
 class BoundSchedule:

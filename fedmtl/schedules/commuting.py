@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._check import positive_int
 from ..errors import ConfigError
-from .table import EventTable
+from .events import EventTable
 
 _CHUNK, _QUERIES = 1 << 13, 1 << 21
 

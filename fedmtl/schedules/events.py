@@ -1,13 +1,33 @@
-"""Tables of events: a window of an asynchronous schedule, for one or many replicates."""
+"""Events of a schedule: single ones, tables of them for one or many replicates, and rounds of cohorts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from .event import Event
+
+@dataclass(frozen=True)
+class Event:
+    """Who acts, and when.
+
+    Attributes:
+        step: number of the event, from 0.
+        time: float64 (R,), virtual time of each replicate.
+        clients: int64 (R, k), positions in the data; -1 is nobody.
+    """
+
+    step: int
+    time: Tensor
+    clients: Tensor
+
+    @property
+    def cohort(self) -> Tensor:
+        """int64 (k,): the clients of a single replicate, in the order of their keys."""
+        (clients,) = self.clients
+        return clients[clients >= 0]
 
 
 @dataclass(frozen=True)
@@ -43,3 +63,15 @@ class EventTable:
         """One :class:`Event` a step, with ``clients`` of shape (R, 1)."""
         for i, step in enumerate(self.step.tolist()):
             yield Event(step, self.time[:, i], self.client[:, i : i + 1])
+
+
+def rounds(draw: Callable[[int], Tensor], clients: Tensor, *, start: int, stop: int) -> Iterator[Event]:
+    """Events ``start`` to ``stop - 1``, one cohort each, one time unit apart.
+
+    Args:
+        draw: cohort of a round, as sorted ranks in [0, n), int64 (k,).
+        clients: int64 (n,), the client at each rank.
+        start, stop: first round, and one past the last.
+    """
+    for step in range(start, stop):
+        yield Event(step, torch.tensor([float(step)], dtype=torch.float64), clients[draw(step)][None])
