@@ -27,8 +27,8 @@ from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
 from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import NoiseLaw
+from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.privacy.noise.sources import SeededSource
-from fedmtl.privacy.release import LAWS
 
 _SHRINK = 1 - 2.0**-40
 """Norms are brought to this share of their bound, so that rounding cannot cross it."""

@@ -58,6 +58,10 @@ class L1Clip(Clip):
         return "l1"
 
 
+CLIPS: dict[Norm, type[L1Clip] | type[L2Clip]] = {"l1": L1Clip, "l2": L2Clip}
+"""The clip in a norm."""
+
+
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     """Factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
     clip.

@@ -18,11 +18,12 @@ from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
-from .clip import L1Clip, L2Clip
+from .clip import CLIPS
 from .ledger import Ledger, read_header
+from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .records import Owners, RecordReleases
-from .release import LAWS, ReleasePlan, bind_releases, step_law
+from .release import ReleasePlan, bind_releases, step_law
 from .replicates import open_replicates
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundSampler, SamplingLaw
@@ -211,7 +212,7 @@ def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
                 f"their gradients does not cover it. Use ClientPrivacy."
             )
     law = SamplingLaw("zero_out", amplified=False, per_participation=True)
-    clip = (L1Clip if privacy.mechanism == "laplace" else L2Clip)(privacy.clip_norm)
+    clip = CLIPS[LAWS[privacy.mechanism].norm](privacy.clip_norm)
     sampler = run.sampler.capped(run.steps)
     if privacy.noiseless:
         records = RecordReleases(owners, clip=clip, noise=None, multipliers=None, source=run.source, replay=run.replay)

@@ -28,13 +28,13 @@ from .chain import Head
 from .clip import MARGIN
 from .noise.grid import GridValue, privatize
 from .noise.laws import Norm
+from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .owner_account import OwnerAccount
 from .owner_first import FirstRelease, released_first
 from .owner_means import by_owner
 from .owner_records import Participation, RecordSums
 from .owner_report import Published, owner_report
-from .release import LAWS
 from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .tap import Tap
@@ -357,7 +357,7 @@ class OwnerChannel:
     @property
     def norm(self) -> Norm:
         """In which a record's gradient is bounded."""
-        return "l1" if self.privacy is not None and self.privacy.mechanism == "laplace" else "l2"
+        return "l2" if self.privacy is None else LAWS[self.privacy.mechanism].norm
 
     def _noised(self, value: np.ndarray, at: int) -> np.ndarray:
         """``value`` (count, R, D) with the noise of the activations from place ``at`` of the block."""

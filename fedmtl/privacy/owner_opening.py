@@ -16,6 +16,7 @@ from .._check import positive_int
 from ..errors import ConfigError
 from .ledger import Ledger, read_header
 from .noise.laws import Norm
+from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .owner_account import OwnerAccount
 from .owner_channel import OwnerChannel
@@ -89,7 +90,7 @@ def open_owner_channel(
         raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
     sources: list[NoiseSource] = [SecureSource() if secure else SeededSource(seed, r) for r in range(replicates)]
     counts, dimension = _shape(x, counts, dimension, len(ids))
-    norm: Norm = "l1" if base is not None and base.mechanism == "laplace" else "l2"
+    norm: Norm = "l2" if base is None else LAWS[base.mechanism].norm
     sums = RecordSums(x, counts, dimension, bound=math.inf if base is None else base.clip_norm, norm=norm)
     rates = _rates(rate, counts.size)
     participation = Participation(counts, arrivals, rates, sources)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .clip import MARGIN, Clip, L1Clip, L2Clip, clipped_segment_sums
+from .clip import CLIPS, MARGIN, Clip, clipped_segment_sums
 from .noise.laws import Norm
 from .noise.sources import NoiseSource
 
@@ -63,8 +63,7 @@ class RecordSums:
         self.counts, self.dimension = counts, dimension
         self._x, self._norm = x, norm
         self._limit = bound * (1 - MARGIN)
-        clip = L1Clip if norm == "l1" else L2Clip
-        self._clip: Clip | None = clip(bound) if math.isfinite(bound) else None
+        self._clip: Clip | None = CLIPS[norm](bound) if math.isfinite(bound) else None
         self._prepared: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def of_factors(self, owner: int, factors: Tensor, kept: Tensor | None) -> np.ndarray:

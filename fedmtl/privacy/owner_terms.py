@@ -21,14 +21,14 @@ from .account import Cost, Uses, together
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, largest_uses
 from .allocation import normalized
-from .noise.laws import NoiseLaw
-from .release import LAWS
+from .noise.laws import L2LaplaceNoise, NoiseLaw
+from .noise.registry import LAWS
 from .settings import RecordPrivacy
 
 
 def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
     """The law of the noise of first releases, whose sensitivity is in the L2 norm."""
-    return LAWS["gaussian" if privacy.mechanism == "gaussian" else "l2_laplace"]
+    return L2LaplaceNoise if (law := LAWS[privacy.mechanism]).norm == "l1" else law
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent
-from .clip import L1Clip, L2Clip
-from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .clip import CLIPS, L1Clip, L2Clip
+from .noise.laws import GaussianNoise, NoiseLaw
+from .noise.registry import LAWS
 from .noise.symmetric import DiagonalLaplace, SymmetricGaussian
-from .noise.wishart import REFUTED, WishartLaw
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
 from .settings import Accountant, ClientPrivacy, Mechanism, Observer
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 Unit = Literal["client", "record"]
 Form = Literal["vector", "symmetric", "diagonal"]
-LAWS: dict[str, type[NoiseLaw]] = {
-    "gaussian": GaussianNoise,
-    "laplace": LaplaceNoise,
-    "l2_laplace": L2LaplaceNoise,
-    "wishart": WishartLaw,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,12 +210,15 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     law = sampler.law(
         stateful=any(plan.stateful for plan in plans), observer=privacy.observer, guarantee=privacy.guarantee
     )
-    if privacy.mechanism != "wishart":
+    why_invalid = LAWS[privacy.mechanism].refuted
+    if why_invalid is None:
         return law
     for plan in plans:
         if plan.form != "symmetric":
-            raise PrivacyError(f"Release {plan.name!r}: mechanism='wishart' is noise on symmetric matrices only.")
-    return replace(law, refuted=REFUTED)
+            raise PrivacyError(
+                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
+            )
+    return replace(law, refuted=why_invalid)
 
 
 def step_event(
@@ -251,7 +248,7 @@ def step_event(
     """
     from dp_accounting import dp_event
 
-    if mechanism == "gaussian":
+    if LAWS[mechanism].joint:
         joint: Any = GaussianNoise(sum(z**-2.0 for z in multipliers) ** -0.5).event()
     else:
         widths = sizes or (1,) * len(multipliers)
@@ -263,7 +260,7 @@ def step_event(
                 f"share its coins. Use mechanism='gaussian', or a schedule without sampling."
             )
     without_replacement = law.amplified and law.relation == "replace"
-    if without_replacement and mechanism != "gaussian":
+    if without_replacement and not LAWS[mechanism].joint:
         raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
     return StepEvent(sampler.event(joint, law), "rdp" if without_replacement else accountant)
 
@@ -313,7 +310,7 @@ def bind_releases(
             count = privacy.clip_norm.count_multiplier(sampler.denominator, law.relation)
             multiplier = split_multiplier(multiplier, count)
         noise = LAWS[privacy.mechanism](multiplier)
-    clip = (L1Clip if privacy.mechanism == "laplace" else L2Clip)(privacy.initial_norm)
+    clip = CLIPS[LAWS[privacy.mechanism].norm](privacy.initial_norm)
     return {
         plan.name: Release(
             name=plan.name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._rounding import rounded_up
+from .noise.registry import LAWS
 from .quantile import QuantileClip
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -255,7 +256,7 @@ def _clip_norm(channel: Channel) -> float | None:
 def _clipping(privacy: Privacy | None) -> str:
     if privacy is None:
         return "none"
-    norm = "L1 norm" if privacy.mechanism == "laplace" else "L2 norm"
+    norm = f"{LAWS[privacy.mechanism].norm.upper()} norm"
     if isinstance(privacy, RecordPrivacy):
         return f"{norm} of the gradient of one record"
     if isinstance(privacy.clip_norm, QuantileClip):

@@ -9,11 +9,12 @@ from typing import Literal
 
 from .._check import one_of, positive
 from ..errors import ConfigError
+from .accounting.composition import Accountant
+from .noise.registry import LAWS, SOUND_LAWS
 from .quantile import QuantileClip
 
 Observer = Literal["clients", "public"]
 Guarantee = Literal["sound", "paper"]
-Accountant = Literal["pld", "rdp"]
 SourceName = Literal["seeded", "secure"]
 Mechanism = Literal["gaussian", "laplace", "l2_laplace", "wishart"]
 
@@ -60,14 +61,14 @@ class ClientPrivacy:
         _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
         if not isinstance(self.clip_norm, QuantileClip):
             positive(self, clip_norm=self.clip_norm)
-        elif self.mechanism != "gaussian" or self.noiseless:
+        elif (self.mechanism in LAWS and not LAWS[self.mechanism].joint) or self.noiseless:
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
-        one_of(self, ("gaussian", "laplace", "l2_laplace", "wishart"), mechanism=self.mechanism)
+        one_of(self, tuple(LAWS), mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("clients", "public"), observer=self.observer)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
-        if self.mechanism == "wishart" and self.guarantee == "sound":
+        if self.mechanism not in SOUND_LAWS and self.guarantee == "sound":
             raise ConfigError(
                 "ClientPrivacy.mechanism='wishart' is not differentially private: a neighbour makes its output "
                 "impossible with probability 1 - exp(-epsilon). It is kept for reproduction: guarantee='paper'."
@@ -123,11 +124,11 @@ class RecordPrivacy:
         positive(self, clip_norm=self.clip_norm)
         budgets = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
         for value in budgets:
-            pure = self.delta == 0 and self.mechanism != "gaussian"
+            pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
             _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
             raise ConfigError("RecordPrivacy.epsilon is inf for some owners; give each a finite budget, or inf to all.")
-        one_of(self, ("gaussian", "laplace", "l2_laplace"), mechanism=self.mechanism)
+        one_of(self, SOUND_LAWS, mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
 

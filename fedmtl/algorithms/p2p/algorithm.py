@@ -43,6 +43,7 @@ from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
 from ...privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
 from ...privacy.accounting.kov import kov_heterogeneous
+from ...privacy.noise.registry import LAWS
 from ...schedules import Dropouts, EventTable
 from ..base import AsyncAlgorithm, Problem, State
 from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
@@ -262,7 +263,7 @@ class PeerToPeer(AsyncAlgorithm):
         """Weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are shared."""
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
-        pure = privacy.mechanism != "gaussian" and privacy.delta == 0
+        pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
         made = {
             cap: wakeup_weights(self.allocation, cap, contraction, root=3 if pure else 4) if cap else np.ones(0)
             for cap in np.unique(caps).tolist()

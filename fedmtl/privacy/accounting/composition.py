@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import PrivacyError
-from ..settings import Accountant
 from .selection import selection_curve
+
+Accountant = Literal["pld", "rdp"]
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..._rounding import rounded_up
 from ..accounting.composition import epsilon
-from ..release import LAWS
+from ..noise.registry import LAWS
 from .findings import Finding, skipped, too_large
 from .setup import Claim, Setup, play, uses_differ
 from .statistics import clopper_pearson

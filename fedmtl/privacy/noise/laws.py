@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,19 +37,30 @@ _RUN_ELEMENTS = 1 << 14  # the tails of a part of a run stay in the cache
 class NoiseLaw(ABC):
     """Additive noise on a vector.
 
+    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.registry.LAWS` has all laws by
+    name.
+
     Args:
         multiplier: scale of the noise in units of the sensitivity, above 0.
+
+    Attributes:
+        name: as settings call it (``mechanism=``).
+        norm: in which it needs the sensitivity, so in which rows are clipped.
+        pure: whether one release has a pure epsilon, with delta 0.
+        joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
+        refuted: why the published accounting does not hold, for a law that protects nothing; else None.
     """
 
     multiplier: float
 
+    name: ClassVar[str]
+    norm: ClassVar[Norm]
+    pure: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
+    refuted: ClassVar[str | None] = None
+
     def __post_init__(self) -> None:
         positive(self, multiplier=self.multiplier)
-
-    @property
-    @abstractmethod
-    def norm(self) -> Norm:
-        """The norm of the sensitivity that the law needs."""
 
     @abstractmethod
     def event(self, dimension: int) -> Any:
@@ -126,10 +137,9 @@ class GaussianNoise(NoiseLaw):
         multiplier: z, the standard deviation in units of the sensitivity, above 0.
     """
 
-    @property
-    def norm(self) -> Norm:
-        """``"l2"``."""
-        return "l2"
+    name = "gaussian"
+    norm = "l2"
+    joint = True
 
     def event(self, dimension: int | None = None) -> Any:
         """``GaussianDpEvent(z)``, whatever the dimension."""
@@ -152,6 +162,8 @@ class GaussianNoise(NoiseLaw):
 @dataclass(frozen=True)
 class PureNoise(NoiseLaw):
     """A law that gives pure epsilon 1 / ``multiplier`` by itself."""
+
+    pure = True
 
     @classmethod
     def of_epsilon(cls, epsilon: float) -> Self:
@@ -178,10 +190,8 @@ class LaplaceNoise(PureNoise):
         multiplier: b, the scale in units of the sensitivity, above 0.
     """
 
-    @property
-    def norm(self) -> Norm:
-        """``"l1"``."""
-        return "l1"
+    name = "laplace"
+    norm = "l1"
 
     def event(self, dimension: int | None = None) -> Any:
         """``LaplaceDpEvent(b)``, whatever the dimension."""
@@ -211,10 +221,8 @@ class L2LaplaceNoise(PureNoise):
         multiplier: b, the scale in units of the sensitivity, above 0.
     """
 
-    @property
-    def norm(self) -> Norm:
-        """``"l2"``."""
-        return "l2"
+    name = "l2_laplace"
+    norm = "l2"
 
     def event(self, dimension: int) -> Any:
         """``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..._check import positive
 from ...errors import PrivacyError
-from .laws import NoiseLaw, Norm
+from .laws import NoiseLaw
 from .symmetric import svec
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ class WishartLaw(NoiseLaw):
         multiplier: 1 / epsilon of the claim, above 0.
     """
 
-    @property
-    def norm(self) -> Norm:
-        """``"l2"``."""
-        return "l2"
+    name = "wishart"
+    norm = "l2"
+    refuted = REFUTED
 
     def event(self, dimension: int) -> Any:
         """What the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""

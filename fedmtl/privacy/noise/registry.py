@@ -1,0 +1,11 @@
+"""The laws of noise by name: a new law is one class with its facts, and one entry here."""
+
+from __future__ import annotations
+
+from .laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .wishart import WishartLaw
+
+LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, WishartLaw)}
+
+SOUND_LAWS: tuple[str, ...] = tuple(name for name, law in LAWS.items() if law.refuted is None)
+"""Names of the laws that protect what they are added to."""
