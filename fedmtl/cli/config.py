@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,6 +227,23 @@ def build(config: Config, folder: Path) -> Trainer:
     data = _instantiate(config, "data")
     with ByKey(config):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **made)
+
+
+@contextmanager
+def printed_log(level: int) -> Iterator[None]:
+    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
+    log, handler = logging.getLogger("fedmtl"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    before = log.level, log.propagate
+    log.propagate = False
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .audit import audit as _audit
-from .config import ByKey, build, check, choices, config_folder, resolve
+from .config import ByKey, build, check, choices, config_folder, printed_log, resolve
 from .profile import profile as _profile
 from .search import resume_search
 from .search import search as _search
@@ -232,21 +232,12 @@ def _report(words: list[str], debug: bool) -> int:
 def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
     """Train, print the summary, or say how to go on after an interruption."""
     shown = _short(folder)
-    log = logging.getLogger("fedmtl")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    level, log.propagate = log.level, False
-    log.setLevel(logging.INFO)
     try:
-        result = trainer.fit(resume=resume)
+        with printed_log(logging.INFO):
+            result = trainer.fit(resume=resume)
     except KeyboardInterrupt:
         _say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {shown}")
         raise SystemExit(INTERRUPTED) from None
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = True
     print(f"{result.summary()}\n\nSaved in {shown}")
     several = result.replicates is not None
     public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]

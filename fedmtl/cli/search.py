@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .config import Config, build, check, combinations, compose, resolve, settings
+from .config import Config, build, check, combinations, compose, printed_log, resolve, settings
 
 if TYPE_CHECKING:
     from ..search import PrivateSearch
@@ -159,21 +159,15 @@ def _keep(command: str, configs: dict[str, Config], asked: dict[str, Any], folde
 
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
     """Search, print the summary, or say how to go on after an interruption."""
-    log, handler = logging.getLogger("fedmtl"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    propagate, log.propagate = log.propagate, False
     try:
-        found = search.fit(resume=resume)
+        with printed_log(logging.WARNING):
+            found = search.fit(resume=resume)
     except KeyboardInterrupt:
         print(
             f"fedmtl: interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}",
             file=sys.stderr,
         )
         raise SystemExit(INTERRUPTED) from None
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagate
     print(f"{found.summary()}\n\nSaved in {folder}")
     model = ", model.safetensors" if found.best is not None and found.best.shared is not None else ""
     print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}, manifest.json")
