@@ -131,7 +131,7 @@ class Workload:
             plan = plan_batches(data, self.solver, client[None], seed=0, round=step)
             first, count = int(data.train.offsets[client]), int(data.train.counts[client])
             x, y = data.gather("train", torch.arange(first, first + count), device=self.device)
-            order = [(batch.index[0] - first).to(self.device) for batch in plan.batches()]
+            order = [(batch.index[0][batch.mask[0]] - first).to(self.device) for batch in plan.batches()]
             self.batches[int(client)] = x, y, order
 
     def _step(self, step: int) -> None:
