@@ -21,9 +21,9 @@ from .noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm,
 from .noise.wishart import WishartNoise
 from .opening import open_channel
 from .owner_channel import OwnerChannel
-from .owner_first import FirstRelease
+from .owner_first import WarmStartRelease
 from .owner_opening import open_owner_channel
-from .owner_report import Published
+from .owner_report import PublishedClaim
 from .quantile import QuantileClip
 from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, calibrate_noise, step_event
@@ -45,7 +45,6 @@ __all__ = [
     "ClientPrivacy",
     "CyclicCohorts",
     "DiagonalLaplace",
-    "FirstRelease",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
@@ -62,7 +61,7 @@ __all__ = [
     "PoissonSampling",
     "Privacy",
     "PrivacyReport",
-    "Published",
+    "PublishedClaim",
     "PureDpEvent",
     "QuantileClip",
     "RecordPrivacy",
@@ -76,6 +75,7 @@ __all__ = [
     "SignalToNoise",
     "SymmetricGaussian",
     "SymmetricKNorm",
+    "WarmStartRelease",
     "WishartNoise",
     "calibrate_multiplier",
     "calibrate_noise",

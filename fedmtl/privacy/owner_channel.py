@@ -31,10 +31,10 @@ from .noise.laws import Norm
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .owner_account import OwnerAccount
-from .owner_first import FirstRelease, released_first
+from .owner_first import WarmStartRelease, released_first
 from .owner_means import by_owner
 from .owner_records import Participation, RecordSums
-from .owner_report import Published, owner_report
+from .owner_report import PublishedClaim, owner_report
 from .report import PrivacyReport
 from .settings import RecordPrivacy
 from .tap import Tap
@@ -65,8 +65,8 @@ class OwnerChannel:
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
         replay: Sequence[tuple[int, str, Tensor]] | None = None,
-        published: Published | None = None,
-        first: FirstRelease | None = None,
+        published: PublishedClaim | None = None,
+        first: WarmStartRelease | None = None,
     ) -> None:
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.on_grid: dict[str, GridValue] = {}

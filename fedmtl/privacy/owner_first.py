@@ -17,7 +17,7 @@ from .owner_terms import OwnerTerms, first_law
 
 
 @dataclass(frozen=True, eq=False)
-class FirstRelease:
+class WarmStartRelease:
     """What an extra release of every owner that has data needs, before its answers and within the same budget.
 
     Args:
@@ -32,7 +32,7 @@ class FirstRelease:
 
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not 0 < self.share < 1:
-            raise ConfigError(f"FirstRelease.share is {self.share!r}; it must be between 0 and 1.")
+            raise ConfigError(f"WarmStartRelease.share is {self.share!r}; it must be between 0 and 1.")
 
     def shares(self, counts: np.ndarray) -> np.ndarray:
         """(n,): the share of owners that have data, 0 of the others.
@@ -43,14 +43,14 @@ class FirstRelease:
         s = np.asarray(self.sensitivity, dtype=np.float64)
         if s.shape != counts.shape or not bool((np.isfinite(s) & (s > 0))[counts > 0].all()):
             raise ConfigError(
-                f"FirstRelease.sensitivity has shape {s.shape}; it must have a positive finite number for each of "
+                f"WarmStartRelease.sensitivity has shape {s.shape}; it must have a positive finite number for each of "
                 f"{counts.size} owners that have data."
             )
         return np.where(counts > 0, self.share, 0.0)
 
 
 def released_first(
-    first: FirstRelease,
+    first: WarmStartRelease,
     vectors: Callable[[int], Tensor],
     terms: OwnerTerms | None,
     counts: np.ndarray,

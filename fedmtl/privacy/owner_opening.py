@@ -20,9 +20,9 @@ from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .owner_account import OwnerAccount
 from .owner_channel import OwnerChannel
-from .owner_first import FirstRelease
+from .owner_first import WarmStartRelease
 from .owner_records import Participation, RecordSums
-from .owner_report import Published
+from .owner_report import PublishedClaim
 from .owner_terms import owner_terms
 from .settings import RecordPrivacy
 
@@ -38,7 +38,7 @@ def open_owner_channel(
     seed: int,
     replicates: int = 1,
     allocation: Sequence[np.ndarray] | None = None,
-    first: FirstRelease | None = None,
+    first: WarmStartRelease | None = None,
     arrivals: Sequence[np.ndarray] | None = None,
     rate: float | np.ndarray = 1.0,
     counts: np.ndarray | None = None,
@@ -49,7 +49,7 @@ def open_owner_channel(
     resume: bool = False,
     replay: Sequence[tuple[int, str, Tensor]] | None = None,
     notes: tuple[str, ...] = (),
-    published: Published | None = None,
+    published: PublishedClaim | None = None,
 ) -> OwnerChannel:
     """Calibrate every owner's noise to its cap, open the ledger and return the channel.
 

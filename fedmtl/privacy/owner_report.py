@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedClaim:
     """A published accounting that does not hold: the report prints its figure beside an infinite epsilon.
 
     Attributes:

@@ -32,7 +32,7 @@ def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AccountKind:
     """Owners of one kind.
 
     Attributes:
@@ -90,7 +90,7 @@ class OwnerTerms:
     privacy: tuple[RecordPrivacy, ...]
     dimension: int
     delta: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[AccountKind, ...]
     kind: np.ndarray
 
     @cached_property
@@ -195,7 +195,7 @@ def owner_terms(
     """
     weights = _weights(allocation, caps)
     places: dict[tuple[Any, ...], int] = {}
-    asked: list[tuple[RecordPrivacy, Kind, float | None]] = []
+    asked: list[tuple[RecordPrivacy, AccountKind, float | None]] = []
     kind = np.empty((len(privacy), len(ids)), dtype=np.int64)
     for row, settings in enumerate(privacy):
         if len(privacy) > 1 and settings.epsilon is not None and settings.noise_multiplier is not None:
@@ -210,7 +210,7 @@ def owner_terms(
             key = (budget, settings.noise_multiplier, cap, id(own), first, rate)
             if key not in places:
                 places[key] = len(asked)
-                asked.append((settings, Kind(cap, own, first, rate), budget))
+                asked.append((settings, AccountKind(cap, own, first, rate), budget))
             kind[row, owner] = places[key]
     known = (header or {}).get("kinds", ())
     if len(known) == len(asked):
@@ -243,7 +243,9 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
     return found
 
 
-def _calibrated(privacy: RecordPrivacy, kind: Kind, budget: float | None, dimension: int, delta: float) -> Kind:
+def _calibrated(
+    privacy: RecordPrivacy, kind: AccountKind, budget: float | None, dimension: int, delta: float
+) -> AccountKind:
     """With its noise multiplier and its hard cap."""
 
     def whole(multiplier: float) -> StepEvent:
@@ -261,7 +263,7 @@ def _calibrated(privacy: RecordPrivacy, kind: Kind, budget: float | None, dimens
     return kind if budget is None else replace(kind, cap=_fitting(privacy, kind, budget, dimension, delta))
 
 
-def _fitting(privacy: RecordPrivacy, kind: Kind, budget: float, dimension: int, delta: float) -> int:
+def _fitting(privacy: RecordPrivacy, kind: AccountKind, budget: float, dimension: int, delta: float) -> int:
     """The most answers up to the cap that the budget allows at a fixed noise multiplier."""
     events = kind.events(privacy, dimension)
     if isinstance(events, StepEvent):

@@ -22,11 +22,11 @@ from torch import Tensor
 from .._check import positive_int
 from ..errors import ConfigError
 from ..random import id_key
-from .draws import Rows
+from .draws import KeyedDraws
 from .dropouts import Absences, Dropouts
 from .events import EventTable
 from .latency import ExponentialLatency, Latency
-from .streams import Merged, Pace, Stream, Waiting
+from .streams import ClientRates, Merged, Stream, Waiting
 
 
 class BoundSchedule:
@@ -43,7 +43,7 @@ class BoundSchedule:
 
     def __init__(
         self,
-        pace: Pace,
+        pace: ClientRates,
         names: Sequence[str],
         keys: NDArray[np.int64],
         *,
@@ -108,7 +108,7 @@ class BoundSchedule:
         kept, self._last = self._last, None  # a stream that an error interrupts is not used again
         if kept is not None and kept[0] == (seed, replicates) and kept[1].position <= start:
             return kept[1]
-        rows = Rows(seed, replicates, self._keys)
+        rows = KeyedDraws(seed, replicates, self._keys)
         away = Absences(self._dropouts, rows, self._names) if self._dropouts is not None else None
         return (Waiting if self._waits else Merged)(self._pace, rows, away)
 
@@ -160,7 +160,7 @@ class PoissonClocks(AsynchronousSchedule):
         caps[rate == 0] = 0
         _check_somebody(self, caps)
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
-        pace = Pace(ExponentialLatency(), scale, caps, "poisson")
+        pace = ClientRates(ExponentialLatency(), scale, caps, "poisson")
         return BoundSchedule(pace, named, key, events=self.events, waits=False, dropouts=None)
 
 
@@ -200,7 +200,7 @@ class Latencies(AsynchronousSchedule):
         caps = _caps(self, "activations", self.activations, clients)
         _check_somebody(self, caps)
         scale = _per_client(self, "scale", self.scale, clients, np.float64)
-        pace = Pace(self.latency.resolve(named), scale, caps, "latency")
+        pace = ClientRates(self.latency.resolve(named), scale, caps, "latency")
         return BoundSchedule(pace, named, key, events=self.events, waits=waits, dropouts=self.dropouts)
 
 

@@ -14,7 +14,7 @@ from ..random import derive_key, keyed_uniform
 _CHUNK = 1 << 15
 
 
-class Rows:
+class KeyedDraws:
     """The R n pairs of a replicate and a client, replicate by replicate, and their streams of numbers.
 
     Args:

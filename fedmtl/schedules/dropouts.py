@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .._check import positive
 from ..errors import ConfigError
-from .draws import Rows
+from .draws import KeyedDraws
 
 Array = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class Absences:
     Rows ask for non-decreasing times; random intervals are drawn as far as they are needed.
     """
 
-    def __init__(self, settings: Dropouts, rows: Rows, names: Sequence[str]) -> None:
+    def __init__(self, settings: Dropouts, rows: KeyedDraws, names: Sequence[str]) -> None:
         self._settings, self._rows = settings, rows
         self._passed = np.zeros(len(rows.client), np.int64)
         self._starts, self._ends = np.empty((2, len(rows.client), 0))
@@ -98,7 +98,9 @@ class Absences:
         self._starts, self._ends = edges[:, 0::2], edges[:, 1::2]
 
 
-def _fixed(intervals: Mapping[str, Sequence[Sequence[float]]], rows: Rows, names: Sequence[str]) -> tuple[Array, Array]:
+def _fixed(
+    intervals: Mapping[str, Sequence[Sequence[float]]], rows: KeyedDraws, names: Sequence[str]
+) -> tuple[Array, Array]:
     """Starts and ends (rows, m + 1), filled up with infinity."""
     most = max((len(pairs) for pairs in intervals.values()), default=0)
     edges = np.full((2, len(names), most + 1), np.inf)

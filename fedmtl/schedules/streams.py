@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .draws import Rows
+from .draws import KeyedDraws
 from .dropouts import Absences
 from .latency import Latency
 
@@ -20,7 +20,7 @@ _WIDEST = 1 << 12
 
 
 @dataclass(frozen=True)
-class Pace:
+class ClientRates:
     """What the clients of a schedule do, one entry a client.
 
     Attributes:
@@ -39,7 +39,7 @@ class Pace:
 class Stream(ABC):
     """Events of R replicates in order; :meth:`take` hands out the next ones."""
 
-    def __init__(self, pace: Pace, rows: Rows, away: Absences | None) -> None:
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
         self._pace, self._rows, self._away = pace, rows, away
         self._clients = len(pace.caps)
         self._replicates = len(rows.client) // self._clients
@@ -104,7 +104,7 @@ class Merged(Stream):
     that may still act before the horizon are final.
     """
 
-    def __init__(self, pace: Pace, rows: Rows, away: Absences | None) -> None:
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
         super().__init__(pace, rows, away)
         self._caps = pace.caps[rows.client]
         self._rate = 1.0 / (pace.latency.typical(self._clients) * pace.scale)[rows.client]
@@ -174,7 +174,7 @@ class Waiting(Stream):
     A client with fewer answers than others leaves after its last. If the slowest never comes back the run ends.
     """
 
-    def __init__(self, pace: Pace, rows: Rows, away: Absences | None) -> None:
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
         super().__init__(pace, rows, away)
         self._round = 0
         self._now = np.zeros(self._replicates)

@@ -15,10 +15,10 @@ from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Ring
 from fedmtl.privacy import (
-    FirstRelease,
     OwnerChannel,
     RecordPrivacy,
     SeededSource,
+    WarmStartRelease,
     owner_account,
     owner_channel,
     owner_first,
@@ -51,7 +51,7 @@ class Featured(AsyncLearner):
         counts = problem.data.train.counts.tolist()
         return {
             "allocation": [np.linspace(1.0, 4.0, cap) for cap in caps.tolist()],
-            "first": FirstRelease(np.array([2.0 / n for n in counts]), 0.3),
+            "first": WarmStartRelease(np.array([2.0 / n for n in counts]), 0.3),
             "arrivals": [np.arange(n) % 4 * (2 + k) + 12 * (k == 1) for k, n in enumerate(counts)],
         }
 
@@ -233,9 +233,9 @@ def _divided(change: Callable[[np.ndarray, OwnerChannel], np.ndarray]) -> _Patch
 
 def _event_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The same in the account: the event is that of twice the multiplier."""
-    events = owner_terms.Kind.events
+    events = owner_terms.AccountKind.events
     patch.setattr(
-        owner_terms.Kind, "events", lambda self, *of: events(replace(self, multiplier=2 * self.multiplier), *of)
+        owner_terms.AccountKind, "events", lambda self, *of: events(replace(self, multiplier=2 * self.multiplier), *of)
     )
 
 
@@ -437,11 +437,11 @@ def _raw_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Weights, first releases, arrivals, subsamples
 
-_events = owner_terms.Kind.events
+_events = owner_terms.AccountKind.events
 
 
 def _kinds(change: Callable[..., object]) -> _Patch:
-    return lambda patch, trainer: patch.setattr(owner_terms.Kind, "events", change)
+    return lambda patch, trainer: patch.setattr(owner_terms.AccountKind, "events", change)
 
 
 def _weights_uncharged(self, *of):

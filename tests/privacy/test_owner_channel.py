@@ -15,7 +15,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import Published, RecordPrivacy, open_owner_channel, to_grid
+from fedmtl.privacy import PublishedClaim, RecordPrivacy, open_owner_channel, to_grid
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
 
@@ -435,7 +435,7 @@ def test_local_noise_is_of_the_same_law_and_independent_of_the_releases() -> Non
 
 
 def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> None:
-    path, published = tmp_path / "ledger.jsonl", Published(lambda z: 1.0 / z, "a private state is not protected")
+    path, published = tmp_path / "ledger.jsonl", PublishedClaim(lambda z: 1.0 / z, "a private state is not protected")
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, source="secure")
     door(privacy, ledger_path=path, published=published).close()
     door(privacy, ledger_path=path, published=published, resume=True).close()
@@ -455,7 +455,7 @@ def test_a_report_has_the_multipliers_of_all_owners_that_may_act() -> None:
 
 def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="l2_laplace", delta=1e-5)
-    channel = door(privacy, published=Published(lambda z: 1.0 / z + 0.5, "a private state is not protected"))
+    channel = door(privacy, published=PublishedClaim(lambda z: 1.0 / z + 0.5, "a private state is not protected"))
     assert channel.epsilon == 0.0
     channel.begin(0, torch.tensor([[0]]))
     report = channel.report

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import FirstRelease, RecordPrivacy, open_owner_channel
+from fedmtl.privacy import RecordPrivacy, WarmStartRelease, open_owner_channel
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 
@@ -240,8 +240,8 @@ def test_wrong_rows_are_refused() -> None:
 SENSITIVITY = np.array([0.3, 0.1, 0.02])
 
 
-def first(share: float = 0.25) -> FirstRelease:
-    return FirstRelease(SENSITIVITY, share)
+def first(share: float = 0.25) -> WarmStartRelease:
+    return WarmStartRelease(SENSITIVITY, share)
 
 
 def zeros(owner: int) -> torch.Tensor:
@@ -330,7 +330,7 @@ def test_the_first_release_happens_once_and_before_any_answer() -> None:
     with pytest.raises(ConfigError, match=r"share is 1\.0"):
         first(1.0)
     with pytest.raises(ConfigError, match="positive finite number for each of 3 owners"):
-        door(first=FirstRelease(np.array([1.0, 0.0, 1.0]), 0.5))
+        door(first=WarmStartRelease(np.array([1.0, 0.0, 1.0]), 0.5))
 
 
 def test_the_first_release_is_on_the_disk_before_its_noise(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_the_first_release_is_on_the_disk_before_its_noise(tmp_path: Path) -> No
     with pytest.raises(ResumeError, match="kinds"):
         door(ledger_path=path, resume=True)
     with pytest.raises(ResumeError, match="public"):
-        door(first=FirstRelease(2 * SENSITIVITY, 0.25), ledger_path=path, resume=True)
+        door(first=WarmStartRelease(2 * SENSITIVITY, 0.25), ledger_path=path, resume=True)
 
 
 def test_a_secure_first_release_that_a_crash_lost_is_not_made_again(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from ..._check import one_of, positive
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
-from ...privacy import FirstRelease, OwnerChannel, Published, RecordPrivacy
+from ...privacy import OwnerChannel, PublishedClaim, RecordPrivacy, WarmStartRelease
 from ...privacy.accounting.kov import kov_heterogeneous
 from ...privacy.noise.registry import LAWS
 from ...schedules import Dropouts, EventTable
@@ -50,7 +50,7 @@ from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, r
 from ..linear.data import LinearData, LinearLoss, prepared
 from ..linear.fit import fit_own
 from .allocation import Allocation, wakeup_weights
-from .availability import Presence, arrival_steps
+from .availability import Availability, arrival_steps
 from .model import LinearRecords, ModelRecords
 from .network import Network
 from .steps import GraphData, GraphState
@@ -234,7 +234,7 @@ class PeerToPeer(AsyncAlgorithm):
         noised = next((one for one in settings if not one.noiseless), None)
         if noised is None:
             if self.warm_start is not None:
-                options["first"] = FirstRelease(np.ones(problem.clients), self.warm_start)
+                options["first"] = WarmStartRelease(np.ones(problem.clients), self.warm_start)
             return options
         self._check_start(noised=True)
         weights = self.weights(problem, caps, noised)
@@ -242,7 +242,7 @@ class PeerToPeer(AsyncAlgorithm):
             options["allocation"] = weights
         if self.warm_start is not None:
             moves = self._local_fits(problem, noised.clip_norm, self.warm_lam).sensitivities
-            options["first"] = FirstRelease(moves, self.warm_start)
+            options["first"] = WarmStartRelease(moves, self.warm_start)
         if self.guarantee == "paper":
             if noised.mechanism != "laplace":
                 raise PrivacyError(
@@ -253,7 +253,7 @@ class PeerToPeer(AsyncAlgorithm):
             if self.warm_start is not None:  # the first release's own weight
                 longest = [self.warm_start / (1 - self.warm_start) * len(longest), *longest]
             delta = noised.resolved_delta(int(work.network.counts.sum()))
-            options["published"] = Published(
+            options["published"] = PublishedClaim(
                 lambda z: kov_heterogeneous([w / z for w in longest], delta),
                 REFUTED + (REFUTED_START if self.start == "local" else ""),
             )
@@ -376,7 +376,7 @@ class PeerToPeer(AsyncAlgorithm):
         network = Network(graph, counts, max(1, int(counts.max())), self.mu, lam, smooth, self.idle_confidence)
         linear = self.loss != "model"
         records = LinearRecords(self.data(problem), self._linear) if linear else ModelRecords(problem)
-        presence = None if self.absences is None else Presence(self.absences, ids)
+        presence = None if self.absences is None else Availability(self.absences, ids)
         return GraphData(
             network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
         )

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Presence:
+class Availability:
     """When each agent is away.
 
     Attributes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...privacy import OwnerChannel
 from ...schedules import EventTable
-from .availability import Presence
+from .availability import Availability
 from .model import Records
 from .network import Network
 
@@ -35,7 +35,7 @@ class GraphData:
 
     network: Network
     records: Records
-    presence: Presence | None
+    presence: Availability | None
     arrivals: tuple[Ints, ...] | None
     forgets: bool
 

@@ -38,7 +38,7 @@ from torch import Tensor
 from ..._check import non_negative, one_of, positive, positive_int
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
-from ...privacy import OwnerChannel, Published
+from ...privacy import OwnerChannel, PublishedClaim
 from ...schedules import EventTable, block_bounds
 from ..base import AsyncAlgorithm, Problem, State
 from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
@@ -206,11 +206,11 @@ class PPDMTL(AsyncAlgorithm):
         """(n,) int64, the most answers of each task: as many as the schedule has."""
         return np.asarray(schedule_caps, dtype=np.int64).copy()
 
-    def published(self, problem: Problem) -> Published | None:
+    def published(self, problem: Problem) -> PublishedClaim | None:
         """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
         if self.guarantee == "sound":
             return None
-        return Published(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
+        return PublishedClaim(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
 
     def channel_options(self, problem: Problem, privacy: object, caps: np.ndarray) -> dict[str, object]:
         """What else the channel must know: the share of records in an answer."""

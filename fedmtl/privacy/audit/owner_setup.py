@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..accounting.composition import StepEvent, epsilon
 from ..owner_channel import OwnerChannel
-from ..owner_first import FirstRelease
+from ..owner_first import WarmStartRelease
 from ..owner_terms import OwnerTerms
 from ..settings import RecordPrivacy
 from .setup import Claim, law_of
@@ -67,9 +67,9 @@ class OwnerSetup:
         return self.privacy.resolved_delta(sum(self.counts))
 
     @property
-    def first(self) -> FirstRelease | None:
+    def first(self) -> WarmStartRelease | None:
         """The release before all answers, or None."""
-        found: FirstRelease | None = self.options.get("first")
+        found: WarmStartRelease | None = self.options.get("first")
         return found
 
     def weight(self, owner: int, use: int) -> float:
