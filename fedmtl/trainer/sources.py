@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
-from ..errors import ConfigError
+from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem, Round
+from ..errors import ConfigError, PrivacyError
 from ..privacy import (
     Channel,
     ClientPrivacy,
     OwnerChannel,
     Privacy,
     RecordPrivacy,
+    ReleasePlan,
     Sampler,
     open_channel,
     open_owner_channel,
@@ -156,6 +158,44 @@ def check_idle(algorithm: AnyAlgorithm, problem: Problem) -> None:
         )
 
 
+class _Rehearsal(Problem):
+    """A problem that counts local trainings and makes none."""
+
+    def train_locally(self, solver: Any, start: Tensor, clients: Tensor, **options: Any) -> Tensor:
+        self.trainings.append(len(clients))
+        return self.initial.new_empty(len(clients), self.dimension)
+
+    @cached_property
+    def trainings(self) -> list[int]:
+        """Number of clients of every training so far."""
+        return []
+
+
+def check_trainings(algorithm: Algorithm, problem: Problem, plans: Sequence[ReleasePlan]) -> None:
+    """Refuse an algorithm whose clients train more often in a participation than its plan says.
+
+    The clients' part of a round is rehearsed with nobody in it: no data are read, and nothing is charged.
+
+    Raises:
+        PrivacyError: named.
+    """
+    declared = max((plan.trainings for plan in plans), default=1)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    rehearsal = _Rehearsal(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+    state = algorithm.init(replace(problem, store_folder=None))
+    algorithm.client(rehearsal, state.public, state.private.gather_all(nobody), nobody, Round(0, _as_they_are))
+    if len(rehearsal.trainings) > declared:
+        raise PrivacyError(
+            f"{algorithm.name}: a client trains {len(rehearsal.trainings)} times in a participation, but the "
+            f"algorithm's plan declares {declared}, so the others would not be charged. Set "
+            f"ReleasePlan(trainings={len(rehearsal.trainings)})."
+        )
+
+
+def _as_they_are(name: str, rows: Tensor) -> Tensor:
+    return rows
+
+
 def in_rounds(algorithm: AnyAlgorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
     """The two, where they go in rounds.
 
@@ -186,6 +226,8 @@ def open_cohorts(
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
     plans = algorithm.plan(problem, sampler)
+    if isinstance(privacy, RecordPrivacy) and type(algorithm).step is Algorithm.step:
+        check_trainings(algorithm, problem, plans)
     channel = open_channel(
         privacy,
         plans,

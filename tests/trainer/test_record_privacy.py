@@ -162,12 +162,10 @@ class _Twice(FedAvg):
     def plan(self, problem, sampler):
         return tuple(replace(plan, trainings=self.trainings) for plan in super().plan(problem, sampler))
 
-    def step(self, problem, state, event, channel):
-        clients, shared = event.cohort, state.public["global"]
-        first = problem.train_locally(self.local, shared, clients, round=event.step)
-        second = problem.train_locally(self.local, first, clients, round=event.step)
-        state.public["global"] = shared + channel.release("update", second - shared, clients).to(shared)
-        return state
+    def client(self, problem, public, own, clients, round):
+        shared = public["global"]
+        first = problem.train_locally(self.local, shared, clients, round=round.number)
+        return {"update": problem.train_locally(self.local, first, clients, round=round.number) - shared}, own
 
 
 def test_every_local_training_of_a_participation_is_charged():
@@ -184,7 +182,14 @@ def test_every_local_training_of_a_participation_is_charged():
     assert twice.privacy.releases == 2 * once.privacy.releases
 
 
-def test_a_training_that_is_not_declared_is_refused():
+def test_a_training_that_is_not_declared_is_refused_before_anything_is_charged(tmp_path):
+    with pytest.raises(PrivacyError, match=r"twice: a client trains 2 times .* declares 1, .*trainings=2"):
+        run_of(algorithm=_Twice(local=SOLVER, trainings=1), folder=tmp_path / "run")
+    assert not list(tmp_path.rglob("ledger*"))
+
+
+def test_a_training_more_than_were_charged_is_refused_where_it_happens(monkeypatch):
+    monkeypatch.setattr("fedmtl.trainer.sources.check_trainings", lambda *of: None)
     with pytest.raises(PrivacyError, match=r"local training number 2 .* declares 1.*trainings="):
         run_of(algorithm=_Twice(local=SOLVER, trainings=1))
 
