@@ -235,6 +235,7 @@ class Algorithm:
     Attributes:
         name: of the algorithm, in results and reports.
         local: the clients' local solver, where they train by one; record-level privacy takes local steps from it.
+        loss: name of the loss that the algorithm computes itself, such as ``"logistic"``; None where it is the run's.
         supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
         accepts_empty_clients: whether clients without training examples can take part.
     """
@@ -243,6 +244,7 @@ class Algorithm:
     supports_replicates: ClassVar[bool] = False
     accepts_empty_clients: ClassVar[bool] = False
     local: LocalSolver | None = None
+    loss: str | None = None
 
     def row_bound(self, problem: Problem) -> RowBound | None:
         """A bound on the features of a record, which training enforces and which holds wherever models are used: for

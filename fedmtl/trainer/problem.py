@@ -80,7 +80,7 @@ def coded_for(data: FederatedDataset, algorithm: AnyAlgorithm, loss: str | Loss)
     """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
     0 and 1, or -1 and +1; else the data as they are."""
     logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
-    logistic = logistic or getattr(algorithm, "loss", None) in TWO_CLASS_LOSSES
+    logistic = logistic or algorithm.loss in TWO_CLASS_LOSSES
     return data.as_two_classes() if logistic and data.classes is None else data
 
 
