@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._check import one_of, positive_int
 from ..errors import ConfigError, FedmtlError
 
 if TYPE_CHECKING:
@@ -157,7 +158,6 @@ def settings(config: Config) -> Config:
     """
     import torch
 
-    from .._check import one_of, positive_int
     from ..local import Execution
     from ..trainer import EarlyStopping
     from ..trainer.baselines import named_baselines, usual_baselines

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
-from ..report import CHOICE_NOT_COVERED
+from ..report import CHOICE_NOT_COVERED, report
 from .audit import audit as _audit
 from .config import ByKey, build, check, choices, config_folder, printed_log, resolve
 from .profile import profile as _profile
@@ -220,8 +220,6 @@ def _report(words: list[str], debug: bool) -> int:
     parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
     options = parser.parse_args(words)
-    from ..report import report
-
     made = report(options.folders, options.out)
     for folder in made.unfinished:
         _say(f"left out, unfinished: {folder} (fedmtl resume {folder})")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 from torch import Tensor
 
 from .._rounding import rounded_up
@@ -80,8 +81,6 @@ class Cost:
 
 def together(steps: Sequence[StepEvent]) -> StepEvent:
     """The uses of one owner as one event; the same accountant composes all of them."""
-    from dp_accounting import dp_event
-
     return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
 
 

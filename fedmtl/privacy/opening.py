@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
@@ -279,8 +280,6 @@ def _owner_terms(
     privacy: RecordPrivacy, owners: Owners, cap: int, delta: float, prior: list[float] | None
 ) -> tuple[list[float], list[StepEvent], list[int]]:
     """Noise multiplier, event of one local step, and cap on participations of each owner, in the clients' order."""
-    from dp_accounting import dp_event
-
     budgets = privacy.budgets(owners.ids)
     multipliers, events, caps = [], [], []
     for k, budget in enumerate(budgets):

@@ -14,12 +14,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from dp_accounting import dp_event
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from .account import Cost, Uses, together
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, largest_uses
+from .accounting.losses import ReplacedPoissonDpEvent
 from .allocation import normalized
 from .noise.laws import L2LaplaceNoise, NoiseLaw
 from .noise.registry import LAWS
@@ -65,10 +67,6 @@ class AccountKind:
     def _event(
         self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int
     ) -> StepEvent:
-        from dp_accounting import dp_event
-
-        from .accounting.losses import ReplacedPoissonDpEvent
-
         if self.multiplier == 0:
             return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)
         event = law(self.multiplier / weight).event(dimension)

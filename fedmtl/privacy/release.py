@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dp_accounting import dp_event
+
 from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import calibrate_multiplier
@@ -246,8 +248,6 @@ def step_event(
     Raises:
         PrivacyError: a combination no accountant supports, named.
     """
-    from dp_accounting import dp_event
-
     if LAWS[mechanism].joint:
         joint: Any = GaussianNoise(sum(z**-2.0 for z in multipliers) ** -0.5).event()
     else:

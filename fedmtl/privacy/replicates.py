@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dp_accounting import dp_event
+
 from .._check import positive_int
 from ..errors import ConfigError
 from .account import Account, Cost
@@ -47,8 +49,6 @@ def open_replicates(
         raise ConfigError(
             f"Repetitions in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
         )
-    from dp_accounting import dp_event
-
     sources = tuple(SeededSource(seed, r) for r in range(replicates))
     first = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0), default=None)  # loudest in reports
     law = None if first is None else step_law(plans, sampler, first)

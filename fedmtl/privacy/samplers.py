@@ -37,6 +37,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from dp_accounting import dp_event
+from scipy.stats import binom
 from torch import Tensor
 
 from .._check import positive, positive_int
@@ -157,8 +159,6 @@ class BoundPoisson(BoundSampler):
         return SamplingLaw("add_remove", amplified=True, per_participation=False)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        from dp_accounting import dp_event
-
         if self.max_cohort is None:
             return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
         if not isinstance(event, dp_event.GaussianDpEvent):
@@ -168,8 +168,6 @@ class BoundPoisson(BoundSampler):
         )
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
-        from scipy.stats import binom
-
         size = int(binom.ppf(float(coins.uniform(1)[0]), self.n, self.probability))
         size = max(size, 0) if self.max_cohort is None else min(max(size, 0), self.max_cohort)
         return torch.from_numpy(distinct_ranks(self.n, size, coins))
@@ -214,8 +212,6 @@ class BoundFixed(BoundSampler):
         return SamplingLaw("replace", amplified=amplified, per_participation=not amplified)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        from dp_accounting import dp_event
-
         if law.refuted is not None:
             return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
         return dp_event.SampledWithoutReplacementDpEvent(self.n, self.cohort, event) if law.amplified else event

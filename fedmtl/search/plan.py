@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dp_accounting import dp_event
+
 from .._rounding import rounded_up
 from ..errors import ConfigError, FedmtlError, PrivacyError
 from ..local import operation_threads
@@ -146,8 +148,6 @@ def plan_search(
     run_event, times = whole_run(common, steps, uses)  # of one run: equal steps, or those of an allocation together
 
     def candidate(multiplier: float) -> Any:
-        from dp_accounting import dp_event
-
         assert score.noise is not None
         run = dp_event.SelfComposedDpEvent(run_event(multiplier).event, times)
         return dp_event.ComposedDpEvent([run, score.noise.event(1)])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .._rounding import rounded_up
@@ -41,8 +42,6 @@ class ProgressBar(Callback):
     """A bar with round, loss, accuracy, epsilon spent and time left, on standard error."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
         self._bar = Progress(
             TextColumn("{task.description:>8}"),
             BarColumn(bar_width=24),

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from ..algorithms.base import AnyAlgorithm, Problem, State
@@ -90,8 +91,6 @@ def task_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
     Raises:
         DataError: a score that is not finite.
     """
-    from scipy.stats import rankdata
-
     _check(scores, labels, offsets)
     flat = scores.detach().double().cpu().reshape(-1, scores.shape[-1]).numpy()
     if not np.isfinite(flat).all():

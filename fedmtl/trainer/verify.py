@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 from safetensors import SafetensorError, safe_open
+from scipy.stats import chi2
 from torch import Tensor
 
 from .. import __version__
@@ -573,8 +575,6 @@ def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, Gri
     A sum with Gaussian noise is stochastically at least as long as the noise alone, whatever the clients sent, so a
     length below the quantile of the noise is seen by chance once in a million values.
     """
-    from scipy.stats import chi2
-
     clip, m, wrong = header["privacy"]["clip_norm"], _denominator(header["schedule"]), []
     for name, one in values.items():
         if name not in {declared for declared, *_ in header["releases"]}:
@@ -664,8 +664,6 @@ def _of_everybody(header: Mapping[str, Any], charges: _Charges) -> _Costs:
 
 
 def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
-    from dp_accounting import dp_event
-
     schedule, mechanism = header["schedule"], header["privacy"]["mechanism"]
     if mechanism == "gaussian":
         event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for z in multipliers) ** -0.5)
@@ -684,8 +682,6 @@ def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
 
 
 def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
-    from dp_accounting import dp_event
-
     if mechanism == "gaussian":
         return dp_event.GaussianDpEvent(multiplier)
     if mechanism == "laplace":
@@ -697,8 +693,6 @@ def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
 
 def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     """Participations of clients, each with its local steps."""
-    from dp_accounting import dp_event
-
     schedule = header["schedule"]
     problems = _cohort_problems(schedule, charges)
     by_rank = charges.participations(schedule["n"])

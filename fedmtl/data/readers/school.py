@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 from torch import Tensor
 
 from ..._check import one_of, positive_int
@@ -186,9 +188,6 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _cells(file: Path) -> tuple[list[Any], list[Any]]:
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
     if not file.is_file():
         raise DataError(f"{file} does not exist or is not a file; give school.mat or its folder.")
     try:

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import dp_accounting
+import numpy as np
+from dp_accounting import dp_event, gaussian_mechanism
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
 from ...errors import PrivacyError
+from . import losses, pld
+from .losses import pure_epsilon
 from .selection import selection_curve
 
 Accountant = Literal["pld", "rdp"]
@@ -67,8 +75,6 @@ def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     Raises:
         PrivacyError: an event without a known Renyi divergence.
     """
-    import numpy as np
-
     check_relation(parts := elementary(event))
     return sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
 
@@ -81,8 +87,6 @@ def elementary(event: Any) -> Parts:
     Raises:
         PrivacyError: negative noise, a sampling probability outside [0, 1], or something that is not an event.
     """
-    from dp_accounting import dp_event
-
     counts: dict[Any, int] = {}
     precision = 0.0
     for part, count in _flat(event, 1):
@@ -122,22 +126,15 @@ def largest_uses(event: Any, budget: float, delta: float, *, accountant: Account
 
 @lru_cache(maxsize=4096)
 def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coarsen: float) -> float:
-    from dp_accounting import dp_event
-
     if not parts:
         return 0.0
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return math.inf
     if delta == 0:
-        from .losses import pure_epsilon
-
         return sum(count * uses * pure_epsilon(part) for part, count in parts)
     if accountant == "rdp":
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
-        import numpy as np
-        from dp_accounting import gaussian_mechanism
-
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
         multiplier = gaussian.noise_multiplier / math.sqrt(parts[0][1] * uses)
         with np.errstate(divide="ignore"):
@@ -146,10 +143,6 @@ def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coar
 
 
 def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
-    from dp_accounting import dp_event
-
-    from . import losses, pld
-
     # many Gaussian uses are few of the joint one, so that its width is not taken for that of one step
     scaled = tuple(
         (dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count * uses)), 1)
@@ -173,9 +166,6 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
 
 
 def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
-    import numpy as np
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
     check_relation(parts)
     orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
     divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
@@ -186,12 +176,6 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 @lru_cache(maxsize=256)
 def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     """Renyi divergences of one use of an elementary event."""
-    import dp_accounting
-    import numpy as np
-    from dp_accounting.rdp import RdpAccountant
-
-    from . import losses, pld
-
     if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
         return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -212,8 +196,6 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
 
 def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
     """Elementary events: sampled ones in a form that can be hashed, none without noise, none without an effect."""
-    from dp_accounting import dp_event
-
     if isinstance(event, dp_event.ComposedDpEvent):
         for part in event.events:
             yield from _flat(part, times)
@@ -253,8 +235,6 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
 
 def _together(parts: Parts) -> Any:
     """One event of all parts that can be hashed."""
-    from dp_accounting import dp_event
-
     return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
 
 
@@ -264,8 +244,6 @@ def check_relation(parts: Parts) -> None:
     Raises:
         PrivacyError: both are among the parts.
     """
-    from dp_accounting import dp_event
-
     kinds = {type(part) for part, _ in parts}
     if kinds >= {dp_event.SampledWithoutReplacementDpEvent, dp_event.PoissonSampledDpEvent}:
         raise PrivacyError(

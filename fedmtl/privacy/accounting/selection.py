@@ -21,6 +21,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy import optimize, special
 
 from ...errors import ConfigError
@@ -38,8 +40,6 @@ def selection_event(event: Any, *, mean: float, shape: float) -> Any:
     Raises:
         ConfigError: a mean below 1 or a negative shape.
     """
-    from dp_accounting import dp_event
-
     halting_probability(mean, shape)
     return dp_event.RepeatAndSelectDpEvent(event, mean, shape)
 
@@ -59,8 +59,6 @@ def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, s
     """
     repeats = math.log(mean) / (orders - 1)
     if math.isinf(shape):
-        from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
         deltas = [rdp.compute_delta(orders.tolist(), candidate.tolist(), math.log1p(1 / (a - 1)))[0] for a in orders]
         return candidate + mean * np.asarray(deltas) + repeats
     gamma = halting_probability(mean, shape)

@@ -20,6 +20,10 @@ from typing import Any
 
 import attr
 import numpy as np
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
 from scipy import special, stats
 
 Composition = Sequence[tuple[Any, int]]
@@ -46,8 +50,6 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
         Epsilon, infinite where something is released without noise; None where a law is not covered: several releases
         under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm noise.
     """
-    from dp_accounting import dp_event
-
     counts: dict[Any, int] = {}
     precision = 0.0
     for event, count in _flat(composition):
@@ -94,9 +96,6 @@ def library_epsilon(composition: Composition, delta: float) -> float | None:
     Returns:
         Epsilon; None where the library does not support an event.
     """
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.rdp import RdpAccountant
-
     parts = list(_flat(composition))
     without = any(type(event).__name__ == "SampledWithoutReplacementDpEvent" for event, _ in parts)
     relation = NeighboringRelation.REPLACE_ONE if without else NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -114,8 +113,6 @@ def library_epsilon(composition: Composition, delta: float) -> float | None:
 
 
 def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
-    from dp_accounting import dp_event
-
     for event, count in composition:
         if not count:
             continue
@@ -180,8 +177,6 @@ def _above(multiplier: float, ratio: float) -> float:
 @lru_cache(maxsize=256)
 def _law(event: Any, width: float) -> Any | None:
     """The privacy loss distribution of one event, from below, on a grid of ``width``; None where it is not covered."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     name, inner, q = type(event).__name__, event, 1.0
     options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
     options["use_connect_dots"] = False  # it has no estimate from below
@@ -208,17 +203,12 @@ def _alone(event: Any) -> Any | None:
     """What is under one coin, where that is one law: Gaussian releases are one. None elsewhere."""
     parts = list(_flat([(event, 1)]))
     if all(type(part).__name__ == "GaussianDpEvent" for part, _ in parts):
-        from dp_accounting import dp_event
-
         return dp_event.GaussianDpEvent(sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5)
     return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else None
 
 
 def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any | None:
     """The losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     density, nodes = _noise(noise)
     if density is None:
         return None

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import dp_event
+
 from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.composition import epsilon
 from ..channel import Channel
@@ -204,15 +206,11 @@ def _accountants(setup: Setup, claim: Claim, seed: int) -> Finding:
 
 
 def _with_rate(event: Any, q: float) -> Any:
-    from dp_accounting import dp_event
-
     return dp_event.PoissonSampledDpEvent(q, event.event)
 
 
 def _with_noise(event: Any, factor: float) -> Any:
     """The event with ``factor`` times the noise."""
-    from dp_accounting import dp_event
-
     if isinstance(event, dp_event.GaussianDpEvent):
         return dp_event.GaussianDpEvent(event.noise_multiplier * factor)
     if isinstance(event, dp_event.PoissonSampledDpEvent):

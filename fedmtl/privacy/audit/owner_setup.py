@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dp_accounting import dp_event
 from torch import Tensor
 
 from ..accounting.composition import StepEvent, epsilon
@@ -142,8 +143,6 @@ class OwnerClaims:
 
     def spent(self, owner: int, uses: int, *, first: bool = True) -> float:
         """Epsilon of an owner after its first release, where it has one and ``first``, and ``uses`` answers."""
-        from dp_accounting import dp_event
-
         events = self._terms.events(owner)
         if isinstance(events, StepEvent):
             return epsilon(events.event, uses, self._setup.delta, accountant=events.accountant)

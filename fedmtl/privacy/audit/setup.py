@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 from torch import Tensor
 
 from ...errors import BudgetExhausted, PrivacyError
@@ -176,8 +177,6 @@ def uses_differ(setup: Setup) -> bool:
 
 def charged_events(channel: Channel, uses: int) -> Any:
     """The event of the first ``uses`` steps together; uses beyond the allocation are taken for the last one."""
-    from dp_accounting import dp_event
-
     last = channel.plans[0].uses - 1
     return dp_event.ComposedDpEvent([step_event_of(channel, min(use, last)).event for use in range(uses)])
 
@@ -258,8 +257,6 @@ def _relation(setup: Setup, channel: Channel | None) -> Relation:
 
 def unsampled(event: Any) -> tuple[Any, float | None, int | None]:
     """What happens to the units drawn, the probability of a Poisson draw, and its cap on the size."""
-    from dp_accounting import dp_event
-
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         return event.event, float(event.sampling_probability), None
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
@@ -272,8 +269,6 @@ def unsampled(event: Any) -> tuple[Any, float | None, int | None]:
 
 def _parts(event: Any, releases: int) -> list[Any]:
     """The events of the releases of one step; equal shares of a joint Gaussian event."""
-    from dp_accounting import dp_event
-
     if isinstance(event, dp_event.ComposedDpEvent):
         return list(event.events)
     if isinstance(event, dp_event.SelfComposedDpEvent):

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
+from scipy.special import ndtri
 from torch import Tensor
 
 from ..._check import positive, positive_int
+from ..accounting.knorm import KNormDpEvent
 from .sources import signs_and_tails
 
 if TYPE_CHECKING:
@@ -143,8 +146,6 @@ class GaussianNoise(NoiseLaw):
 
     def event(self, dimension: int | None = None) -> Any:
         """``GaussianDpEvent(z)``, whatever the dimension."""
-        from dp_accounting import dp_event
-
         return dp_event.GaussianDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
@@ -195,8 +196,6 @@ class LaplaceNoise(PureNoise):
 
     def event(self, dimension: int | None = None) -> Any:
         """``LaplaceDpEvent(b)``, whatever the dimension."""
-        from dp_accounting import dp_event
-
         return dp_event.LaplaceDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
@@ -227,8 +226,6 @@ class L2LaplaceNoise(PureNoise):
     def event(self, dimension: int) -> Any:
         """``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and
         depends on the dimension."""
-        from ..accounting.knorm import KNormDpEvent
-
         positive_int(self, dimension=dimension)
         return KNormDpEvent(epsilon=self.epsilon, dimension=dimension)
 
@@ -255,6 +252,4 @@ class L2LaplaceNoise(PureNoise):
 
 
 def _normal(sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
-    from scipy.special import ndtri
-
     return sign * ndtri(tail)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from ...random import derive_key, keyed_generator, philox
@@ -108,8 +109,6 @@ class SecureSource:
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
         """(size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about
         2**-53 out to 9 standard deviations."""
-        from scipy.special import ndtri
-
         sign, tail = self.tails(purpose, step, size)
         return sign * ndtri(tail)
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 from torch import Tensor
 
 from ..._check import positive
 from ...errors import PrivacyError
+from ..accounting.losses import PureDpEvent
 from .laws import NoiseLaw
 from .symmetric import svec
 
@@ -42,8 +44,6 @@ class WishartNoise:
 
     def event(self, dimension: int) -> Any:
         """``NonPrivateDpEvent``: every accountant answers infinity."""
-        from dp_accounting import dp_event
-
         return dp_event.NonPrivateDpEvent()
 
     def refutation(self) -> float:
@@ -74,8 +74,6 @@ class WishartLaw(NoiseLaw):
 
     def event(self, dimension: int) -> Any:
         """What the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
-        from ..accounting.losses import PureDpEvent
-
         return PureDpEvent(1.0 / self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
