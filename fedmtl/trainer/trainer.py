@@ -13,8 +13,8 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
-from ..algorithms.linear.local_fit import LocalFit
 from ..algorithms.local import Local
+from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
 from ..local import Execution, operation_threads

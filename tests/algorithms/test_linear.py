@@ -131,7 +131,7 @@ def test_xi_bounds_every_gradient_of_the_domain_and_is_reached(name: str, bias: 
     x = torch.from_numpy(rng.standard_cauchy((400, 3)) * 3)
     y = torch.from_numpy(rng.choice([-1.0, 1.0], 400) if name != "squared" else rng.normal(size=400) * 9)
     x = torch.cat([x, torch.ones(400, 1, dtype=torch.float64)], 1) if bias else x
-    rows = LinearData((x,), (y,), bias).bounded(domain)
+    rows = domain.bounded(LinearData((x,), (y,), bias))
     theta = torch.from_numpy(rng.choice([-theta_max, theta_max], (50, x.shape[1])))
     norms = loss.scale(theta, rows.x[0], rows.y[0]).abs() * rows.x[0].abs().sum(1)
     assert float(norms.max()) <= domain.xi(loss, theta_max)
@@ -143,12 +143,12 @@ def test_xi_bounds_every_gradient_of_the_domain_and_is_reached(name: str, bias: 
 def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:
     x = torch.tensor([[0.5, -0.25], [4.0, 4.0], [math.inf, 0.0], [0.1, 0.1]], dtype=torch.float64)
     y = torch.tensor([0.5, 9.0, 1.0, math.nan], dtype=torch.float64)
-    rows = LinearData((x,), (y,), False).bounded(DomainBound(1.0, y=2.0))
+    rows = DomainBound(1.0, y=2.0).bounded(LinearData((x,), (y,), False))
     expected = torch.tensor([[0.5, -0.25], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     assert torch.allclose(rows.x[0], expected, rtol=1e-11)
     assert rows.y[0].tolist() == [0.5, 2.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match="above 1"):
-        LinearData((x,), (y,), True).bounded(DomainBound(1.0))
+        DomainBound(1.0).bounded(LinearData((x,), (y,), True))
     with pytest.raises(ConfigError, match="x_l1"):
         DomainBound(0.0)
 

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 from fedmtl import MPMTL, PMTL, PPDMTL, AsyncLearner, FullParticipation, Latencies, PoissonClocks, Trainer, models
-from fedmtl.algorithms.linear.local_fit import LocalFit
+from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import ConstantLatency

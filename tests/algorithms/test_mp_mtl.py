@@ -179,7 +179,12 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
     mu, decomposed = algorithm.ridge, algorithm.own_penalty is not None
     smooth = (1.0 + bias) * (1.0 if algorithm.loss == "squared" else 0.25) + mu
     eta = 1 / smooth / (2 if decomposed else 1)
-    w = TaskStack.of(problem, algorithm.loss, 1.0).fit(algorithm.start_ridge or mu or 0.01).numpy().copy()
+    w = (
+        TaskStack.of(problem, algorithm.data(problem), algorithm.loss)
+        .fit(algorithm.start_ridge or mu or 0.01)
+        .numpy()
+        .copy()
+    )
     q = np.zeros((TASKS, D))
     hat_before, own_before = w.copy(), q.copy()
     rho = 1.5 if algorithm.rho is None else algorithm.rho

@@ -38,7 +38,7 @@ _Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _curvature_of_own_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PeerToPeer, "_row_bound", lambda self, problem: float(problem.data.train.x.norm(dim=1).max()))
+    patch.setattr(PeerToPeer, "largest_row", lambda self, problem: float(problem.data.train.x.norm(dim=1).max()))
 
 
 def _confidence_of_own_labels(patch: pytest.MonkeyPatch) -> None:

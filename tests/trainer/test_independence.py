@@ -12,7 +12,7 @@ from torch import nn
 
 from fedmtl import Execution, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, base
-from fedmtl.algorithms.linear.local_fit import LocalFit
+from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr

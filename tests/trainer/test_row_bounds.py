@@ -22,9 +22,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.linear.bounds import bounded_rows, target_of
-from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.linear.local_fit import LocalFit
+from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, FederatedDataset, RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
@@ -178,8 +176,7 @@ def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
     for target, largest in ((2.0, 2.0), (None, float(data.train.y.abs().max()))):
         algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
         run = trainer(algorithm, data)
-        bounded = bounded_rows(problem_of(run), LinearLoss("squared"), 7.0, target_of(algorithm, problem_of(run)))
-        assert max(float(y.abs().max()) for y in bounded.y) == pytest.approx(largest)
+        assert max(float(y.abs().max()) for y in algorithm.data(problem_of(run)).y) == pytest.approx(largest)
     with pytest.raises(ConfigError, match=r"MPMTL\.target is -1"):
         MPMTL(target=-1.0)
 

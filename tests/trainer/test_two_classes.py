@@ -18,7 +18,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.linear.local_fit import LocalFit
+from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import DataError
 from fedmtl.graphs import Ring

@@ -35,7 +35,7 @@ from ...privacy import OwnerChannel
 from ...schedules import BoundSchedule
 from ..base import AsyncAlgorithm, Problem, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
-from ..linear.local_fit import LocalFit
+from ..local_fit import LocalFit
 from ..store import ClientStore
 from .automatic import resolve_learner
 from .fitness import Fitness

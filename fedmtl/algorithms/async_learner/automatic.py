@@ -11,7 +11,6 @@ from ...errors import ConfigError
 from ...privacy import RecordPrivacy
 from ...random import derive_key
 from ...schedules import BoundSchedule
-from ..linear.bounds import stated_domain
 from ..linear.data import DomainBound, LinearData, probe_linear
 from .collaboration import choose_kappa
 
@@ -34,7 +33,10 @@ def resolve_learner(
     """
     data = problem.data
     if learner.domain == "auto":
-        stated = stated_domain(data, "AsyncLearner.domain")
+        if (stated := data.domain) is None:
+            raise ConfigError(
+                f"AsyncLearner.domain is 'auto', but {data.name} states no public bounds on its records; give a number."
+            )
         room = stated.l1 + probe_linear(problem.module, data.spec.shape)
         target = stated.target if data.classes is None else 1.0
         learner = replace(learner, domain=DomainBound(x_l1=room, y=target))

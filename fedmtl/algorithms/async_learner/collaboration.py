@@ -94,7 +94,7 @@ class Collaboration:
         domain = self.learner.domain
         if domain == "auto":
             raise ConfigError("Collaboration: the learner's domain is 'auto', which a Trainer fills in; give bounds.")
-        return self.data if domain is None else self.data.bounded(domain)
+        return self.data if domain is None else domain.bounded(self.data)
 
     def _fitness(self, x: Tensor, y: Tensor) -> Fitness:
         return Fitness(x, y, LinearLoss(self.learner.loss), self.learner.reg, self.learner.theta_max)

@@ -50,7 +50,7 @@ class LearnerData:
             raise ConfigError(
                 "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
             )
-        data = data if settings.domain is None else data.bounded(settings.domain)
+        data = data if settings.domain is None else settings.domain.bounded(data)
         copy_of = copies_of(settings.groups, ids)
         copies = int(copy_of.max()) + 1
         weights = np.ones(copies)

@@ -1,4 +1,4 @@
-"""Linear models: the owners' rows, the losses of a linear predictor, and what the domain bounds.
+"""Linear models: the clients' rows, the losses of a linear predictor, and the public bounds on records.
 
 A model is linear here when it has one output and its flat parameters are theta = [weights..., bias], so that its
 prediction on a record is theta . x_j with x_j the record's features, with a last 1 where the model has a bias. The
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -26,10 +26,12 @@ from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import ConfigError, DataError, ModelError
 from ...stacked import Layout
+from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ...data import Examples, FederatedDataset
-    from ..base import Problem
 
 LossName = Literal["squared", "hinge", "logistic"]
 LOSS_NAMES: tuple[LossName, ...] = ("squared", "hinge", "logistic")
@@ -127,6 +129,14 @@ class DomainBound:
             raise ConfigError(f"DomainBound.x_l1 is {self.x_l1:g}; with a bias it must be above 1, the bias's own row.")
         return RowBound(room, "l1")
 
+    def bounded(self, data: LinearData) -> LinearData:
+        """The records of ``data`` forced into the domain, as by :meth:`LinearData.bounded`.
+
+        Raises:
+            ConfigError: no room for features beside the 1 of the bias.
+        """
+        return data.bounded(self.rows(data.bias), self.y)
+
     def xi(self, loss: LinearLoss, theta_max: float) -> float:
         """Xi >= sup ||grad l||_1 over the domain and ||theta||_inf <= theta_max (Farokhi et al., Assumption 2).
 
@@ -210,22 +220,23 @@ class LinearData:
             rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
         return cls(tuple(rows.split(counts)), tuple(targets.split(counts)), bias, data.name)
 
-    def bounded(self, domain: DomainBound) -> LinearData:
-        """The records forced into ``domain``: features scaled down so that ||x||_1 <= x_l1 with the 1 of the bias
-        untouched, targets cut off at abs(y) <= y; a record that is not finite becomes zero features and target.
+    def bounded(self, rows: RowBound | None, target: float) -> LinearData:
+        """The records within public bounds, enforced record by record and never fitted.
 
-        Raises:
-            ConfigError: no room for features beside the 1 of the bias.
+        A record that is not finite, or whose norm is not, becomes zero features and target.
+
+        Args:
+            rows: to which the features are scaled down; the 1 of a bias stays. None leaves finite ones as they are.
+            target: at which abs(y) is cut off; infinite for no bound.
         """
-        bound, width = domain.rows(self.bias), self.dimension - int(self.bias)
-        xs, ys = [], []
-        for x, y in zip(self.x, self.y, strict=True):
-            features = x[:, :width]
-            valid = torch.isfinite(bound.norms(features)) & torch.isfinite(y)
-            features = torch.where(valid[:, None], bound(features), 0.0)
-            xs.append(torch.cat([features, x[:, width:]], dim=1))
-            ys.append(torch.where(valid, y, 0.0).clamp(-domain.y, domain.y))
-        return LinearData(tuple(xs), tuple(ys), self.bias, self.name)
+        x, y = self.pooled()
+        width = self.dimension - int(self.bias)
+        features = x[:, :width]
+        norms = torch.linalg.vector_norm(features, dim=1) if rows is None else rows.norms(features)
+        valid = torch.isfinite(norms) & torch.isfinite(y)
+        features = torch.where(valid[:, None], features if rows is None else rows(features), 0.0)
+        y, counts = torch.where(valid, y.clamp(-target, target), 0.0), self.counts.tolist()
+        return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """All records, x (sum n_i, p) and y (sum n_i,)."""
@@ -288,3 +299,108 @@ def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Bui
         entries[key] = build()
     built: Built = entries[key]
     return built
+
+
+LARGEST_TARGET = 2.0**40
+"""Bound on the targets of the squared loss where no smaller one is stated: within it nothing overflows."""
+
+
+class LinearAlgorithm(Algorithm):
+    """A method for linear models whose records are within public bounds.
+
+    Attributes:
+        row_norm: bound on the L2 norm of a record's features; ``"auto"``: the one that the data state; None: no bound.
+        target: bound on abs(y) of the squared loss; ``"auto"`` and None likewise.
+    """
+
+    row_norm: float | Literal["auto"] | None
+    target: float | Literal["auto"] | None
+
+    @property
+    def linear_loss(self) -> LinearLoss:
+        """The loss of a record."""
+        return LinearLoss(self.loss)  # type: ignore[arg-type]
+
+    def check_bounds(self) -> None:
+        """Raise ConfigError unless the bounds are numbers above 0, ``"auto"`` or None."""
+        for name in ("row_norm", "target"):
+            value = getattr(self, name)
+            if value is not None and value != "auto":
+                positive(self, **{name: value})
+
+    @property
+    def given_bounds(self) -> dict[str, float | None]:
+        """The bounds that are numbers, by name; None for ``"auto"``, which holds for the records as they are."""
+        return {name: None if (value := getattr(self, name)) == "auto" else value for name in ("row_norm", "target")}
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
+        """These settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.
+
+        Without privacy and without a stated bound, rows stay as they are.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        private = any(one is not None for one in (privacy if isinstance(privacy, Sequence) else [privacy]))
+        if private and self.row_norm is None:
+            raise ConfigError(
+                f"{type(self).__name__}.row_norm is None, and with privacy the step sizes rest on a public bound on "
+                f"rows; give a number, as algorithm.row_norm=1.0, or 'auto' for the bound that the data state."
+            )
+        domain = problem.data.domain
+        stated = domain is not None and math.isfinite(domain.l2)
+        bound = self.row_bound(problem) if private or stated or self.row_norm != "auto" else None
+        chosen: Any = {"row_norm": None if bound is None else bound.bound, "target": self._target_bound(problem)}
+        return replace(self, **chosen)  # type: ignore[type-var]
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """The bound on features, which holds where the models are used too; None for none.
+
+        Raises:
+            ConfigError: ``"auto"``, and the data state no bound.
+        """
+        if self.row_norm != "auto":
+            return None if self.row_norm is None else RowBound(float(self.row_norm))
+        domain = problem.data.domain
+        if domain is None or not math.isfinite(domain.l2):
+            raise ConfigError(
+                f"{type(self).__name__}.row_norm is 'auto', but {problem.data.name} states no public bounds on its "
+                f"records, and with privacy the step sizes rest on one. Give a number, as algorithm.row_norm=1.0 "
+                f"(features of larger L2 norm are scaled down to it), or state bounds with the data: "
+                f"dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
+            )
+        return RowBound(domain.l2)
+
+    def _target_bound(self, problem: Problem) -> float | None:
+        if self.target != "auto":
+            return None if self.target is None else float(self.target)
+        domain = problem.data.domain
+        return domain.target if domain is not None and math.isfinite(domain.target) else None
+
+    def data(self, problem: Problem) -> LinearData:
+        """The training records within the bounds; made once for each pair of data and model.
+
+        Raises:
+            ModelError: the model is not linear.
+            DataError: targets that do not suit the loss.
+        """
+        loss, rows = self.linear_loss, self.row_bound(problem)
+        target = min(self._target_bound(problem) or math.inf, LARGEST_TARGET) if loss.name == "squared" else math.inf
+
+        def build() -> LinearData:
+            data = LinearData.of(problem)
+            loss.check_targets(data.y, data.name)
+            return data.bounded(rows, target)
+
+        return prepared(problem, ("bounded", loss, rows, target), build)
+
+    def largest_row(self, problem: Problem) -> float:
+        """B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the largest
+        norm of the training records, which is for runs without privacy."""
+        bound, data = self.row_bound(problem), self.data(problem)
+        if bound is None:
+            features = data.pooled()[0][:, : data.dimension - int(data.bias)]
+            largest = max(float(features.norm(dim=1).max()), 1e-12)
+        else:
+            largest = bound.bound
+        return math.sqrt(largest**2 + int(data.bias))

@@ -9,17 +9,14 @@ converged.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .bounds import bounded_rows
+from ..base import Problem
 from .data import LinearData, LinearLoss, prepared, solve_regularized
 from .fit import fit_own
-
-if TYPE_CHECKING:
-    from ..base import Problem
 
 TaskLoss = Literal["squared", "logistic"]
 
@@ -49,18 +46,9 @@ class TaskStack:
     bias: bool
 
     @classmethod
-    def of(cls, problem: Problem, loss: TaskLoss, row_norm: float | None, target: float | None = None) -> TaskStack:
-        """The training records within the bounds of :func:`bounded_rows`; made once for data and model.
-
-        Raises:
-            ModelError: the model is not linear.
-            DataError: targets that do not suit the loss.
-        """
-
-        def build() -> TaskStack:
-            return cls.stack(bounded_rows(problem, LinearLoss(loss), row_norm, target), loss)
-
-        return prepared(problem, ("mp_mtl", loss, row_norm, target), build)
+    def of(cls, problem: Problem, data: LinearData, loss: TaskLoss) -> TaskStack:
+        """The tasks of ``data``, the records of ``problem`` within bounds; made once for data and model."""
+        return prepared(problem, (data, loss), lambda: cls.stack(data, loss))
 
     @classmethod
     def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
@@ -75,10 +63,10 @@ class TaskStack:
         x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
         return cls(loss, x, y, None, size, data.bias)
 
-    def smoothness(self, row_norm: float) -> float:
-        """Lipschitz constant of the gradient of L_i over the domain: B^2, a quarter of it for the logistic loss, with
-        B^2 = row_norm^2, and 1 more with a bias."""
-        return (row_norm**2 + int(self.bias)) * (1.0 if self.loss == "squared" else 0.25)
+    def smoothness(self, row: float) -> float:
+        """Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2 norm: its
+        square, a quarter of it for the logistic loss."""
+        return self._linear.smoothness(row) / self._halves
 
     def gradient(self, w: Tensor) -> Tensor:
         """Gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""

@@ -24,36 +24,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..._check import non_negative, one_of, positive
-from ...data import RowBound
 from ...errors import ConfigError
 from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Event
-from ..base import Algorithm, Own, Problem, Released, Round, State
-from ..linear.bounds import bound_of, check_bounds, largest_row, resolve_bounds, target_of
-from ..linear.data import LinearLoss
+from ..base import Own, Problem, Released, Round, State
+from ..linear.data import LinearAlgorithm
 from ..linear.fit import OWN_PENALTIES, OwnPenalty
-from ..linear.local_fit import LocalFit, given_bound
 from ..linear.stack import TaskLoss, TaskStack
+from ..local_fit import LocalFit
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
-
-if TYPE_CHECKING:
-    from ...privacy.owner_opening import Privacies
 
 RELEASE = "covariance"
 _BLOCK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPMTL(Algorithm):
+class MPMTL(LinearAlgorithm):
     """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
 
     Args:
@@ -124,7 +119,7 @@ class MPMTL(Algorithm):
         one_of(self, ("local", "zero"), start=self.start)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
-        check_bounds(self)
+        self.check_bounds()
         for name in ("smoothness", "start_ridge", "q"):
             if getattr(self, name) is not None:
                 positive(self, **{name: getattr(self, name)})
@@ -136,18 +131,6 @@ class MPMTL(Algorithm):
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
         self._rows()
-
-    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> MPMTL:
-        """These settings with the ``"auto"`` bounds filled in by those that the data state.
-
-        Raises:
-            ConfigError: no bound on rows, with privacy.
-        """
-        return resolve_bounds(self, problem, privacy)
-
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features, which holds where the models are used too."""
-        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
 
     # What it releases
 
@@ -288,8 +271,7 @@ class MPMTL(Algorithm):
 
     def local_baseline(self) -> LocalFit:
         """The fit that a local start begins with."""
-        ridge, bound, target = self._start_ridge, given_bound(self.row_norm), given_bound(self.target)
-        return LocalFit(loss=self.loss, ridge=ridge, row_norm=bound, target=target)
+        return LocalFit(loss=self.loss, ridge=self._start_ridge, **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
@@ -322,7 +304,7 @@ class MPMTL(Algorithm):
         return self.rho
 
     def _tasks(self, problem: Problem) -> TaskStack:
-        return TaskStack.of(problem, self.loss, bound_of(self, problem), target_of(self, problem))
+        return TaskStack.of(problem, self.data(problem), self.loss)
 
     def _features(self, problem: Problem) -> int:
         tasks = self._tasks(problem)
@@ -332,8 +314,7 @@ class MPMTL(Algorithm):
         """eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2 L."""
         data = self.smoothness
         if data is None:
-            largest = largest_row(problem, LinearLoss(self.loss), bound_of(self, problem))
-            data = self._tasks(problem).smoothness(largest)
+            data = self._tasks(problem).smoothness(self.largest_row(problem))
         return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
 
 

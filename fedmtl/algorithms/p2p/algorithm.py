@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ from ...privacy.accounting.kov import kov_heterogeneous
 from ...privacy.noise.registry import LAWS
 from ...schedules import Dropouts, EventTable
 from ..base import AsyncAlgorithm, Problem, State
-from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
-from ..linear.data import LinearData, LinearLoss, prepared
+from ..linear.data import LinearAlgorithm, prepared
 from ..linear.fit import fit_own
 from .allocation import Allocation, wakeup_weights
 from .availability import Availability, arrival_steps
@@ -55,9 +54,6 @@ from .model import LinearRecords, ModelRecords
 from .network import Network
 from .steps import GraphData, GraphState
 from .warm_start import LocalFits, make_warm_start
-
-if TYPE_CHECKING:
-    from ...privacy.owner_opening import Privacies
 
 REFUTED = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "
@@ -67,7 +63,7 @@ REFUTED_START = "; and the run starts from models fitted to the raw records, whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer(AsyncAlgorithm):
+class PeerToPeer(LinearAlgorithm, AsyncAlgorithm):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -140,7 +136,7 @@ class PeerToPeer(AsyncAlgorithm):
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("forget", "keep"), departed=self.departed)
         positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
-        check_bounds(self)
+        self.check_bounds()
         if self.lam != "inverse":
             positive(self, lam=self.lam)
         for field in ("smoothness", "warm_lam", "refine"):
@@ -178,13 +174,9 @@ class PeerToPeer(AsyncAlgorithm):
             (self.mu, self.loss, self.lam, self.row_norm, self.target, self.guarantee)
         )  # mappings are compared, not hashed
 
-    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PeerToPeer:
-        """These settings with the ``"auto"`` bounds filled in by those that the data state.
-
-        Raises:
-            ConfigError: no bound on rows, with privacy.
-        """
-        return self if self.loss == "model" else resolve_bounds(self, problem, privacy)
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PeerToPeer:
+        """As every linear method; ``loss="model"`` has no bounds."""
+        return self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
 
     # What it needs of the problem
 
@@ -196,14 +188,9 @@ class PeerToPeer(AsyncAlgorithm):
         """
         return self._work(problem).network
 
-    def data(self, problem: Problem) -> LinearData:
-        """Rows and targets of every agent of a linear model, within the bound of the domain."""
-        return bounded_rows(problem, self._linear, bound_of(self, problem), target_of(self, problem))
-
     def row_bound(self, problem: Problem) -> RowBound | None:
         """The bound on features, which holds where the models are used too; None with ``loss="model"``."""
-        bound = None if self.loss == "model" else bound_of(self, problem)
-        return None if bound is None else RowBound(bound)
+        return None if self.loss == "model" else super().row_bound(problem)
 
     def rows(self, problem: Problem) -> list[Tensor] | None:
         """The rows x_j of every agent, (m_i, D) float64, within the bound of the domain; None with ``loss="model"``."""
@@ -357,12 +344,8 @@ class PeerToPeer(AsyncAlgorithm):
             x, y = data.x[agent], data.y[agent]
             if len(x):
                 pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
-                refined[:, place] += fit_own(self._linear, x, y, theta[:, place], pull, "frobenius")
+                refined[:, place] += fit_own(self.linear_loss, x, y, theta[:, place], pull, "frobenius")
         return refined
-
-    @property
-    def _linear(self) -> LinearLoss:
-        return LinearLoss("logistic" if self.loss == "model" else self.loss)
 
     def _work(self, problem: Problem) -> GraphData:
         return prepared(problem, self, lambda: self._built(problem))
@@ -372,19 +355,16 @@ class PeerToPeer(AsyncAlgorithm):
         graph, ids = given.ordered(problem.data.ids), problem.data.ids
         counts = problem.data.train.counts.numpy().astype(np.int64)
         lam = None if self.lam == "inverse" else float(self.lam)
-        smooth = self._linear.smoothness(self._row_bound(problem)) if self.smoothness is None else self.smoothness
+        smooth = self.smoothness
+        if smooth is None:
+            smooth = self.linear_loss.smoothness(self.largest_row(problem))
         network = Network(graph, counts, max(1, int(counts.max())), self.mu, lam, smooth, self.idle_confidence)
         linear = self.loss != "model"
-        records = LinearRecords(self.data(problem), self._linear) if linear else ModelRecords(problem)
+        records = LinearRecords(self.data(problem), self.linear_loss) if linear else ModelRecords(problem)
         presence = None if self.absences is None else Availability(self.absences, ids)
         return GraphData(
             network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
         )
-
-    def _row_bound(self, problem: Problem) -> float:
-        """B of a whole row, with the 1 of a bias."""
-        bias = problem.dimension - math.prod(problem.data.spec.shape)
-        return math.sqrt(largest_row(problem, self._linear, bound_of(self, problem)) ** 2 + bias)
 
     def _check_start(self, *, noised: bool) -> None:
         if noised and self.start == "local" and self.guarantee == "sound":
@@ -396,6 +376,8 @@ class PeerToPeer(AsyncAlgorithm):
     def _local_fits(self, problem: Problem, clip: float, lam: float | None = None) -> LocalFits:
         network = self.network(problem)
         ridge = network.ridge(network.counts) if lam is None else np.full(problem.clients, lam)
-        bound = self._row_bound(problem) if self.loss == "logistic" else math.inf  # its slope is at most 1
-        curvature = self._linear.smoothness(self._row_bound(problem))
-        return LocalFits(self._linear, self.data(problem), ridge, min(clip, bound), curvature)
+        row = self.largest_row(problem)
+        bound = row if self.loss == "logistic" else math.inf  # its slope is at most 1
+        return LocalFits(
+            self.linear_loss, self.data(problem), ridge, min(clip, bound), self.linear_loss.smoothness(row)
+        )

@@ -29,27 +29,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..._check import non_negative, one_of, positive, positive_int
-from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...privacy import OwnerChannel, PublishedClaim
 from ...schedules import EventTable, block_bounds
 from ..base import AsyncAlgorithm, Problem, State
-from ..linear.bounds import bound_of, bounded_rows, check_bounds, largest_row, resolve_bounds, target_of
-from ..linear.data import LinearData, LinearLoss
+from ..linear.data import LinearAlgorithm, LinearData
 from ..linear.fit import OWN_PENALTIES, OwnPenalty, fit_own, own_step
-from ..linear.local_fit import LocalFit, given_bound
+from ..local_fit import LocalFit
 from .published import REFUTED, published_epsilon
 from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
-
-if TYPE_CHECKING:
-    from ...privacy.owner_opening import Privacies
 
 
 def largest_delay(clients: Tensor) -> int:
@@ -66,7 +61,7 @@ def largest_delay(clients: Tensor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL(AsyncAlgorithm):
+class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -143,7 +138,7 @@ class PPDMTL(AsyncAlgorithm):
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("zero", "single_task"), start=self.start)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
-        check_bounds(self)
+        self.check_bounds()
         for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
             if getattr(self, field) is not None:
                 positive(self, **{field: getattr(self, field)})
@@ -184,23 +179,11 @@ class PPDMTL(AsyncAlgorithm):
         """Whether the personal models fit q_t to the raw records."""
         return self.guarantee == "sound" if self.refine is None else self.refine
 
-    def resolve_auto(self, problem: Problem, schedule: object, privacy: Privacies) -> PPDMTL:
-        """These settings with the ``"auto"`` bounds filled in by those that the data state.
-
-        Raises:
-            ConfigError: no bound on rows, with privacy.
-        """
-        return resolve_bounds(self, problem, privacy)
-
     # What it needs of the problem
-
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features, which holds where the models are used too."""
-        return None if (bound := bound_of(self, problem)) is None else RowBound(bound)
 
     def rows(self, problem: Problem) -> list[Tensor]:
         """The rows x_j of every task, (n_t, p) float64, within the bound of the domain."""
-        return list(self._data(problem).x)
+        return list(self.data(problem).x)
 
     def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
         """(n,) int64, the most answers of each task: as many as the schedule has."""
@@ -235,15 +218,15 @@ class PPDMTL(AsyncAlgorithm):
             return State(public, problem.client_store({}))
         store = problem.client_store({"own": ((replicates, problem.dimension), torch.float64)})
         if self.start == "single_task":
-            data, zero = self._data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
+            data, zero = self.data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
             for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
-                own = fit_own(self._loss, x, y, zero, self.tau, self.own_penalty)
+                own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
                 store.scatter("own", torch.tensor([task]), own.expand(1, replicates, -1))
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
         """All activations of a block, of all replicates; in place."""
-        data, (a2, threshold) = self._data(problem), self._steps(problem)
+        data, (a2, threshold) = self.data(problem), self._steps(problem)
         table = EventTable(block.step, block.time, block.client, block.client)
         bounds = block_bounds(table, "none", max(1, len(table))).tolist()
         noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
@@ -274,37 +257,29 @@ class PPDMTL(AsyncAlgorithm):
     def local_baseline(self) -> LocalFit:
         """The ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
         tau = self.refine_tau or self.tau or 0.01
-        ridge, bound, target = tau / (2 if self.loss == "squared" else 1), self.row_norm, self.target
-        return LocalFit(loss=self.loss, ridge=ridge, row_norm=given_bound(bound), target=given_bound(target))
+        return LocalFit(loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Equation (2) on the training records, (R,) float64, not private."""
-        data, own = self._data(problem), self._own(state)
+        data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
         a2, threshold = self._steps(problem)
         total = threshold / a2 * SHARED_PENALTIES[self.penalty].value(shared)
         total = total + self.tau * OWN_PENALTIES[self.own_penalty].value(own)
         for t, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
-            total = total + self._loss.value(shared[:, t] + own[:, t], x, y).mean(1)
+            total = total + self.linear_loss.value(shared[:, t] + own[:, t], x, y).mean(1)
         return total
 
     # Inside
-
-    @property
-    def _loss(self) -> LinearLoss:
-        return LinearLoss(self.loss)
-
-    def _data(self, problem: Problem) -> LinearData:
-        return bounded_rows(problem, self._loss, bound_of(self, problem), target_of(self, problem))
 
     def _personal(self, problem: Problem, state: State, clients: Tensor, which: slice) -> Tensor:
         shared = state.public["shared"][which][:, clients]
         if not self.refines or not len(clients):
             own = self._own(state)[which][:, clients]
         else:
-            data, tau = self._data(problem), self.tau if self.refine_tau is None else self.refine_tau
+            data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
             fits = [
-                fit_own(self._loss, data.x[t], data.y[t], shared[:, k], tau, self.own_penalty)
+                fit_own(self.linear_loss, data.x[t], data.y[t], shared[:, k], tau, self.own_penalty)
                 for k, t in enumerate(clients.tolist())
             ]
             own = torch.stack(fits, dim=1)
@@ -318,11 +293,7 @@ class PPDMTL(AsyncAlgorithm):
 
     def _steps(self, problem: Problem) -> tuple[float, float]:
         """a2 and the proximal threshold."""
-        bias = problem.dimension - int(np.prod(problem.data.spec.shape))
-        smooth = self.smoothness
-        if smooth is None:
-            largest = largest_row(problem, self._loss, bound_of(self, problem))
-            smooth = self._loss.smoothness((largest**2 + bias) ** 0.5)
+        smooth = self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
         delay = 2 * problem.clients if self.delay is None else self.delay
         largest = 2.0 / ((delay + 1) * smooth)
         a2 = largest / 2 if self.a2 is None else self.a2
@@ -342,7 +313,7 @@ class PPDMTL(AsyncAlgorithm):
 
     def _sound_answers(self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel) -> Tensor:
         """One release for both blocks: G_t at p_t + q_t, then q_t <- q_t - a1 (G_t + tau q_t). (S, R, p)."""
-        own, loss = state.public["own"], self._loss
+        own, loss = state.public["own"], self.linear_loss
         p, q = state.public["returned"].numpy(), own.numpy()  # of a few rows numpy's sums are faster than torch's
 
         def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
@@ -361,7 +332,7 @@ class PPDMTL(AsyncAlgorithm):
         self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel, noise: Tensor
     ) -> Tensor:
         """Algorithm 1, lines 10-13: q_t moves on raw records; G_t = mean gradient at p_t + q_t + z1, plus z2."""
-        returned, store, loss = state.public["returned"], state.private, self._loss
+        returned, store, loss = state.public["returned"], state.private, self.linear_loss
         points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
         for task in part[part >= 0].unique().tolist():
             which, where = (part == task).nonzero(as_tuple=True)

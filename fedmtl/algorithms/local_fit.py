@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..._check import one_of, positive
-from ...data import RowBound
-from ...privacy import BoundSampler, Channel, ReleasePlan
-from ...schedules import Event
-from ..base import Algorithm, Problem, State
-from .stack import TaskStack
+from .._check import one_of, positive
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..schedules import Event
+from .base import Problem, State
+from .linear.data import LinearAlgorithm
+from .linear.stack import TaskStack
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalFit(Algorithm):
+class LocalFit(LinearAlgorithm):
     """argmin_w L_i(w) + (ridge / 2) ||w||^2 for every client i, of a linear model.
 
     Args:
         loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
         ridge: above 0.
-        row_norm: features are scaled down to this L2 norm, also where the models are used; None: they are not.
-        target: targets of the squared loss are cut off at this absolute value; None: they are not, up to 2^40.
+        row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
+            that the data state; None: they are not.
+        target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
+            they are not, up to 2^40.
     """
 
     loss: Literal["squared", "logistic"] = "logistic"
     ridge: float = 0.01
-    row_norm: float | None = None
-    target: float | None = None
+    row_norm: float | Literal["auto"] | None = None
+    target: float | Literal["auto"] | None = None
 
     name = "local"
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
         positive(self, ridge=self.ridge)
-        for name in ("row_norm", "target"):
-            if getattr(self, name) is not None:
-                positive(self, **{name: getattr(self, name)})
+        self.check_bounds()
 
-    def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features, which holds where the models are used too."""
-        return None if self.row_norm is None else RowBound(self.row_norm)
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> LocalFit:
+        """As the base class, and whatever the privacy: nothing is released, and no step size rests on a bound."""
+        return super().resolve_auto(problem, schedule, None)
 
     def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()
@@ -51,7 +51,7 @@ class LocalFit(Algorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """The fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
-        tasks = TaskStack.of(problem, self.loss, self.row_norm, self.target)
+        tasks = TaskStack.of(problem, self.data(problem), self.loss)
         store.scatter("model", torch.arange(problem.clients), tasks.fit(self.ridge))
         return State({}, store)
 
@@ -63,8 +63,3 @@ class LocalFit(Algorithm):
 
     def shared(self, state: State) -> Tensor | None:
         return None
-
-
-def given_bound(value: float | str | None) -> float | None:
-    """A bound that is a number; the ``"auto"`` one holds for the records as they are."""
-    return None if isinstance(value, str) or value is None else float(value)
