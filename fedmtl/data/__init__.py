@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from .dataset import FederatedDataset
-from .examples import DataSpec, Examples
+from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
 from .partition import by_column, dirichlet, from_partition, shards
-from .readers.adult import adult_owners, read_adult
+from .readers.adult import read_adult
 from .readers.digits import load_digits_clients
-from .readers.hospital import hospital_owners, read_hospital
+from .readers.hospital import read_hospital
 from .readers.leaf import read_femnist, read_leaf
-from .readers.lending import lending_owners, read_lending
+from .readers.lending import read_lending
 from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
-from .readers.owners import Domain, OwnerData
 from .readers.school import read_school
 from .readers.table import read_table
 from .synthetic.agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
@@ -28,19 +27,15 @@ __all__ = [
     "Examples",
     "FederatedDataset",
     "MovieLens",
-    "OwnerData",
     "RatingsGraph",
     "RowBound",
     "SyntheticAgents",
     "SyntheticTasks",
     "TargetAngles",
     "Transform",
-    "adult_owners",
     "by_column",
     "dirichlet",
     "from_partition",
-    "hospital_owners",
-    "lending_owners",
     "load_data",
     "load_digits_clients",
     "load_synthetic_agents",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ..errors import ConfigError
 from .dataset import FederatedDataset
@@ -13,6 +14,7 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {}
 """The registered readers by the name that :func:`load_data` takes."""
 
 Reader = TypeVar("Reader", bound=Callable[..., FederatedDataset])
+P = ParamSpec("P")
 
 
 def reader(name: str) -> Callable[[Reader], Reader]:
@@ -33,6 +35,23 @@ def reader(name: str) -> Callable[[Reader], Reader]:
         return function
 
     return register
+
+
+class HasData(Protocol):
+    """Anything with a dataset."""
+
+    @property
+    def data(self) -> FederatedDataset: ...
+
+
+def data_of(function: Callable[P, HasData]) -> Callable[P, FederatedDataset]:
+    """Return the reader of the ``data`` of what ``function`` returns, with the same arguments."""
+
+    @functools.wraps(function)
+    def read(*args: P.args, **options: P.kwargs) -> FederatedDataset:
+        return function(*args, **options).data
+
+    return read
 
 
 def load_data(name: str, **options: Any) -> FederatedDataset:

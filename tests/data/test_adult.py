@@ -11,7 +11,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from fedmtl.data import adult_owners, load_data, read_adult
+from fedmtl.data import load_data, read_adult
 from fedmtl.data.readers.adult import CATEGORIES, DROPPED, RANGES
 from fedmtl.errors import ConfigError, DataError
 
@@ -55,9 +55,9 @@ def write(path, frame):
 def alone(tmp_path, person: dict, **options) -> tuple[list[float], float]:
     """The one private row of a file whose other rows are public."""
     file = write(tmp_path / "one.csv", persons(person))
-    given = adult_owners(file, clients=1, public_rows=40, test_fraction=None, **options)
-    assert len(given.data.train) == 1
-    return given.data.train.x[0].tolist(), given.data.train.y[0].item()
+    given = read_adult(file, clients=1, public_rows=40, test_fraction=None, **options)
+    assert len(given.train) == 1
+    return given.train.x[0].tolist(), given.train.y[0].item()
 
 
 def test_every_column_is_used_or_dropped_for_a_reason():
@@ -105,11 +105,11 @@ def test_labels_as_classes(tmp_path):
 @pytest.mark.parametrize(("l1", "l2"), [(None, None), (3.0, None), (None, 1.2), (2.0, 1.9)])
 def test_no_person_leaves_the_domain_and_each_moves_its_own_row_only(tmp_path, coding, l1, l2):
     options = {"public_rows": 10, "clients": 2, "coding": coding, "l1": l1, "l2": l2}
-    first = adult_owners(write(tmp_path / "a.csv", persons(FIRST)), **options)
-    second = adult_owners(write(tmp_path / "b.csv", persons(WIDE)), **options)
+    first = read_adult(write(tmp_path / "a.csv", persons(FIRST)), **options)
+    second = read_adult(write(tmp_path / "b.csv", persons(WIDE)), **options)
     moved = 0
     for side in ("train", "test"):
-        a, b = first.data.side(side), second.data.side(side)
+        a, b = first.side(side), second.side(side)
         moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
         wide = b.x.double()
         assert (wide.abs().sum(1) <= first.domain.l1).all()
@@ -126,33 +126,33 @@ def test_no_person_leaves_the_domain_and_each_moves_its_own_row_only(tmp_path, c
 def test_whitened_features_are_those_of_scikit_learn(tmp_path):
     """The public rows alone fit z-scores and principal components; what is clipped keeps the domain."""
     frame, public = persons(FIRST, SECOND, rows=118), 60
-    given = adult_owners(
+    given = read_adult(
         write(tmp_path / "a.csv", frame), public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0,
         l2=2.5, test_fraction=None,
     )  # fmt: skip
-    plain = adult_owners(tmp_path / "a.csv", public_rows=public, clients=1, intercept=False, test_fraction=None)
-    features = np.concatenate([plain.data.train.x.numpy(), plain.public.x.numpy()]).astype(np.float64)
+    plain = read_adult(tmp_path / "a.csv", public_rows=public, clients=1, intercept=False, test_fraction=None)
+    features = np.concatenate([plain.train.x.numpy(), plain.public.x.numpy()]).astype(np.float64)
     scaler = StandardScaler().fit(features[-public:])
     z = np.clip(scaler.transform(features) * (scaler.var_ > 1e-12), -2.0, 2.0)
     pca = PCA(6, whiten=True, svd_solver="full").fit(z[-public:])
     expected = pca.transform(z) * np.sign(pca.components_[np.arange(6), np.abs(pca.components_).argmax(1)])
     norms = np.abs(expected).sum(1), np.linalg.norm(expected, axis=1)
     expected *= np.minimum(1, np.minimum(5.0 / norms[0], 2.5 / norms[1]))[:, None]
-    got = np.concatenate([given.data.train.x.numpy(), given.public.x.numpy()])
+    got = np.concatenate([given.train.x.numpy(), given.public.x.numpy()])
     np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-5, atol=2e-5)
     assert (got[:, -1] == 1).all()
     assert ((norms[0] > 5.0) & (norms[1] < 2.5)).any()
     assert (norms[1] > 2.5).any()
     assert (given.domain.l1, given.domain.l2) == (6.0, 7.25**0.5)
-    assert "fitted the z-scores and the 6 principal components" in given.data.notes[0]
+    assert "fitted the z-scores and the 6 principal components" in given.notes[0]
 
 
 def test_a_person_moves_its_own_row_only_with_components_too(tmp_path):
     options = {"public_rows": 40, "clients": 2, "components": 4}
-    first = adult_owners(write(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
-    second = adult_owners(write(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
+    first = read_adult(write(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
+    second = read_adult(write(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
     assert first.public.x.equal(second.public.x)
-    sides = [(first.data.side(side), second.data.side(side)) for side in ("train", "test")]
+    sides = [(first.side(side), second.side(side)) for side in ("train", "test")]
     assert sum(int((a.x != b.x).any(1).sum()) for a, b in sides) == 1
     assert all((b.x.double().abs().sum(1) <= first.domain.l1).all() for _, b in sides)
 
@@ -178,10 +178,10 @@ def test_other_spellings_are_read(tmp_path):
 
 def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     frame = persons(rows=50)
-    given = adult_owners(write(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
+    given = read_adult(write(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
     assert given.public.y.tolist() == [1.0 if v == ">50K" else -1.0 for v in frame["income"][-20:]]
-    assert len(given.data.train) + len(given.data.test) == 30
-    (note,) = given.data.notes
+    assert len(given.train) + len(given.test) == 30
+    (note,) = given.notes
     assert "last 20 persons" in note
     assert "no epsilon covers them" in note
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedmtl.data import hospital_owners, load_data, read_hospital
+from fedmtl.data import load_data, read_hospital
 from fedmtl.data.readers.hospital import TABLES, public_places
 from fedmtl.errors import ConfigError, DataError
 
@@ -36,15 +36,15 @@ def write(path, frame):
 def test_every_column_is_used_or_dropped_for_a_reason():
     for table, header in (("azpro", AZPRO), ("medpar", MEDPAR)):
         used = TABLES[table]
-        assert sorted(("los", used.owner, *used.features, *used.dropped)) == sorted(header)
+        assert sorted(("los", used.client, *used.features, *used.dropped)) == sorted(header)
 
 
 @pytest.mark.parametrize("table", ["azpro", "medpar"])
 def test_stays_are_those_of_the_file(tmp_path, table):
     frame = stays(table)
     write(tmp_path / f"{table}.csv", frame)
-    given = hospital_owners(tmp_path, table=table, test_fraction=None, min_examples=1)
-    assert given.data.ids == (
+    given = read_hospital(tmp_path, table=table, test_fraction=None, min_examples=1)
+    assert given.ids == (
         ("hospital-2", "hospital-3.6", "hospital-10.5")
         if table == "azpro"
         else ("hospital-30001", "hospital-30002", "hospital-30010")
@@ -55,7 +55,7 @@ def test_stays_are_those_of_the_file(tmp_path, table):
         x = [1.0 if row[name] == 1 else -1.0 for name in features] + [1.0]
         rows.append((float(row["provnum" if table == "medpar" else "hospital"]), *x, min(row["los"], 30) / 30))
     owners = sorted({row[0] for row in rows})
-    train, public = given.data.train, given.public
+    train, public = given.train, given.public
     got = [
         (owners[i], *train.x[j].tolist(), train.y[j].item())
         for i in range(3)
@@ -69,8 +69,8 @@ def test_stays_are_those_of_the_file(tmp_path, table):
         left.remove(next(r for r in left if r == pytest.approx(row, rel=1e-6)))
     own = sorted((*x, y) for x, y in zip(public.x.tolist(), public.y.tolist(), strict=True))
     np.testing.assert_allclose(own, sorted(r[1:] for r in left), rtol=1e-6)
-    assert given.data.test.counts.tolist() == [8, 8, 8]
-    assert given.data.test.y[:8].tolist() == public.y.tolist()
+    assert given.test.counts.tolist() == [8, 8, 8]
+    assert given.test.y[:8].tolist() == public.y.tolist()
     width = len(features) + 1
     assert (given.domain.l1, given.domain.l2, given.domain.target) == (width, pytest.approx(width**0.5), 1.0)
     assert (train.x.abs().sum(1) == width).all()
@@ -80,15 +80,15 @@ def test_stays_are_those_of_the_file(tmp_path, table):
 
 def test_a_private_record_moves_its_own_row_only(tmp_path):
     frame = stays()
-    first = hospital_owners(write(tmp_path / "a.csv", frame))
+    first = read_hospital(write(tmp_path / "a.csv", frame))
     row = int(np.flatnonzero(~public_places(80, 0.1))[3])
     for name in ("procedure", "sex", "age75", "admit"):
         frame.loc[row, name] = 1 - frame.loc[row, name]
     frame.loc[row, "los"] = 30000
-    second = hospital_owners(write(tmp_path / "b.csv", frame))
+    second = read_hospital(write(tmp_path / "b.csv", frame))
     moved = 0
     for side in ("train", "test"):
-        a, b = first.data.side(side), second.data.side(side)
+        a, b = first.side(side), second.side(side)
         moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
         assert (b.y <= 1).all()
     assert moved == 1
@@ -100,15 +100,15 @@ def test_the_public_rows_are_the_same_whatever_the_seed(tmp_path):
     frame = stays()
     frame["los"] = np.linspace(0.1, 29, 80)  # every stay once
     file = write(tmp_path / "azpro.csv", frame)
-    first, second = hospital_owners(file, seed=0), hospital_owners(file, seed=1)
+    first, second = read_hospital(file, seed=0), read_hospital(file, seed=1)
     assert first.public.y.equal(second.public.y)
-    assert not first.data.train.y.equal(second.data.train.y)
-    private = set(first.data.train.y.tolist()) | set(first.data.test.y.tolist())
+    assert not first.train.y.equal(second.train.y)
+    private = set(first.train.y.tolist()) | set(first.test.y.tolist())
     assert not private & set(first.public.y.tolist())
-    (note,) = first.data.notes
+    (note,) = first.notes
     assert "8 of the 80 stays" in note
     assert "no epsilon covers them" in note
-    more = hospital_owners(file, public_fraction=0.5)
+    more = read_hospital(file, public_fraction=0.5)
     assert len(more.public) == 40
     assert set(first.public.y.tolist()) < set(more.public.y.tolist())
 
@@ -120,7 +120,7 @@ def test_small_hospitals_are_left_out_where_they_cannot_be_split(tmp_path):
     assert len(read_hospital(file, test_fraction=None, min_examples=1)) == 3
     assert load_data("hospital", root=file).fingerprint() == read_hospital(tmp_path).fingerprint()
     assert read_hospital(file, intercept=False).spec.shape == (4,)
-    with pytest.raises(ConfigError, match="an owner with one record cannot hold out"):
+    with pytest.raises(ConfigError, match="a client with one record cannot hold out"):
         read_hospital(file, min_examples=1)
     with pytest.raises(DataError, match="no hospital has 70 or more private stays"):
         read_hospital(file, min_examples=70)

@@ -10,7 +10,7 @@ import pytest
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
-from fedmtl.data import FederatedDataset, lending_owners, load_data, read_lending
+from fedmtl.data import FederatedDataset, load_data, read_lending
 from fedmtl.data.readers.lending import CATEGORIES, DROPPED, NUMBERS
 from fedmtl.errors import ConfigError, DataError
 
@@ -71,7 +71,7 @@ def test_every_column_of_the_original_is_used_once_or_dropped_for_a_reason():
 def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
     frame = loans()
     file = write(tmp_path / "loans.csv", frame)
-    given = lending_owners(file, clients=1, **SMALL | {"l1": 1e6, "l2": 1e6, "target": 1e6})
+    given = read_lending(file, clients=1, **SMALL | {"l1": 1e6, "l2": 1e6, "target": 1e6})
     encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
     text = frame[list(CATEGORIES)].replace("", np.nan)
     encoder.fit(text.iloc[-PUBLIC:])
@@ -84,7 +84,7 @@ def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
     y = (rates - rates[-PUBLIC:].mean()) / rates[-PUBLIC:].std()
     np.testing.assert_allclose(given.public.x.numpy(), expected[-PUBLIC:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(given.public.y.numpy(), y[-PUBLIC:], rtol=1e-5, atol=1e-6)
-    x, got = everything(given.data)
+    x, got = everything(given)
     order = np.argsort(y[:-PUBLIC].astype(np.float32), kind="stable")
     np.testing.assert_allclose(got, y[:-PUBLIC][order], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(x, expected[:-PUBLIC][order], rtol=1e-5, atol=1e-6)
@@ -94,17 +94,17 @@ def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
 def test_a_private_record_moves_its_own_row_only(tmp_path):
     """Replace-one neighbours differ in one row of the dataset, and no record, however extreme, leaves the domain."""
     frame = loans()
-    first = lending_owners(write(tmp_path / "a.csv", frame), clients=4, **SMALL)
+    first = read_lending(write(tmp_path / "a.csv", frame), clients=4, **SMALL)
     wild = frame.copy()
     for column in (*NUMBERS, *DROPPED):
         if column not in TEXT:
             wild.loc[17, column] = -1e12
     wild.loc[17, list(TEXT)] = "never seen"
     wild.loc[17, "interest_rate"] = 100.0
-    second = lending_owners(write(tmp_path / "b.csv", wild), clients=4, **SMALL)
+    second = read_lending(write(tmp_path / "b.csv", wild), clients=4, **SMALL)
     moved = 0
     for side in ("train", "test"):
-        a, b = first.data.side(side), second.data.side(side)
+        a, b = first.side(side), second.side(side)
         assert a.offsets.tolist() == b.offsets.tolist()
         moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
         for x, y in ((a.x, a.y), (b.x, b.y)):
@@ -113,7 +113,7 @@ def test_a_private_record_moves_its_own_row_only(tmp_path):
             assert (y.double().abs() <= first.domain.target).all()
     assert moved == 1
     assert first.public.x.equal(second.public.x)
-    assert first.data.notes == second.data.notes
+    assert first.notes == second.notes
     assert first.domain == second.domain
 
 
@@ -126,15 +126,15 @@ def test_a_public_record_does_move_the_coding(tmp_path):
 
 def test_bounds_bind_and_the_intercept_stays_outside_of_them(tmp_path):
     file = write(tmp_path / "a.csv", loans())
-    plain, more = lending_owners(file, **SMALL), lending_owners(file, **SMALL, intercept=True)
-    sizes = plain.data.train.x.double().abs().sum(1)
+    plain, more = read_lending(file, **SMALL), read_lending(file, **SMALL, intercept=True)
+    sizes = plain.train.x.double().abs().sum(1)
     assert ((sizes > 3.99).sum() > 5) & ((sizes < 3.9).sum() > 5)  # some rows are clipped, some are not
-    assert (plain.data.train.y.abs() > 1.49).sum() > 2
-    assert more.data.train.x[:, :-1].equal(plain.data.train.x)
-    assert (more.data.train.x[:, -1] == 1).all()
+    assert (plain.train.y.abs() > 1.49).sum() > 2
+    assert more.train.x[:, :-1].equal(plain.train.x)
+    assert (more.train.x[:, -1] == 1).all()
     assert (plain.domain.l1, plain.domain.l2, plain.domain.target) == (4.0, 2.0, 1.5)
     assert (more.domain.l1, more.domain.l2) == (5.0, pytest.approx(5**0.5))
-    assert (more.data.train.x.double().square().sum(1) <= more.domain.l2**2 * (1 + 1e-12)).all()
+    assert (more.train.x.double().square().sum(1) <= more.domain.l2**2 * (1 + 1e-12)).all()
 
 
 def test_dropped_columns_have_no_influence(tmp_path):
@@ -153,27 +153,27 @@ def test_public_rows_belong_to_nobody_and_the_notes_name_them(tmp_path):
     frame["interest_rate"] = np.linspace(6, 30, 100)  # every rate once
     file = write(tmp_path / "loans_full_schema.csv", frame)
     whole = SMALL | {"target": 1e6}
-    given = lending_owners(tmp_path, clients=3, **whole)
-    targets = np.concatenate([given.data.train.y.numpy(), given.data.test.y.numpy()])
+    given = read_lending(tmp_path, clients=3, **whole)
+    targets = np.concatenate([given.train.y.numpy(), given.test.y.numpy()])
     assert len(targets) == 40
     assert not set(targets) & set(given.public.y.tolist())
     assert len(set(targets)) == 40
-    (note,) = given.data.notes
+    (note,) = given.notes
     assert "last 60 loans" in note
     assert "no epsilon covers them" in note
-    given.data.save(tmp_path / "saved")
-    assert FederatedDataset.load(tmp_path / "saved").notes == given.data.notes
-    assert load_data("lending", root=file, **whole).fingerprint() == given.data.fingerprint()
-    assert given.data.ids == ("owner-0", "owner-1", "owner-2")
-    assert (given.data.spec.shape, given.data.classes, str(given.data.train.x.dtype)) == ((6,), None, "torch.float32")
+    given.save(tmp_path / "saved")
+    assert FederatedDataset.load(tmp_path / "saved").notes == given.notes
+    assert load_data("lending", root=file, **whole).fingerprint() == given.fingerprint()
+    assert given.ids == ("owner-0", "owner-1", "owner-2")
+    assert (given.spec.shape, given.classes, str(given.train.x.dtype)) == ((6,), None, "torch.float32")
 
 
 def test_sizes_and_training_on_every_row(tmp_path):
     file = write(tmp_path / "a.csv", loans())
-    given = lending_owners(file, clients=3, sizes=(1, 20, 5), test_fraction=None, **SMALL)
-    assert given.data.train.counts.tolist() == [1, 20, 5]
-    assert given.data.test.counts.tolist() == [PUBLIC] * 3
-    assert given.data.test.x[:PUBLIC].equal(given.public.x)
+    given = read_lending(file, clients=3, sizes=(1, 20, 5), test_fraction=None, **SMALL)
+    assert given.train.counts.tolist() == [1, 20, 5]
+    assert given.test.counts.tolist() == [PUBLIC] * 3
+    assert given.test.x[:PUBLIC].equal(given.public.x)
     split = read_lending(file, clients=3, sizes=10, **SMALL)
     assert split.train.counts.tolist() == [8, 8, 8]
     assert split.test.counts.tolist() == [2, 2, 2]
@@ -232,7 +232,7 @@ def test_unreadable_files_are_named(tmp_path):
         ({"target": 0}, r"lending\.target is 0"),
         ({"public_rows": 0}, r"lending\.public_rows is 0"),
         ({"test_fraction": 1}, r"test_fraction is 1"),
-        ({"clients": 50}, r"an owner would have 0 of the 40"),
+        ({"clients": 50}, r"a client would have 0 of the 40"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):

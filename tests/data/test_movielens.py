@@ -140,8 +140,8 @@ def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
     assert {(3 + 7 * int(i), int(given.items[j])): raw[i, j] for i, j in zip(*np.nonzero(raw), strict=True)} == {
         pair: rating[pair] for pair in train
     }
-    assert given.domain.l2 >= given.data.train.x.norm(dim=1).max()
-    assert given.domain.l1 >= given.data.train.x.abs().sum(1).max()
+    assert given.data.domain.l2 >= given.data.train.x.norm(dim=1).max()
+    assert given.data.domain.l1 >= given.data.train.x.abs().sum(1).max()
 
 
 def test_features_are_those_of_the_training_side_and_zero_for_items_unseen_there(tmp_path):
@@ -171,11 +171,11 @@ def test_a_public_centre_has_a_constant_feature_and_no_note_of_means(tmp_path):
         assert y == pytest.approx(rating[pair] - 3.5)
         assert x[-1] == 2
     assert USER_CENTRE not in given.data.notes
-    assert given.domain.target == 3
+    assert given.data.domain.target == 3
     plain = movielens_users(path, **SMALL)
     torch.testing.assert_close(given.features[:, :-1], plain.features)
-    assert given.domain.l2 == pytest.approx((plain.domain.l2**2 + 4) ** 0.5)
-    assert given.domain.l1 == pytest.approx(plain.domain.l1 + 2)
+    assert given.data.domain.l2 == pytest.approx((plain.data.domain.l2**2 + 4) ** 0.5)
+    assert given.data.domain.l1 == pytest.approx(plain.data.domain.l1 + 2)
 
 
 def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
@@ -210,7 +210,7 @@ def test_features_within_a_public_norm(tmp_path):
     assert norms.max() > 1.2
     factor = (1.2 / norms).clamp(max=1)[:, None]
     torch.testing.assert_close(bound.features, torch.where(norms[:, None] > 0, free.features * factor, 0.0))
-    assert bound.features.norm(dim=1).max() <= bound.domain.l2 <= 1.2 * (1 + 1e-6)
+    assert bound.features.norm(dim=1).max() <= bound.data.domain.l2 <= 1.2 * (1 + 1e-6)
 
 
 def test_by_name_and_impossible_settings(tmp_path):

@@ -31,15 +31,15 @@ def test_without_noise_targets_are_those_of_the_true_models(structure, problem):
             score = x[task] @ given.weights[:, task].numpy()
             expected = score if problem == "regression" else (score > 0)
             np.testing.assert_allclose(y[task], expected, rtol=1e-6, atol=1e-6)
-    assert given.domain.target == (1.0 if problem == "classification" else np.inf)
+    assert given.data.domain.target == (1.0 if problem == "classification" else np.inf)
 
 
 def test_rows_have_unit_norm_and_never_more():
     given = make_synthetic_tasks(50, features=5)
     norms = np.linalg.norm(blocks(given, "train")[0], axis=2)
-    assert norms.max() <= given.domain.l2 == 1
+    assert norms.max() <= given.data.domain.l2 == 1
     assert norms.min() >= 1 - 2.0**-19
-    assert given.domain.l1 == 5**0.5
+    assert given.data.domain.l1 == 5**0.5
 
 
 def test_low_rank_and_group_sparse_models():

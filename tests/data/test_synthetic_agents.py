@@ -26,8 +26,8 @@ def test_labels_are_those_of_the_separators_where_none_is_flipped(rows):
             angle = float(given.angles[i])
             expected = x[:, 0] * np.cos(angle) + x[:, 1] * np.sin(angle) >= 0
             assert torch.equal(y, expected.long())
-            assert float(x.norm(dim=1).max()) <= given.domain.l2
-            assert float(x.abs().sum(1).max()) <= given.domain.l1
+            assert float(x.norm(dim=1).max()) <= given.data.domain.l2
+            assert float(x.abs().sum(1).max()) <= given.data.domain.l1
             if rows == "sphere":
                 assert float(x.norm(dim=1).min()) > 1 - 2.0**-19
             elif side == "test":

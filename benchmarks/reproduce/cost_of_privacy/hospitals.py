@@ -15,7 +15,7 @@ from setting import Row, budget, clocks, kappa_for, owners_rows, quartiles, refe
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
 from fedmtl.algorithms.linear.data import LinearData
-from fedmtl.data.readers.hospital import hospital_owners
+from fedmtl.data.readers.hospital import read_hospital
 from fedmtl.schedules import PoissonClocks
 
 EPSILONS, RUNS, TRIAL_RUNS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 100, 30
@@ -26,8 +26,8 @@ BAND_EPSILONS, HORIZON, POINTS = (0.1, 1.0, 10.0), 1000, 16
 @cache
 def stays(root: Path) -> tuple[LinearData, LinearData]:
     """Records of the hospitals, and the public ones."""
-    read = hospital_owners(root, test_fraction=None)
-    return owners_rows(read.data.train, bias=True), owners_rows(read.public, bias=True)
+    read = read_hospital(root, test_fraction=None)
+    return owners_rows(read.train, bias=True), owners_rows(read.public, bias=True)
 
 
 @cache

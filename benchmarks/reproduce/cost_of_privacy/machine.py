@@ -16,7 +16,7 @@ from setting import Row, budget, clocks, kappa_for, owners_rows, references, val
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
-from fedmtl.data.readers.adult import adult_owners
+from fedmtl.data.readers.adult import read_adult
 
 COMPONENTS, BOUND = 10, 12.0
 XI = BOUND + 1
@@ -31,7 +31,7 @@ VALUE_DEALS, VALUE_RUNS = 5, 20
 @cache
 def census(root: Path, owners: int, size: int, deal: int) -> tuple[LinearData, LinearData]:
     """Records of the owners, and the public ones; the same records an owner, however many owners there are."""
-    read = adult_owners(
+    read = read_adult(
         root,
         clients=owners,
         sizes=size,
@@ -41,7 +41,7 @@ def census(root: Path, owners: int, size: int, deal: int) -> tuple[LinearData, L
         test_fraction=None,
         seed=deal,
     )
-    return owners_rows(read.data.train), owners_rows(read.public)
+    return owners_rows(read.train), owners_rows(read.public)
 
 
 def machine(root: Path) -> list[Row]:

@@ -16,7 +16,7 @@ from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.collaboration import KAPPAS, Collaboration, KappaChoice, choose_kappa, simulate
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
-from fedmtl.data.readers.lending import lending_owners
+from fedmtl.data.readers.lending import read_lending
 from fedmtl.schedules import PoissonClocks
 
 Row = dict[str, Any]
@@ -35,8 +35,8 @@ def owners_rows(examples: Examples, *, bias: bool = False) -> LinearData:
 @cache
 def lending(root: Path, owners: int, size: int, deal: int) -> tuple[LinearData, LinearData]:
     """Records of the owners, and the public ones; the same records an owner, however many owners there are."""
-    read = lending_owners(root, clients=owners, sizes=size, test_fraction=None, seed=deal)
-    return owners_rows(read.data.train), owners_rows(read.public)
+    read = read_lending(root, clients=owners, sizes=size, test_fraction=None, seed=deal)
+    return owners_rows(read.train), owners_rows(read.public)
 
 
 def first_owners(data: LinearData, owners: int) -> LinearData:

@@ -41,7 +41,7 @@ def agents(p: int, seed: int) -> SyntheticAgents:
 def peers(p: int, seed: int, mu: float, **settings: object) -> PeerToPeer:
     given = agents(p, seed)
     return PeerToPeer(
-        graph=given.graph(), mu=mu, loss="logistic", row_norm=given.domain.l2, smoothness=SMOOTHNESS, **settings
+        graph=given.graph(), mu=mu, loss="logistic", row_norm=given.data.domain.l2, smoothness=SMOOTHNESS, **settings
     )  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def dimensions(tuned: list[Row]) -> list[Row]:
             add("optimum", math.inf, accuracy(best, data))
             add("local", 0.0, accuracy(local_models(objective), data))
             for epsilon in EPSILONS:
-                settings = RecordPrivacy(clip_norm=agents(p, seed).domain.l2, epsilon=epsilon, delta=DELTA)
+                settings = RecordPrivacy(clip_norm=agents(p, seed).data.domain.l2, epsilon=epsilon, delta=DELTA)
                 noised = perturb_records(objective.data, LinearLoss("logistic"), settings, seed=seed)
                 theta = optimum(replace(objective, data=noised.data), tolerance=1e-6).theta
                 add("local dp", epsilon, accuracy(theta, data))

@@ -34,7 +34,7 @@ def graph_of(given: MovieLens) -> Graph:
 
 
 def peers(given: MovieLens, graph: Graph, smoothness: float = SMOOTHNESS) -> PeerToPeer:
-    return PeerToPeer(graph=graph, mu=MU, loss="squared", row_norm=given.domain.l2, smoothness=smoothness)
+    return PeerToPeer(graph=graph, mu=MU, loss="squared", row_norm=given.data.domain.l2, smoothness=smoothness)
 
 
 class Table:

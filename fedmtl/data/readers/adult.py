@@ -1,7 +1,7 @@
 """Adult census income: whether a person earns more than 50,000 dollars a year, coded with public constants only.
 
 Categories and ranges are those that the data's documentation publishes (Becker, Kohavi: "Adult", UCI Machine Learning
-Repository, 1996), so that nothing about the coding comes from the owners' rows.
+Repository, 1996), so that nothing about the coding comes from the clients' rows.
 """
 
 from __future__ import annotations
@@ -14,20 +14,11 @@ import numpy as np
 
 from ..._check import one_of, positive, positive_int
 from ...errors import DataError
+from ..dataset import FederatedDataset
+from ..examples import Domain
 from ..loaders import reader
+from .bounded_rows import assemble, check_bounds, clip_rows, deal_table, with_intercept
 from .columns import codes, find_file, numbers, read_frame, texts
-from .owners import (
-    Domain,
-    OwnerData,
-    assemble,
-    check_bounds,
-    check_public,
-    check_share,
-    clip_rows,
-    data_of,
-    deal,
-    with_intercept,
-)
 from .whitening import fit_whitening
 
 if TYPE_CHECKING:
@@ -84,7 +75,8 @@ ALIASES = {"sex": "gender", "education-num": "educational-num"}
 """Other names that copies of the data give to a column."""
 
 
-def adult_owners(
+@reader("adult")
+def read_adult(
     root: str | Path,
     *,
     clients: int = 3,
@@ -99,8 +91,8 @@ def adult_owners(
     intercept: bool = True,
     test_fraction: float | None = 0.2,
     seed: int = 0,
-) -> OwnerData:
-    """Read adult.csv and deal its persons to owners.
+) -> FederatedDataset:
+    """Read adult.csv and deal its persons to clients.
 
     Numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 + value)). A row of 5
     numbers and 7 categories so has ``||x||_1 <= 12`` and ``||x||_2 <= sqrt(12)`` by construction; ``l1`` and ``l2``
@@ -111,10 +103,10 @@ def adult_owners(
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
-        clients: number of owners N; ids ``owner-0``, ``owner-1``, ...
-        sizes: persons of each owner, training and test together: None for all in N equal parts, one number for all
-            owners, or one number an owner.
-        public_rows: the last rows of the file, taken as public; they belong to no owner.
+        clients: their number N; ids ``owner-0``, ``owner-1``, ...
+        sizes: persons of each client, training and test together: None for all in N equal parts, one number for all
+            clients, or one number a client.
+        public_rows: the last rows of the file, taken as public; they belong to no client.
         coding: ``"one_hot"``: one 0/1 feature a category but the first, 84 features; ``"integer"``: the category's
             number over the largest number, 12 features.
         labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64 labels 0 and 1.
@@ -123,8 +115,8 @@ def adult_owners(
         l1: bound on ``||x||_1`` without the intercept, a public constant; longer rows are scaled down. None: 12.
         l2: bound on ``||x||_2``, likewise. None: sqrt(12), or with components ``l1``.
         intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
-        test_fraction: share of each owner's persons held out for test; None trains on all of them and tests every
-            owner on the public rows.
+        test_fraction: share of each client's persons held out for test; None trains on all of them and tests every
+            client on the public rows.
         seed: of the deal and of the split.
 
     Returns:
@@ -141,8 +133,6 @@ def adult_owners(
     positive(where, z_clip=z_clip)
     if components is not None:
         positive_int(where, components=components)
-    least = 1 if test_fraction is None else 2
-    check_share(where, test_fraction, least)
     file = find_file(root, FILES)
     text = (*CATEGORIES, "sex", TARGET)
     frame = read_frame(file, (TARGET,), text).rename(columns=ALIASES)
@@ -150,9 +140,10 @@ def adult_owners(
         if column not in frame.columns:
             known = ", ".join(map(repr, frame.columns))
             raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
-    check_public(where, public_rows, len(frame), file)
-    private = len(frame) - public_rows
-    parts = deal(private, clients, sizes, seed, where=where, least=least)
+    parts = deal_table(
+        len(frame), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+    )
+    public = slice(len(frame) - public_rows, None)
     natural = float(len(RANGES) + len(CATEGORIES))
     features = coded(frame, coding, file)
     if components is None:
@@ -161,7 +152,7 @@ def adult_owners(
     else:
         bound1 = l1 or natural
         bound2 = min(l2 or bound1, bound1)
-        whitened = fit_whitening(features[private:], components=components, z_clip=z_clip, where=where)(features)
+        whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
         x = clip_rows(whitened, l1=bound1, l2=l2)
     y = _incomes(frame, file)
     targets = (2 * y - 1).astype(np.float32) if labels == "signed" else y
@@ -173,12 +164,9 @@ def adult_owners(
         "number of persons of each owner is public"
     )
     return assemble(
-        x[:private], targets[:private], parts, (x[private:], targets[private:]), Domain(bound1, float(bound2), 1.0),
+        x, targets, parts, public, Domain(bound1, float(bound2), 1.0),
         test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2, name="adult", notes=(note,),
     )  # fmt: skip
-
-
-read_adult = reader("adult")(data_of(adult_owners))
 
 
 def coded(frame: pd.DataFrame, coding: str, file: Path) -> np.ndarray:

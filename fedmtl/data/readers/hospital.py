@@ -1,4 +1,4 @@
-"""Length of stay in hospital: one owner a hospital, features and targets coded with public constants only.
+"""Length of stay in hospital: one client a hospital, features and targets coded with public constants only.
 
 The second regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private
 machine learning", IEEE TIFS 2021, section VI-B, on two small openly published tables.
@@ -16,9 +16,11 @@ import torch
 from ..._check import one_of, positive
 from ...errors import ConfigError, DataError
 from ...random import derive_key, keyed_bits
+from ..dataset import FederatedDataset
+from ..examples import Domain
 from ..loaders import reader
+from .bounded_rows import assemble, check_share, with_intercept
 from .columns import find_file, numbers, read_frame
-from .owners import Domain, OwnerData, assemble, check_share, data_of, with_intercept
 
 STAY = "los"
 
@@ -28,12 +30,12 @@ class Columns:
     """Which columns of a table are used.
 
     Args:
-        owner: the column that names the hospital.
+        client: the column that names the hospital.
         features: columns of 0 and 1.
         dropped: columns that are never features, with the reason.
     """
 
-    owner: str
+    client: str
     features: tuple[str, ...]
     dropped: dict[str, str]
 
@@ -53,7 +55,8 @@ TABLES = {
 }
 
 
-def hospital_owners(
+@reader("hospital")
+def read_hospital(
     root: str | Path,
     *,
     table: Literal["azpro", "medpar"] = "azpro",
@@ -63,7 +66,7 @@ def hospital_owners(
     test_fraction: float | None = 0.2,
     min_examples: int = 2,
     seed: int = 0,
-) -> OwnerData:
+) -> FederatedDataset:
     """Read azpro.csv or medpar.csv: stays in days by hospital.
 
     Features are -1 and +1, so that every row has the same norms and none is clipped; the target is
@@ -73,7 +76,7 @@ def hospital_owners(
         root: the .csv file, or the folder of both.
         table: ``"azpro"``: 17 hospitals, coronary procedures in Arizona, with procedure (bypass or angioplasty), sex,
             age75 and admit (urgent); ``"medpar"``: 54 providers, with hmo, white, age80 and the kind of admission.
-        public_fraction: share of the rows that is taken as public, at least one; it belongs to no owner. Which rows
+        public_fraction: share of the rows that is taken as public, at least one; it belongs to no client. Which rows
             is fixed by their place in the file and does not depend on ``seed``: repetitions with other seeds do not
             make other rows public.
         longest_stay: a public constant, in days; longer stays count as that long.
@@ -100,25 +103,22 @@ def hospital_owners(
     check_share(where, test_fraction, min_examples)
     columns = TABLES[table]
     file = find_file(root, (f"{table}.csv", f"{table}.csv.gz"))
-    frame = read_frame(file, (STAY, columns.owner, *columns.features), ())
+    frame = read_frame(file, (STAY, columns.client, *columns.features), ())
     x = np.stack([_signs(numbers(frame, name, file), name, file) for name in columns.features], axis=1)
     days = numbers(frame, STAY, file, low=0.0, high=36500.0)
     y = (np.minimum(days, longest_stay) / longest_stay).astype(np.float32)
     width = len(columns.features) + intercept
     x = with_intercept(x) if intercept else x.astype(np.float32)
     public = public_places(len(frame), public_fraction)
-    parts = _hospitals(numbers(frame, columns.owner, file), public, min_examples, file)
+    parts = _hospitals(numbers(frame, columns.client, file), public, min_examples, file)
     note = (
         f"{int(public.sum())} of the {len(frame)} stays, chosen by their place in the file, are taken as public, and "
         "no epsilon covers them; the number of stays of each hospital is public"
     )
     return assemble(
-        x, y, parts, (x[public], y[public]), Domain(float(width), float(np.sqrt(width)), 1.0),
+        x, y, parts, public, Domain(float(width), float(np.sqrt(width)), 1.0),
         test_fraction=test_fraction, seed=seed, classes=None, name=f"hospital ({table})", notes=(note,),
     )  # fmt: skip
-
-
-read_hospital = reader("hospital")(data_of(hospital_owners))
 
 
 def public_places(rows: int, share: float) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private machine
 learning", IEEE TIFS 2021, section VI-A, on the openly published table of 10,000 loans. The last rows are public: they
-fit the coding, and nothing is fitted on the owners' rows.
+fit the coding, and nothing is fitted on the clients' rows.
 """
 
 from __future__ import annotations
@@ -15,21 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..._check import positive, positive_int
+from ..dataset import FederatedDataset
+from ..examples import Domain
 from ..loaders import reader
+from .bounded_rows import assemble, check_bounds, clip_rows, clip_targets, deal_table, with_intercept
 from .columns import MISSING, codes, find_file, numbers, read_frame, texts
-from .owners import (
-    Domain,
-    OwnerData,
-    assemble,
-    check_bounds,
-    check_public,
-    check_share,
-    clip_rows,
-    clip_targets,
-    data_of,
-    deal,
-    with_intercept,
-)
 from .whitening import Whitening, fit_whitening
 
 if TYPE_CHECKING:
@@ -136,7 +126,8 @@ def fit_coding(public: pd.DataFrame, file: Path, *, components: int, z_clip: flo
     return Coding(categories, fit_whitening(coded, components=components, z_clip=z_clip, where="lending"))
 
 
-def lending_owners(
+@reader("lending")
+def read_lending(
     root: str | Path,
     *,
     clients: int = 3,
@@ -150,15 +141,15 @@ def lending_owners(
     intercept: bool = False,
     test_fraction: float | None = 0.2,
     seed: int = 0,
-) -> OwnerData:
-    """Read loans_full_schema.csv and deal its loans to owners.
+) -> FederatedDataset:
+    """Read loans_full_schema.csv and deal its loans to clients.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
-        clients: number of owners N; ids ``owner-0``, ``owner-1``, ...
-        sizes: loans of each owner, training and test together: None for all in N equal parts, one number for all
-            owners, or one number an owner.
-        public_rows: the last rows of the file, taken as public; they belong to no owner.
+        clients: their number N; ids ``owner-0``, ``owner-1``, ...
+        sizes: loans of each client, training and test together: None for all in N equal parts, one number for all
+            clients, or one number a client.
+        public_rows: the last rows of the file, taken as public; they belong to no client.
         components: principal components k.
         z_clip: bound on a column's z-score.
         l1: bound on ``||x||_1`` of the k features, a public constant; longer rows are scaled down.
@@ -166,8 +157,8 @@ def lending_owners(
         target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over their standard
             deviation.
         intercept: append a feature that is 1, outside of the clipping; the domain's bounds include it.
-        test_fraction: share of each owner's loans held out for test; None trains on all of them and tests every
-            owner on the public rows.
+        test_fraction: share of each client's loans held out for test; None trains on all of them and tests every
+            client on the public rows.
         seed: of the deal and of the split.
 
     Returns:
@@ -181,17 +172,16 @@ def lending_owners(
     positive(where, z_clip=z_clip, target=target)
     check_bounds(where, l1=l1, l2=l2)
     positive_int(where, components=components)
-    least = 1 if test_fraction is None else 2
-    check_share(where, test_fraction, least)
     file = find_file(root, FILES)
     frame = read_frame(file, (TARGET, *CATEGORIES, *NUMBERS), CATEGORIES)
-    check_public(where, public_rows, len(frame), file)
-    private = len(frame) - public_rows
-    parts = deal(private, clients, sizes, seed, where=where, least=least)
+    parts = deal_table(
+        len(frame), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+    )
+    public = slice(len(frame) - public_rows, None)
     rates = numbers(frame, TARGET, file, low=RATES[0], high=RATES[1])
-    coding = fit_coding(frame.iloc[private:], file, components=components, z_clip=z_clip)
+    coding = fit_coding(frame.iloc[public], file, components=components, z_clip=z_clip)
     x = clip_rows(coding(frame, file), l1=l1, l2=l2)
-    middle, spread = rates[private:].mean(), rates[private:].std()
+    middle, spread = rates[public].mean(), rates[public].std()
     y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
     domain = Domain(l1, l2, target)
     if intercept:
@@ -202,12 +192,9 @@ def lending_owners(
         "the number of loans of each owner is public"
     )
     return assemble(
-        x[:private], y[:private], parts, (x[private:], y[private:]), domain,
+        x, y, parts, public, domain,
         test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,),
     )  # fmt: skip
-
-
-read_lending = reader("lending")(data_of(lending_owners))
 
 
 def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path) -> np.ndarray:

@@ -22,13 +22,13 @@ from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits
 from ..checks import check_fraction
 from ..dataset import FederatedDataset
-from ..examples import Examples
-from ..loaders import reader
+from ..examples import Domain, Examples
+from ..loaders import data_of, reader
 from ..rows import offsets_of
 from ..split import client_keys, split_rows
 from .als import als_features
+from .bounded_rows import SHRINK, check_bounds, clip_rows, with_intercept
 from .movielens_files import RATINGS, Ratings, read_ratings
-from .owners import SHRINK, Domain, clip_rows, data_of, with_intercept
 
 USER_CENTRE = (
     "the mean of each user's own training ratings was removed from them without noise: replacing one rating moves "
@@ -45,7 +45,8 @@ class MovieLens:
     """Ratings as a dataset, and what it was made of.
 
     Attributes:
-        data: one client a user, ids ``user-1``, ...; its ``notes`` name what is outside of every epsilon.
+        data: one client a user, ids ``user-1``, ...; its ``notes`` name what is outside of every epsilon, and its
+            ``domain`` bounds the catalogue, not a user's own rows.
         features: of all items, float32 (items, p), with a last column ``constant`` where the centre is public; the
             first p entries of an item that nobody rated in training are 0.
         items: int64 (items,), the items' numbers in the file.
@@ -60,12 +61,6 @@ class MovieLens:
     train_item: Tensor
     test_item: Tensor
     train_rating: Tensor
-
-    @property
-    def domain(self) -> Domain:
-        """Bounds that every row keeps: over the catalogue, not over a user's own rows."""
-        assert self.data.domain is not None
-        return self.data.domain
 
     def training_ratings(self) -> csr_array:
         """(users, items) float64: the ratings of the training side, as in the file; for the similarity of users."""
@@ -126,8 +121,7 @@ def movielens_users(
     positive_int(where, features=features, sweeps=sweeps, min_examples=min_examples)
     positive(where, reg=reg, constant=constant)
     check_fraction(test_fraction)
-    if feature_norm is not None:
-        positive(where, feature_norm=feature_norm)
+    check_bounds(where, feature_norm=feature_norm)
     if centre != "user":
         _check_centre(where, centre)
     items, train, test, public = _read(root, public_users, test_fraction, min_examples, seed)

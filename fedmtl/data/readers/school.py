@@ -18,7 +18,7 @@ from ..checks import check_fraction
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
-from .owners import SHRINK
+from .bounded_rows import SHRINK
 
 FILE = "school.mat"
 SCORES = (1.0, 70.0)

@@ -19,9 +19,9 @@ from ..._check import one_of, positive, positive_int
 from ...errors import ConfigError
 from ...graphs import Graph, exp_angle
 from ..dataset import FederatedDataset
-from ..examples import Examples
-from ..loaders import reader
-from ..readers.owners import SHRINK, Domain, data_of
+from ..examples import Domain, Examples
+from ..loaders import data_of, reader
+from ..readers.bounded_rows import SHRINK
 from ..rows import offsets_of
 from ..split import client_keys
 from .tasks import keyed_normal, keyed_unit
@@ -42,12 +42,6 @@ class SyntheticAgents:
     data: FederatedDataset
     angles: Tensor
     models: Tensor
-
-    @property
-    def domain(self) -> Domain:
-        """Bounds that every row keeps."""
-        assert self.data.domain is not None
-        return self.data.domain
 
     def graph(self, gamma: float = 0.1, *, cut: float = 1e-3) -> Graph:
         """W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see :func:`~fedmtl.graphs.exp_angle`."""

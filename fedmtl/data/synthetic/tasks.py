@@ -21,9 +21,9 @@ from ..._check import non_negative, one_of, positive_int
 from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
-from ..examples import Examples
-from ..loaders import reader
-from ..readers.owners import SHRINK, Domain, data_of
+from ..examples import Domain, Examples
+from ..loaders import data_of, reader
+from ..readers.bounded_rows import SHRINK
 from ..split import client_keys
 
 _BITS = 52
@@ -36,12 +36,10 @@ class SyntheticTasks:
     Args:
         data: one client a task, ids ``task-0``, ``task-1``, ...
         weights: the true models W, float64 (d, T), column t of task t.
-        domain: bounds that every row keeps.
     """
 
     data: FederatedDataset
     weights: Tensor
-    domain: Domain
 
 
 def make_synthetic_tasks(
@@ -129,7 +127,7 @@ def make_synthetic_tasks(
     domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
     classes = 2 if problem == "classification" else None
     data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, domain=domain)
-    return SyntheticTasks(data, weights, domain)
+    return SyntheticTasks(data, weights)
 
 
 load_synthetic_tasks = reader("synthetic_tasks")(data_of(make_synthetic_tasks))

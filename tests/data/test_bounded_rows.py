@@ -1,11 +1,12 @@
-"""Public bounds and the deal to owners, against plain loops."""
+"""Public bounds and the deal to clients, against plain loops."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fedmtl.data.readers.owners import Domain, assemble, check_share, clip_rows, clip_targets, deal, with_intercept
+from fedmtl.data import Domain
+from fedmtl.data.readers.bounded_rows import assemble, check_share, clip_rows, clip_targets, deal, with_intercept
 from fedmtl.errors import ConfigError
 
 
@@ -52,7 +53,7 @@ def test_the_deal_is_uniform():
     assert np.abs(hits - 500).max() < 5 * (2000 * 0.25 * 0.75) ** 0.5  # five standard deviations
 
 
-def test_owners_of_a_fixed_size_do_not_depend_on_how_many_there_are():
+def test_clients_of_a_fixed_size_do_not_depend_on_how_many_there_are():
     few, many = deal(1000, 3, 90, 0, where="t", least=2), deal(1000, 10, 90, 0, where="t", least=2)
     assert all(np.array_equal(few[k], many[k]) for k in few)
     rows = np.concatenate(list(many.values()))
@@ -68,8 +69,8 @@ def test_owners_of_a_fixed_size_do_not_depend_on_how_many_there_are():
         (2, (5, 0), r"t\.sizes is 0"),
         (2, 2.5, r"t\.sizes is 2\.5"),
         (2, "ab", r"t\.sizes is 'ab'"),
-        (2, 1, r"t: an owner would have 1 of the 20 private rows; each needs at least 2"),
-        (15, None, r"an owner would have 1 of the 20 private rows"),
+        (2, 1, r"t: a client would have 1 of the 20 private rows; each needs at least 2"),
+        (15, None, r"a client would have 1 of the 20 private rows"),
         (3, 7, r"ask for 21 rows, but there are 20 private rows"),
     ],
 )
@@ -78,7 +79,7 @@ def test_impossible_deals_are_refused(clients, sizes, message):
         deal(20, clients, sizes, 0, where="t", least=2)
 
 
-def test_one_record_owners_need_the_public_test_rows():
+def test_clients_of_one_record_need_the_public_test_rows():
     check_share("t", None, 1)
     with pytest.raises(ConfigError, match=r"t\.min_examples is 1, .*test_fraction=None"):
         check_share("t", 0.2, 1)
@@ -88,17 +89,17 @@ def test_one_record_owners_need_the_public_test_rows():
         check_share("t", None, 0)
 
 
-def test_owners_without_a_test_part_train_on_all_rows_and_are_tested_on_the_public_ones():
-    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6, dtype=np.float32)
-    public = (np.full((2, 2), 50, np.float32), np.array([7, 8], np.float32))
+def test_clients_without_a_test_part_train_on_all_rows_and_are_tested_on_the_public_ones():
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)
+    x[6:], y[6:] = 50, (7, 8)
     parts = {"a": np.array([4]), "b": np.array([0, 5])}
     out = assemble(
-        x, y, parts, public, Domain(1, 1, 1), test_fraction=None, seed=0, classes=None, name="t", notes=("n",)
+        x, y, parts, slice(6, None), Domain(1, 1, 1), test_fraction=None, seed=0, classes=None, name="t", notes=("n",)
     )
-    assert out.data.train.y.tolist() == [4, 0, 5]
-    assert out.data.train.x.tolist() == [[8, 9], [0, 1], [10, 11]]
-    assert out.data.train.offsets.tolist() == [0, 1, 3]
-    assert out.data.test.y.tolist() == [7, 8, 7, 8]
-    assert (out.data.test.x == 50).all()
-    assert out.data.test.offsets.tolist() == [0, 2, 4]
-    assert (out.public.y.tolist(), out.public.offsets.tolist(), out.data.notes) == ([7, 8], [0, 2], ("n",))
+    assert out.train.y.tolist() == [4, 0, 5]
+    assert out.train.x.tolist() == [[8, 9], [0, 1], [10, 11]]
+    assert out.train.offsets.tolist() == [0, 1, 3]
+    assert out.test.y.tolist() == [7, 8, 7, 8]
+    assert (out.test.x == 50).all()
+    assert out.test.offsets.tolist() == [0, 2, 4]
+    assert (out.public.y.tolist(), out.public.offsets.tolist(), out.notes) == ([7, 8], [0, 2], ("n",))

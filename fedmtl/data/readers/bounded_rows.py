@@ -1,4 +1,4 @@
-"""Tables dealt to data owners: rows within public bounds, and a public part beside them.
+"""Tables dealt to clients: rows within public bounds, and a public part beside them.
 
 With records as the protected unit, a row's features may depend on that record and on public constants, and on no
 other record: otherwise replacing one record moves every row. So whatever is fitted (means, principal components,
@@ -7,11 +7,9 @@ categories) is fitted on rows that are declared public, and rows are clipped to 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ParamSpec, Protocol
 
 import numpy as np
 import torch
@@ -27,51 +25,9 @@ from ..partition import from_partition
 SHRINK = 1 - 2.0**-20
 """Rows are clipped to this share of their bound, so that rounding to float32 cannot cross it."""
 
-P = ParamSpec("P")
-
-
-@dataclass(frozen=True, eq=False)
-class OwnerData:
-    """Owners' private rows with what is public about them.
-
-    Args:
-        data: one client an owner; its ``notes`` name the public part, which is in its ``public`` and ``domain``.
-    """
-
-    data: FederatedDataset
-
-    @property
-    def public(self) -> Examples:
-        """The public rows as one client's examples, coded as the private ones; free for choosing step sizes."""
-        assert self.data.public is not None
-        return self.data.public
-
-    @property
-    def domain(self) -> Domain:
-        """The bounds that private and public rows keep."""
-        assert self.data.domain is not None
-        return self.data.domain
-
-
-class HasData(Protocol):
-    """Anything with a dataset."""
-
-    @property
-    def data(self) -> FederatedDataset: ...
-
-
-def data_of(reader: Callable[P, HasData]) -> Callable[P, FederatedDataset]:
-    """The reader that returns the ``data`` of what ``reader`` returns, with the same arguments."""
-
-    @functools.wraps(reader)
-    def read(*args: P.args, **options: P.kwargs) -> FederatedDataset:
-        return reader(*args, **options).data
-
-    return read
-
 
 def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None) -> np.ndarray:
-    """Rows scaled down to public norms.
+    """Scale rows down to public norms.
 
     Args:
         x: (n, d), finite.
@@ -91,12 +47,12 @@ def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None
 
 
 def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
-    """y (n,) moved into plus or minus ``bound``, float32, within it also after rounding."""
+    """Move y (n,) into plus or minus ``bound``, float32, within it also after rounding."""
     return np.clip(y, -SHRINK * bound, SHRINK * bound).astype(np.float32)
 
 
 def with_intercept(x: np.ndarray) -> np.ndarray:
-    """x (n, d) with a last column of ones, float32 (n, d + 1)."""
+    """Append a column of ones to x (n, d): float32 (n, d + 1)."""
     return np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(np.float32)
 
 
@@ -106,31 +62,34 @@ def check_bounds(where: str, **bounds: float | None) -> None:
 
 
 def check_share(where: str, test_fraction: float | None, min_examples: int) -> None:
-    """A test share that owners with ``min_examples`` records can give."""
+    """Raise :class:`ConfigError` unless clients with ``min_examples`` records can hold out such a share for test."""
     positive_int(where, min_examples=min_examples)
     if test_fraction is None:
         return
     check_fraction(test_fraction)
     if min_examples < 2:
         raise ConfigError(
-            f"{where}.min_examples is 1, but an owner with one record cannot hold out test records of its own; "
-            "give min_examples=2, or test_fraction=None to test every owner on the public rows."
+            f"{where}.min_examples is 1, but a client with one record cannot hold out test records of its own; "
+            "give min_examples=2, or test_fraction=None to test every client on the public rows."
         )
 
 
 def deal(
     rows: int, clients: int, sizes: int | Sequence[int] | None, seed: int, *, where: str, least: int
 ) -> dict[str, np.ndarray]:
-    """Row numbers of each owner: consecutive parts of one random permutation of ``0 .. rows - 1``.
+    """Deal rows to clients: consecutive parts of one random permutation of ``0 .. rows - 1``.
 
     Args:
         rows: number of private rows.
-        clients: number of owners; ids are ``owner-0``, ``owner-1``, ...
-        sizes: rows of each owner: None for all rows in equal parts (they differ by at most 1), one number for all
-            owners, or one number an owner. With one number, owner i has the same rows whatever the number of owners.
+        clients: their number; ids are ``owner-0``, ``owner-1``, ...
+        sizes: rows of each client: None for all rows in equal parts (they differ by at most 1), one number for all
+            clients, or one number a client. With one number, client i has the same rows whatever their number.
         seed: of the permutation.
         where: for messages.
-        least: rows that an owner must have.
+        least: rows that a client must have.
+
+    Returns:
+        The row numbers of each client, ascending.
 
     Raises:
         ConfigError: sizes of another length, below ``least``, or more rows than there are.
@@ -143,13 +102,13 @@ def deal(
     else:
         counts = [sizes] * clients
     if len(counts) != clients:
-        raise ConfigError(f"{where}.sizes has {len(counts)} numbers, but clients is {clients}; give one an owner.")
+        raise ConfigError(f"{where}.sizes has {len(counts)} numbers, but clients is {clients}; give one a client.")
     if sizes is not None:
         for count in counts:
             positive_int(where, sizes=count)
     if min(counts) < least:
         raise ConfigError(
-            f"{where}: an owner would have {min(counts)} of the {rows} private rows; each needs at least {least} "
+            f"{where}: a client would have {min(counts)} of the {rows} private rows; each needs at least {least} "
             f"(fewer clients, larger sizes{'' if least == 1 else ', or test_fraction=None'})."
         )
     if sum(counts) > rows:
@@ -162,11 +121,38 @@ def deal(
     return {f"owner-{i}": np.sort(part) for i, part in enumerate(parts)}
 
 
+def deal_table(
+    rows: int,
+    public_rows: int,
+    clients: int,
+    sizes: int | Sequence[int] | None,
+    *,
+    test_fraction: float | None,
+    seed: int,
+    where: str,
+    file: Path,
+) -> dict[str, np.ndarray]:
+    """Deal a table of ``rows`` rows whose last ``public_rows`` are public; see :func:`deal`.
+
+    Raises:
+        DataError: no private row remains.
+        ConfigError: an impossible setting.
+    """
+    least = 1 if test_fraction is None else 2
+    check_share(where, test_fraction, least)
+    positive_int(where, public_rows=public_rows)
+    if public_rows >= rows:
+        raise DataError(
+            f"{file} has {rows} rows, and {where}.public_rows is {public_rows}; some rows must remain for the clients."
+        )
+    return deal(rows - public_rows, clients, sizes, seed, where=where, least=least)
+
+
 def assemble(
     x: np.ndarray,
     y: np.ndarray,
     parts: Mapping[str, np.ndarray],
-    public: tuple[np.ndarray, np.ndarray],
+    public: np.ndarray | slice,
     domain: Domain,
     *,
     test_fraction: float | None,
@@ -174,40 +160,33 @@ def assemble(
     classes: int | None,
     name: str,
     notes: Sequence[str],
-) -> OwnerData:
-    """Owners' rows as a dataset.
+) -> FederatedDataset:
+    """Make a dataset of the rows of a table.
 
     Args:
-        x: private features (n, d), float32 within ``domain``.
-        y: private targets (n,), float32, or int64 labels with ``classes``.
-        parts: each owner's row numbers.
-        public: features and targets of the public rows.
+        x: features (n, d) of all rows, private and public, float32 within ``domain``.
+        y: targets (n,), float32, or int64 labels with ``classes``.
+        parts: each client's row numbers.
+        public: which rows are public.
         domain: the bounds.
-        test_fraction: share of each owner's rows held out for test; None keeps all rows for training and tests
-            every owner on the public rows.
-        seed: of the split, keyed by the owner's id.
+        test_fraction: share of each client's rows held out for test; None keeps all rows for training and tests
+            every client on the public rows.
+        seed: of the split, keyed by the client's id.
         classes: None for floating targets.
         name: for messages and reports.
         notes: what is outside of every epsilon.
     """
-    public_x, public_y = torch.from_numpy(public[0]), torch.from_numpy(public[1])
+    public_x, public_y = torch.from_numpy(x[public]), torch.from_numpy(y[public])
     count = len(public_y)
-    if test_fraction is not None:
-        split = from_partition(x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name)
-        train, test = split.train, split.test
-    else:
-        index = torch.from_numpy(np.concatenate(list(parts.values())))
-        offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
-        train = Examples(torch.from_numpy(x)[index], torch.from_numpy(y)[index], offsets)
-        test = Examples(
-            public_x.repeat(len(parts), 1),
-            public_y.repeat(len(parts)),
-            torch.arange(len(parts) + 1) * count,
-        )
     public_rows = Examples(public_x, public_y, torch.tensor([0, count]))
-    data = FederatedDataset(
-        train,
-        test,
+    if test_fraction is not None:
+        data = from_partition(x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name)
+        return replace(data, notes=tuple(notes), public=public_rows, domain=domain)
+    index = torch.from_numpy(np.concatenate(list(parts.values())))
+    offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
+    return FederatedDataset(
+        Examples(torch.from_numpy(x)[index], torch.from_numpy(y)[index], offsets),
+        Examples(public_x.repeat(len(parts), 1), public_y.repeat(len(parts)), torch.arange(len(parts) + 1) * count),
         tuple(parts),
         classes=classes,
         name=name,
@@ -215,13 +194,3 @@ def assemble(
         public=public_rows,
         domain=domain,
     )
-    return OwnerData(data)
-
-
-def check_public(where: str, public_rows: int, rows: int, file: Path) -> None:
-    """A whole number of public rows that leaves private ones."""
-    positive_int(where, public_rows=public_rows)
-    if public_rows >= rows:
-        raise DataError(
-            f"{file} has {rows} rows, and {where}.public_rows is {public_rows}; some rows must remain for the owners."
-        )
