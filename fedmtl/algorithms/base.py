@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
+from ..errors import PrivacyError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
 from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
-from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
-from ..schedules import EventTable
+from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
+from ..privacy.channel import Message
+from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from .store import ClientStore, Fields, MappedClientStore
@@ -53,7 +54,7 @@ class Problem:
         rounds: planned number of events.
         seed: of the run.
         store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
-        records: releases the gradients of local training, where single records are protected; else ``None``.
+        protects_records: whether the protected unit is one record, so that gradients of local training are released.
         clients: number of clients, the public nominal population.
     """
 
@@ -65,7 +66,7 @@ class Problem:
     rounds: int
     seed: int
     store_folder: Path | None = None
-    records: RecordReleases | None = None
+    protects_records: bool = False
 
     @property
     def clients(self) -> int:
@@ -93,30 +94,34 @@ class Problem:
         start: Tensor,
         clients: Tensor,
         *,
-        round: int,
+        round: Round | int,
         lam: float = 0.0,
         anchor: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Every client's model after its local run.
 
-        With ``records`` it is DP-SGD on the local steps that the ledger has charged in this round: a client without
-        one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
+        Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
+        client without one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
 
         Args:
             solver: see :class:`fedmtl.local.LocalSolver`.
             start: (D,) or (k, D).
             clients: int64 (k,).
-            round: addresses batches and dropout masks.
+            round: the round, as :meth:`Algorithm.client` gets it, or its number; addresses batches and dropout masks.
             lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,).
             out: (k, D), where the models go; may be ``start``.
 
         Returns:
             (k, D), on the device and in the dtype of ``initial``.
+
+        Raises:
+            PrivacyError: single records are protected, and there is no way out: a number in place of the round.
         """
+        number = round if isinstance(round, int) else round.number
         result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
-        if self.records is not None:
-            return self._train_privately(solver, start, clients, result, self.records, round, lam, anchor)
+        if self.protects_records:
+            return self._train_privately(solver, start, clients, result, round, lam, anchor)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = torch.arange(len(clients)) % LANES
@@ -126,7 +131,7 @@ class Problem:
             block = plannable(int(steps[alike].max()), width, grain)
             for place, used in zip(alike[members].split(block), real.split(block), strict=True):
                 plan = plan_batches(
-                    self.data, solver, clients[place], seed=self.seed, round=round, width=width, grain=grain
+                    self.data, solver, clients[place], seed=self.seed, round=number, width=width, grain=grain
                 )
                 plan.steps = torch.where(used, plan.steps, 0)
 
@@ -159,14 +164,19 @@ class Problem:
         start: Tensor,
         clients: Tensor,
         result: Tensor,
-        records: RecordReleases,
-        round: int,
+        round: Round | int,
         lam: float,
         anchor: Tensor | None,
     ) -> Tensor:
         if round == PERSONALIZE_ROUND:
             return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
-        order = by_decreasing(records.steps(clients))
+        if isinstance(round, int) or round.local is None:
+            raise PrivacyError(
+                "Single records are protected, so local training needs the round and not its number: pass the round "
+                "that Algorithm.client gets on to train_locally(round=...)."
+            )
+        local, number = round.local, round.number
+        order = by_decreasing(local.steps(clients))
 
         def work(stack: StackedModule, part: slice) -> None:
             own = order[part]
@@ -178,8 +188,8 @@ class Problem:
                 solver,
                 start if start.dim() == 1 else start[place],
                 clients=clients[own],
-                round=round,
-                records=records,
+                round=number,
+                records=local,
                 lam=lam,
                 anchor=anchor,
             )
@@ -190,16 +200,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Round:
-    """What a client knows of the round it takes part in, beside the public state.
+    """What a client knows of the round, or of the activation, it takes part in, beside the public state.
 
     Attributes:
         number: of the round, from 0; it addresses batches and dropout masks.
         clip: (name, rows (k, D)) -> the rows as the release ``name`` counts them; for clients that remember what they
             sent.
+        local: the local steps that the round has charged, where single records are protected; else None.
+        clips: whether releases clip at all.
     """
 
     number: int
     clip: Callable[[str, Tensor], Tensor]
+    local: LocalSteps | None = None
+    clips: bool = True
 
 
 @dataclass(frozen=True)
@@ -208,15 +222,19 @@ class Released:
 
     Attributes:
         values: the releases of the round by name, each a noised sum over ``denominator``; (D,) float64, (D, D) for a
-            symmetric one, with a leading R for several repetitions.
+            symmetric one, with a leading R for several repetitions. Of an activation the noised mean gradient, (D,).
         denominator: m, the public constant that divides every sum.
         noise_std: name -> (R,) float64, standard deviation of the noise on a coordinate of that release (of a matrix:
             on its diagonal); 0 without noise.
+        clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
+        step: number of the round or activation.
     """
 
     values: Mapping[str, Tensor]
     denominator: float
     noise_std: Callable[[str], Tensor]
+    clients: Tensor | None = None
+    step: int = 0
 
 
 Own = dict[str, Tensor]
@@ -226,7 +244,7 @@ Own = dict[str, Tensor]
 class Algorithm:
     """A federated algorithm: what a client computes, what the server does with what was released.
 
-    A round is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and ``receive`` are the clients' part:
+    A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and ``receive`` are the clients' part:
     they read the public state and the data and tensors of their own clients, and nothing else, so that they give the
     same numbers for one client in a process of its own as for a stack of clients. ``server`` never sees a client. The
     smallest algorithm defines ``name``, :meth:`init`, :meth:`plan`, :meth:`client`, :meth:`server`, and
@@ -238,11 +256,13 @@ class Algorithm:
         loss: name of the loss that the algorithm computes itself, such as ``"logistic"``; None where it is the run's.
         supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
         accepts_empty_clients: whether clients without training examples can take part.
+        one_at_a_time: whether its clients act one at a time by clocks of their own, and not in rounds.
     """
 
     name: ClassVar[str]
     supports_replicates: ClassVar[bool] = False
     accepts_empty_clients: ClassVar[bool] = False
+    one_at_a_time: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 
@@ -261,8 +281,14 @@ class Algorithm:
         """
         return self
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-        """Every release the algorithm will make, and how often: what calibration needs. None by default."""
+    def plan(self, problem: Problem, schedule: Any) -> Sequence[ReleasePlan | GradientPlan]:
+        """Every release the algorithm will make, and how often: what calibration needs. None by default.
+
+        Args:
+            problem: of the run.
+            schedule: a ``BoundSampler`` of rounds, or the ``BoundSchedule`` of clients that act one at a time: these
+                have a :class:`~fedmtl.privacy.GradientPlan`.
+        """
         return ()
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -271,7 +297,7 @@ class Algorithm:
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    ) -> tuple[Mapping[str, Message], Own]:
         """What the clients of a cohort compute: the rows that they hand to the releases, and what they keep.
 
         Args:
@@ -282,7 +308,8 @@ class Algorithm:
             round: number of the round and clip of the releases.
 
         Returns:
-            Rows (k, D) by release, and what the clients keep from now on.
+            Rows (k, D) by release, or the gradients of the records of a client that acts alone; and what the clients
+            keep from now on.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 
@@ -303,22 +330,34 @@ class Algorithm:
         """
         return own
 
-    def step(self, problem: Problem, state: State, event: Any, channel: Any) -> State:
-        """The state after one round; changes ``state`` in place.
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        """The state after one round, or after a block of activations; changes ``state`` in place.
+
+        An algorithm may override it by a faster program that gives the same numbers.
 
         Args:
             problem: the data and the model.
-            state: before the round.
-            event: the :class:`~fedmtl.schedules.Event` of the round, charged already; an algorithm whose clients act
-                one at a time gets a block of them, an :class:`~fedmtl.schedules.EventTable`.
+            state: before the block.
+            block: who takes part; charged already.
             channel: the only way out of the clients.
         """
-        clients, store = event.cohort, state.private
-        round = Round(event.step, channel.clip)
+        for one in block.steps() if self.one_at_a_time else (block,):
+            state = self._step(problem, state, one, channel)
+        return state
+
+    def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        clients, store = block.cohort, state.private
+        if self.one_at_a_time and not len(clients):
+            return state
+        round = Round(block.first, channel.clip, channel.local, channel.privacy is not None)
         rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
         store.scatter_all(clients, own)
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
-        state.public = self.server(problem, state.public, Released(values, channel.denominator, channel.noise_std))
+        if self.one_at_a_time:
+            values = {name: value[0, 0] for name, value in values.items()}
+        known = clients if self.one_at_a_time else None
+        released = Released(values, channel.denominator, channel.noise_std, known, block.first)
+        state.public = self.server(problem, state.public, released)
         if type(self).receive is not Algorithm.receive:
             store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))
         return state
@@ -354,31 +393,3 @@ class Algorithm:
     def least_objective(self, problem: Problem) -> float | None:
         """The least value of the objective, where the algorithm knows it; it is not private."""
         return None
-
-
-class AsyncAlgorithm(Algorithm):
-    """An algorithm whose clients act one at a time: a block of activations in, everything out through ``channel``."""
-
-    def rows(self, problem: Problem) -> list[Tensor] | None:
-        """(n_i, p) float64: the rows of which the gradients of each client's records are multiples; None, the default,
-        where they are multiples of no fixed rows."""
-        return None
-
-    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
-        """Hard cap on the activations of each client, int64 (n,), given the most that the schedule has for it."""
-        return scheduled
-
-    def published(self, problem: Problem) -> Any:
-        """The published accounting, where one is reproduced and does not hold; None by default."""
-        return None
-
-    def channel_options(self, problem: Problem, privacy: Any, caps: np.ndarray) -> dict[str, Any]:
-        """What else the algorithm needs of its channel, by keyword."""
-        return {}
-
-    def step(self, problem: Problem, state: State, event: EventTable, channel: OwnerChannel) -> State:
-        """The state after a block of activations: one release for each, in order."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what an activation does.")
-
-
-AnyAlgorithm = Algorithm

@@ -52,7 +52,7 @@ class Ditto(Algorithm):
         positive(self, server_lr=self.server_lr)
         self.local.check(self.lam)
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = problem.dimension, problem.rounds
         return (
             ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False, from_training=True, trainings=2),
@@ -66,8 +66,8 @@ class Ditto(Algorithm):
     ) -> tuple[dict[str, Tensor], Own]:
         shared = public["global"]
         start = starting_models(own, problem.initial)
-        trained = problem.train_locally(self.local, shared, clients, round=round.number)
-        models = problem.train_locally(self.local, start, clients, round=round.number, lam=self.lam, anchor=shared)
+        trained = problem.train_locally(self.local, shared, clients, round=round)
+        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=shared)
         return {"update": trained - shared}, keep_models(own, models, start)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:

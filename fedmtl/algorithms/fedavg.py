@@ -45,7 +45,7 @@ class FedAvg(Algorithm):
         """The weight of (1/2) ||w - w_global||^2 in the local objective: 0 for FedAvg."""
         return 0.0
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return (
             ReleasePlan(
                 name="update",
@@ -64,7 +64,7 @@ class FedAvg(Algorithm):
     ) -> tuple[dict[str, Tensor], Own]:
         model = public["global"]
         models = problem.train_locally(
-            self.local, model, clients, round=round.number, lam=self.proximal_strength, anchor=model
+            self.local, model, clients, round=round, lam=self.proximal_strength, anchor=model
         )
         return {"update": models.sub_(model)}, own
 

@@ -31,7 +31,7 @@ class Local(Algorithm):
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, Tensor], Own]:
         start = starting_models(own, problem.initial)
-        models = problem.train_locally(self.local, start, clients, round=round.number)
+        models = problem.train_locally(self.local, start, clients, round=round)
         return {}, keep_models(own, models, start)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:

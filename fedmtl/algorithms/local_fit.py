@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._check import one_of, positive
 from ..privacy import BoundSampler, Channel, ReleasePlan
-from ..schedules import Event
+from ..schedules import Block
 from .base import Problem, State
 from .linear.data import LinearAlgorithm
 from .linear.stack import TaskStack
@@ -45,7 +45,7 @@ class LocalFit(LinearAlgorithm):
         """As the base class, and whatever the privacy: nothing is released, and no step size rests on a bound."""
         return super().resolve_auto(problem, schedule, None)
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -55,7 +55,7 @@ class LocalFit(LinearAlgorithm):
         store.scatter("model", torch.arange(problem.clients), tasks.fit(self.ridge))
         return State({}, store)
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

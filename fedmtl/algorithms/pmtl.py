@@ -67,7 +67,7 @@ class PMTL(Algorithm):
         if self.delta == "local" and self.server_optimizer is not None:
             raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
             self._check_running_mean(sampler.denominator, problem.clients)
         return (
@@ -93,7 +93,7 @@ class PMTL(Algorithm):
         mean = public["mean"]
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(own, mean)
-        models = problem.train_locally(self.local, start, clients, round=round.number, lam=self.lam, anchor=mean)
+        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
         own = keep_models(own, models, start)
         # 3. what every member sends
         if self.delta == "global":

@@ -7,8 +7,7 @@ after such a run is post-processing of what the run released.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,41 +18,8 @@ from .solver import LocalSolver, address_of
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
+    from ..privacy import LocalSteps
     from ..stacked import StackedModule
-
-
-class Records(Protocol):
-    """What draws a client's records and releases their gradients: the only way from records to models."""
-
-    def steps(self, clients: Tensor) -> Tensor:
-        """Private local steps of one training of ``clients`` in this round: int64 (k,) -> int64 (k,); 0 for none."""
-        ...
-
-    def begin_training(self, clients: Tensor) -> int:
-        """The number of the first local step of the next training of ``clients``, int64 (k,)."""
-        ...
-
-    def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The records that ``clients``, int64 (A,), use at a local step.
-
-        Returns:
-            index int64 (A, B), positions within each client's own records, and mask bool (A, B), which of them are
-            drawn; a row may be empty, and B may be 0.
-        """
-        ...
-
-    def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Clipped gradients summed per client, noised, and divided by the public expected batch size.
-
-        Args:
-            clients: int64 (A,), those of :meth:`batch`.
-            step: the local step.
-            chunks: gradients (N, D) of single records, and the place in ``clients`` of each record's owner, int64 (N,).
-
-        Returns:
-            (A, D), floating.
-        """
-        ...
 
 
 def train_privately(
@@ -65,7 +31,7 @@ def train_privately(
     *,
     clients: Tensor,
     round: int,
-    records: Records,
+    records: LocalSteps,
     lam: float = 0.0,
     anchor: Tensor | None = None,
 ) -> Tensor:

@@ -13,19 +13,16 @@ from .accounting.selection import draw_repetitions, selection_event
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
 from .coins import distinct_ranks
+from .gradients import GradientPlan, PublishedClaim, WarmStartRelease
 from .ledger import Ledger
+from .local_steps import LocalSteps
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
 from .noise.wishart import WishartNoise
 from .opening import open_channel
-from .owner_channel import OwnerChannel
-from .owner_first import WarmStartRelease
-from .owner_opening import open_owner_channel
-from .owner_report import PublishedClaim
 from .quantile import QuantileClip
-from .records import Owners, RecordReleases
 from .release import Release, ReleasePlan, calibrate_noise, step_event
 from .report import PrivacyReport, SignalToNoise
 from .samplers import (
@@ -38,38 +35,43 @@ from .samplers import (
     SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
+from .sums import BoundedMeans, ClientVectors, GradientMessage, RecordGradients, ScaledRows
 
 __all__ = [
     "BoundSampler",
+    "BoundedMeans",
     "Channel",
     "ClientPrivacy",
+    "ClientVectors",
     "CyclicCohorts",
     "DiagonalLaplace",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
+    "GradientMessage",
+    "GradientPlan",
     "KNormDpEvent",
     "L1Clip",
     "L2Clip",
     "L2LaplaceNoise",
     "LaplaceNoise",
     "Ledger",
+    "LocalSteps",
     "NoiseLaw",
     "NoiseSource",
-    "OwnerChannel",
-    "Owners",
     "PoissonSampling",
     "Privacy",
     "PrivacyReport",
     "PublishedClaim",
     "PureDpEvent",
     "QuantileClip",
+    "RecordGradients",
     "RecordPrivacy",
-    "RecordReleases",
     "Release",
     "ReleasePlan",
     "Sampler",
     "SamplingLaw",
+    "ScaledRows",
     "SecureSource",
     "SeededSource",
     "SignalToNoise",
@@ -92,7 +94,6 @@ __all__ = [
     "kov_homogeneous",
     "largest_uses",
     "open_channel",
-    "open_owner_channel",
     "selection_epsilon",
     "selection_event",
     "smat",

@@ -1,11 +1,15 @@
-"""The account of a run: what has been charged, what that costs, and whether the next step still fits."""
+"""The account of a run: what has been charged, what that costs, and whether the next step still fits.
+
+An account is a vector of accounts. One entry means that everybody is charged for every step; n entries, that every
+client is charged for the steps in which it takes part, with a hard cap on their number.
+"""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,124 +20,142 @@ from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from .accounting.composition import StepEvent, epsilon, largest_uses
 from .ledger import Ledger
-from .samplers import BoundSampler
 
 Uses = StepEvent | tuple[StepEvent, ...]
-"""What one owner's uses cost: every use the same event, or the first, second, ... use each its own."""
+"""What the uses of one account cost: every use the same event, or the first, second, ... use each its own."""
 
 
-@dataclass(frozen=True)
+def _everybody() -> np.ndarray:
+    return np.zeros((1, 1), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
 class Cost:
-    """What uses cost: one entry for everybody, or one for each owner.
+    """What uses cost: accounts of one kind have the same events.
 
     Attributes:
         delta: of every epsilon.
-        events: one entry, or one per owner, by rank: the event of each charge, or a tuple of the events of the first,
-            second, ... use, whose cost after u uses is the composition of the first u. There is no use beyond them.
-        repeats: charges in one use: one number, or one per owner (the local steps of one participation).
+        events: one entry for each kind: the event of each charge, or a tuple of the events of the first, second, ...
+            use, whose cost after u uses is the composition of the first u. There is no use beyond them.
+        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings of their own.
+        repeats: charges in one use, for each kind (the local steps of one participation).
         refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
+        first: bool (m,), whether the first event of an account is that of a release before all steps.
     """
 
     delta: float
     events: tuple[Uses, ...]
+    kind: np.ndarray = field(default_factory=_everybody)
     repeats: tuple[int, ...] = (1,)
     refuted: str | None = None
+    first: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=bool))
 
     @property
     def accountant(self) -> str:
         """The accountant that composes the events."""
-        return self.step(0).accountant
+        return self.step().accountant
 
-    def step(self, owner: int, use: int = 0) -> StepEvent:
-        """The event of one charge in the use numbered ``use`` (from 0) of ``owner``."""
-        uses = self.events[owner]
-        return uses[use] if isinstance(uses, tuple) else uses
+    def uses_of(self, account: int = 0, replicate: int = 0) -> Uses:
+        """What the uses of one account cost, a release before all steps first."""
+        return self.events[self.kind[replicate if len(self.kind) > 1 else 0, account]]
 
-    def limit(self, owner: int = 0) -> int | None:
+    def step(self, account: int = 0, use: int = 0, replicate: int = 0) -> StepEvent:
+        """The event of one charge in the use numbered ``use`` (from 0) of ``account``."""
+        uses = self.uses_of(account, replicate)
+        return uses[use + int(self.first[account % self.first.size])] if isinstance(uses, tuple) else uses
+
+    def limit(self, account: int = 0) -> int | None:
         """The number of uses that have an event, or None where all uses have the same one."""
-        uses = self.events[owner]
-        return len(uses) if isinstance(uses, tuple) else None
+        uses = self.uses_of(account)
+        return len(uses) - int(self.first[account % self.first.size]) if isinstance(uses, tuple) else None
 
-    def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
-        """Epsilon of each owner after ``uses``, (n,) or a number; (1,) float64 where there is one event for all.
+    def epsilons(self, uses: np.ndarray | int, *, first: bool = False) -> np.ndarray:
+        """Epsilon of every account after ``uses``, by the accountant, refuted or not; what is asked twice is composed
+        once.
 
-        The figures are the accountant's, refuted or not.
+        Args:
+            uses: whole numbers, (R, m), (m,) or one for all.
+            first: whether the releases before all steps are charged as well.
+
+        Returns:
+            float64 (R, m), R being P at least.
         """
-        owners = np.broadcast_arrays(np.arange(len(self.events)), np.asarray(self.repeats), uses)
-        return np.array([self._one(int(k), int(r), int(u)) for k, r, u in zip(*map(np.ravel, owners), strict=True)])
+        charges = np.asarray(uses) + (self.first if first else 0)
+        kind, charges = np.broadcast_arrays(self.kind, charges)
+        base = int(charges.max(initial=0)) + 1
+        asked, index = np.unique(kind * base + charges, return_inverse=True)
+        found = np.array([self._one(int(k) // base, int(k) % base) for k in asked], dtype=np.float64)
+        return found[index.reshape(kind.shape)]
 
-    def epsilon(self, uses: np.ndarray | int) -> float:
-        """The largest epsilon after ``uses``: (n,) by owner, or the same number for everybody."""
-        if len(self.events) == 1 and len(self.repeats) == 1:
-            return self._one(0, self.repeats[0], int(np.max(uses, initial=0)))
-        return float(self.epsilons(uses).max())
+    def epsilon(self, uses: np.ndarray | int, *, first: bool = False) -> float:
+        """The largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
+        if self.kind.size == 1:
+            return self._one(0, int(np.max(uses, initial=0)))
+        return float(self.epsilons(uses, first=first).max())
 
-    def _one(self, owner: int, repeats: int, uses: int) -> float:
+    def _one(self, kind: int, uses: int) -> float:
+        steps, repeats = self.events[kind], self.repeats[kind if len(self.repeats) > 1 else 0]
         if uses == 0 or repeats == 0:
             return 0.0
-        steps = self.events[owner]
         if isinstance(steps, StepEvent):
             return epsilon(steps.event, repeats * uses, self.delta, accountant=steps.accountant)
         if uses > len(steps):
             raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {len(steps)}.")
-        return epsilon(together(steps[:uses]).event, repeats, self.delta, accountant=steps[0].accountant)
+        return epsilon(composed(steps[:uses]).event, repeats, self.delta, accountant=steps[0].accountant)
 
 
-def together(steps: Sequence[StepEvent]) -> StepEvent:
-    """The uses of one owner as one event; the same accountant composes all of them."""
+def composed(steps: Sequence[StepEvent]) -> StepEvent:
+    """The uses of one account as one event; the same accountant composes all of them."""
+    from dp_accounting import dp_event
+
     return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
 
 
 class Account:
-    """The charges of a run against its budget.
-
-    Either every step is charged to everybody (one number), or each participation to the client that takes part, with
-    a hard cap on the uses of each.
+    """The charges of a run, or of R repetitions of it, against its budgets.
 
     Args:
-        sampler: who takes part, with the cap on uses where it has one.
+        clients: n, the population.
         steps: planned number of steps; blocks are not reserved beyond it.
         cost: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        ledger: where charges are kept, or None with ``cost`` None.
-        replays_free: seeded mode: a step that is replayed after a crash is the same release.
-        per_participation: a client is charged for the steps it took part in, not everybody for every step.
-        caps: (n,) int64, most uses of each client by rank; None takes the sampler's cap.
-        block: steps reserved by one flush to disk.
+        caps: (n,) int64, the most participations of each client, or None without caps.
+        ledger: where charges are kept, or None where nothing is charged.
+        by_client: a client is charged for the steps in which it takes part, not everybody for every step.
+        replicates: R.
+        block: steps reserved by one flush to disk, where everybody is charged.
     """
 
     def __init__(
         self,
-        sampler: BoundSampler,
+        clients: int,
         *,
         steps: int,
         cost: Cost | None = None,
         budget: float | None = None,
-        ledger: Ledger | None = None,
-        replays_free: bool = True,
-        per_participation: bool = False,
         caps: np.ndarray | None = None,
+        ledger: Ledger | None = None,
+        by_client: bool = False,
+        replicates: int = 1,
         block: int = 16,
     ) -> None:
-        self.cost, self.budget = cost, budget
-        self.per_participation = per_participation and ledger is not None
-        if caps is None and sampler.cap is not None:
-            caps = np.full(sampler.n, sampler.cap, dtype=np.int64)
-        self.caps = caps
+        if ledger is not None and by_client and replicates != 1:
+            raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
+        self.cost, self.budget, self.caps, self.ledger = cost, budget, caps, ledger
+        self.by_client = by_client
         self._steps, self._block = steps, block
-        self._ledger, self._replays_free = ledger, replays_free
         self._started = False
-        self._begun: set[int] = set()
         self._capacity: int | None = None
-        self._base = ledger.charged() if ledger is not None else 0
-        self._uses = np.zeros(sampler.n, dtype=np.int64)
-        if ledger is not None and self.per_participation:
-            self._uses = ledger.uses()
+        self._base, self._made = ledger.charged() if ledger is not None else 0, 0
+        self._next = 0
+        self._reserved = 0, np.zeros((0, 0), dtype=np.int64)  # what reserve wrote: first step, and who takes part
+        self._first_charged = ledger is not None and ledger.firsts > 0
+        self._first_made = False  # in this session
+        self._uses = np.zeros((replicates, clients), dtype=np.int64)
+        if ledger is not None and by_client:
+            self._uses[0] = ledger.uses()
 
-    @property
-    def ledger(self) -> Ledger | None:
-        """Where charges are kept, or None where nothing is charged."""
-        return self._ledger
+    # What has been charged
 
     @property
     def delta(self) -> float | None:
@@ -141,76 +163,80 @@ class Account:
         return None if self.cost is None else self.cost.delta
 
     @property
-    def client_uses(self) -> Tensor:
-        """(n,) int64 participations by rank; only kept where they are charged or capped."""
-        return torch.from_numpy(self._uses)
-
-    @property
-    def uses(self) -> int:
-        """Steps charged up to the current one (of the busiest client, where participations are charged)."""
-        return int(self._uses.max()) if self.per_participation else self.steps_charged
+    def participations(self) -> np.ndarray:
+        """(R, n) int64 participations up to the current step; only kept where they are charged or capped."""
+        return self._uses
 
     @property
     def steps_charged(self) -> int:
         """Steps charged up to the current one; in secure mode with everything earlier sessions charged."""
-        return self._base + len(self._begun)
+        return self._base + self._made
+
+    @property
+    def uses(self) -> np.ndarray:
+        """(R, m) int64 uses of every account up to the current step."""
+        return self._uses if self.by_client else np.full((len(self._uses), 1), self.steps_charged)
 
     @property
     def charged(self) -> int:
-        """As ``uses``, but all that the ledger holds: reserved steps and crashed sessions too."""
-        if self._ledger is None:
+        """The most uses of one account that the ledger holds: reserved steps and crashed sessions too."""
+        if self.ledger is None:
+            return int(self.uses.max(initial=0))
+        return int(self.ledger.uses().max(initial=0)) if self.by_client else self.ledger.charged()
+
+    @property
+    def spent(self) -> np.ndarray:
+        """(R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again, without
+        the reservations that a clean close returns; everything planned, where the rest is charged."""
+        if self.ledger is None:
             return self.uses
-        return int(self._ledger.uses().max()) if self.per_participation else self._ledger.charged()
+        if self.by_client:
+            if self.remaining_charged and self.caps is not None:
+                return np.broadcast_to(self.caps, self._uses.shape)
+            return np.maximum(self._uses, self.ledger.spent_uses())
+        spent = max(self.ledger.spent(), self.steps_charged, self.ledger.remaining or 0)
+        return np.full((len(self._uses), 1), spent)
 
     @property
-    def spent(self) -> int:
-        """As ``charged``, without the reservations that a clean close returns."""
-        if self._ledger is None or self.per_participation:
-            return int(np.max(self.spent_uses, initial=0))
-        return max(self._ledger.spent(), self.uses, self._ledger.forfeited or 0)
+    def first_releases(self) -> int:
+        """Number of releases before all steps that are charged."""
+        made = self.cost is not None and (self._first_charged or self.remaining_charged)
+        return int(self.cost.first.sum()) if made and self.cost is not None else 0
 
-    @property
-    def forfeited(self) -> bool:
-        """Whether the run stopped because of what it showed, and is charged as if it had gone on."""
-        return self._ledger is not None and self._ledger.forfeited is not None
+    # What that costs
 
-    def forfeit(self, done: int) -> None:
-        """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
+    def epsilons(self, *, spent: bool = False) -> np.ndarray:
+        """(R, m) float64 epsilon of every account after its uses, or after all that is ``spent``.
 
-        Stopping is then post-processing of a run that goes on; the epsilon of the steps made would be wrong, since
-        whether it is read at all depends on the data.
+        Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
         """
-        if self._ledger is not None and not self.forfeited:
-            more = max(0, self._steps - done)
-            charged = self.steps_charged
-            self._ledger.forfeit(charged if self.per_participation else charged + max(0, self._room(charged, more)))
+        uses = self.spent if spent or self.remaining_charged else self.uses
+        first = self._first_charged or self.remaining_charged
+        made = uses > 0 if self.cost is None else (uses > 0) | (self.cost.first & first)
+        if self.cost is None or self.cost.refuted is not None:
+            return np.where(made, math.inf, 0.0)
+        return self.cost.epsilons(uses, first=first)
+
+    def epsilon_at(self, uses: np.ndarray | int) -> float:
+        """The largest epsilon after ``uses``, (m,) or of everybody: infinite where the accounting is refuted."""
+        if not np.any(uses):
+            return 0.0
+        return math.inf if self.cost is None or self.cost.refuted is not None else self.cost.epsilon(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
-        """The accountant's largest epsilon after ``uses`` steps, or participations of each client, (n,) by rank."""
+        """The accountant's largest epsilon after ``uses``, whether it is refuted or not."""
         if not np.any(uses):
             return 0.0
         return math.inf if self.cost is None else self.cost.epsilon(uses)
 
-    def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """As :meth:`claimed_at`, but infinite where the accounting is refuted."""
-        refuted = self.cost is not None and self.cost.refuted is not None
-        return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
+    # Charging
 
-    @property
-    def spent_uses(self) -> np.ndarray | int:
-        """As ``spent``, by rank where participations are charged."""
-        if self._ledger is None or not self.per_participation:
-            return self.spent if self._ledger is not None else self.uses
-        if self.forfeited and self.caps is not None:
-            return self.caps
-        return np.maximum(self._uses, self._ledger.uses())  # a session that fell back released more than this one yet
-
-    def start(self, step: int, draw: Callable[[int], Tensor]) -> None:
+    def start(self, step: int, draw: Callable[[int], Tensor] | None = None) -> None:
         """Set the account to the first step of this session; seeded: later charged steps will be replays.
 
         Args:
             step: number of the step.
-            draw: the cohort of an earlier step, given the uses so far.
+            draw: the cohort of an earlier step, given the participations so far.
 
         Raises:
             ResumeError: steps before this one are missing from the ledger.
@@ -219,56 +245,194 @@ class Account:
             raise ConfigError(f"step is {step}; steps are numbered from 0.")
         if self._started:
             return
-        if self._ledger is None:
+        self._next = step
+        if self.ledger is None:
             self._base = step
-            for earlier in range(0 if self.caps is None else step):  # no ledger remembers who took part: draw again
-                self._uses[draw(earlier).numpy()] += 1
-        elif self._ledger.charged(before=step) < step:
+            drawn = range(step) if self.caps is not None and draw is not None else ()
+            for earlier in drawn:  # no ledger remembers who took part: draw again
+                assert draw is not None
+                self._uses[:, draw(earlier).numpy()] += 1
+        elif (before := self.ledger.charged(before=step)) < step:
             raise ResumeError(
-                f"The run continues at step {step}, but its ledger has charged only "
-                f"{self._ledger.charged(before=step)} of the steps before."
+                f"The run continues at step {step}, but its ledger has charged only {before} of the steps before."
             )
-        elif self._replays_free:
-            self._base = self._ledger.charged(before=step)
-            if self.per_participation:
-                self._uses = self._ledger.uses(before=step)
+        elif self.ledger.replays_free:
+            self._base = before
+            if self.by_client:
+                self._uses[0] = self.ledger.uses(before=step)
         self._started = True
 
-    def assume(self, steps: int) -> None:
-        """Note the first ``steps`` as charged, in an account in memory that continues another one."""
-        if self._ledger is not None and steps:
-            self._ledger.reserve(0, steps)
-            for step in range(steps):
-                self._ledger.begin(step)
-
-    def charge(self, step: int, ranks: Tensor) -> None:
-        """Charge ``step``; on return the charge is on the disk.
+    def charge(self, first: int, members: np.ndarray) -> np.ndarray:
+        """Charge a block of consecutive steps; on return the charge is on the disk.
 
         Args:
-            step: number of the step.
-            ranks: (k,) distinct ranks that take part.
+            first: number of the first step; no step is charged twice in a session.
+            members: (R, S, k) int64, who takes part in each step; -1 is nobody.
+
+        Returns:
+            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; only where that is kept.
 
         Raises:
-            BudgetExhausted: the step does not fit the budget, or a client is at its cap.
-            PrivacyError: the step has begun already in this session.
-            ResumeError: a replayed step with another cohort.
+            BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is charged.
+            PrivacyError: a step that has begun already in this session, or does not follow the last one.
+            ResumeError: a replayed step with other clients, or charges that are missing.
         """
-        if step in self._begun:
-            raise PrivacyError(f"Step {step} has begun already; its noise would be used twice.")
-        if self._ledger is not None:
-            if self.per_participation:
-                self._reserve_participations(self._ledger, step, ranks.cpu().numpy())
-            elif not self._ledger.reserved(step):
-                self._reserve_block(self._ledger, step)
-            self._ledger.begin(step)
-        self._begun.add(step)
-        if self.per_participation or self.caps is not None:
-            self._uses[ranks.cpu().numpy()] += 1
+        end = first + members.shape[1]
+        if first < self._next:
+            raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
+        tracked = self.by_client or self.caps is not None
+        before, acting, totals = self._counted(members) if tracked else (np.zeros(0, dtype=np.int64), None, None)
+        if acting is not None and totals is not None and self.caps is not None:
+            over = np.flatnonzero(totals > self.caps[acting[1]])
+            if over.size:
+                client = int(acting[1][over[0]])
+                raise BudgetExhausted(
+                    f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
+                    f"its cap of {int(self.caps[client])}."
+                )
+        if self.cost is not None and self.cost.first.any():
+            if first == 0:
+                self.charge_first()
+            elif not self._first_charged:
+                raise ResumeError(f"Step {first} comes after a first release, which was never charged.")
+        if self.ledger is not None:
+            if self.by_client:
+                self._write_participations(self.ledger, first, members[0])
+            else:
+                for step in range(first, end):
+                    if not self.ledger.reserved(step):
+                        self._reserve_block(self.ledger, step)
+            self.ledger.begin(first, end)
+        if acting is not None and totals is not None:
+            self._uses[acting] = totals
+        self._made += end - first
+        self._next = end
+        return before
+
+    def charge_first(self) -> None:
+        """Charge the release before all steps of every client that has one, once; on return the charge is on the disk.
+
+        Raises:
+            BudgetExhausted: an earlier session of secure mode was charged for it, and its noise is lost.
+        """
+        if self._first_made or self.cost is None:
+            return
+        ledger = self.ledger
+        if ledger is not None and ledger.firsts and not ledger.replays_free:
+            raise BudgetExhausted(
+                "The first release was charged in an earlier session and cannot be made again: its budget is spent. "
+                "Start a new run."
+            )
+        if ledger is not None and not ledger.firsts:
+            ledger.reserve_first()
+        self._first_made = self._first_charged = True
+
+    def reserve(self, first: int, members: np.ndarray) -> np.ndarray | None:
+        """Write the charges of steps to come, so that the blocks among them find theirs on the disk.
+
+        One line serves many blocks; :meth:`charge` says what a client has used, and what never begins returns when the
+        run closes. Only where a charged step is free to be repeated: fresh noise must not be charged ahead of its
+        block, since a crash would spend it.
+
+        Args:
+            first: number of the first step.
+            members: (R, S, k) int64, as for :meth:`charge`.
+
+        Returns:
+            (R, S, k) int64 as of :meth:`charge`; None where nothing was reserved, since a step passes a cap.
+        """
+        if self.ledger is not None and not self.ledger.replays_free:
+            return None
+        before, (_, who), totals = self._counted(members)
+        if self.caps is not None and (totals > self.caps[who]).any():
+            return None
+        if self.ledger is not None:
+            new = self._reserve_participations(self.ledger, first, members[0])
+            self._reserved = new, members[0, new - first :].copy()
+        return before
+
+    def charge_remaining(self, done: int) -> None:
+        """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
+
+        Stopping is then post-processing of a run that goes on; the epsilon of the steps made would be wrong, since
+        whether it is read at all depends on the data.
+        """
+        if self.ledger is None or self.remaining_charged:
+            return
+        charged = self.steps_charged
+        if not self.by_client:
+            charged += max(0, self._room(charged, max(0, self._steps - done)))
+        self.ledger.charge_remaining(charged)
+
+    @property
+    def remaining_charged(self) -> bool:
+        """Whether the run stopped because of what it showed, and is charged as if it had gone on."""
+        return self.ledger is not None and self.ledger.remaining is not None
 
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""
-        if self._ledger is not None:
-            self._ledger.close()
+        if self.ledger is not None:
+            self.ledger.close()
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep: the charges of repetitions, which no file holds."""
+        if self.ledger is not None and len(self._uses) == 1:
+            return {}
+        if self.by_client:
+            return {"uses": torch.from_numpy(self._uses.copy()), "first": torch.tensor(self._first_charged)}
+        return {"charged": torch.tensor(self.steps_charged)} if len(self._uses) > 1 else {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        if "uses" in state:
+            self._uses[:] = state["uses"].numpy()
+            self._first_charged = bool(state["first"])
+        if "charged" in state and self.ledger is not None and int(state["charged"]):
+            self.ledger.reserve(0, int(state["charged"]))
+            self.ledger.begin(0, int(state["charged"]))
+
+    # Inside
+
+    def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take part,
+        and their participations after all of it."""
+        n = self._uses.shape[1]
+        flat = members.reshape(len(members), -1)
+        keys = np.where(flat >= 0, flat + n * np.arange(len(flat))[:, None], -1).ravel()
+        order = np.argsort(keys, kind="stable")
+        sorted_keys = keys[order]
+        starts = np.flatnonzero(np.diff(sorted_keys, prepend=-2))
+        lengths = np.diff(starts, append=keys.size)
+        place = np.arange(keys.size) - np.repeat(starts, lengths)  # in time order: the sort is stable
+        acting = sorted_keys[starts] >= 0
+        pairs = np.divmod(sorted_keys[starts][acting], n)
+        earlier = np.zeros(starts.size, dtype=np.int64)
+        earlier[acting] = self._uses[pairs]
+        before = np.empty(keys.size, dtype=np.int64)
+        before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
+        return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]
+
+    def _write_participations(self, ledger: Ledger, first: int, members: np.ndarray) -> None:
+        """Have the steps of ``members`` (S, k) in the ledger, and see that those which are there are the same."""
+        began, reserved = self._reserved
+        foreseen = first >= began and np.array_equal(reserved[first - began : first - began + len(members)], members)
+        if foreseen and len(members):
+            return
+        new = ledger.reserved_until(first, first + len(members))
+        for step in range(first, new):
+            recorded = ledger.participants(step)
+            if recorded is None or recorded.tolist() != _present(members[step - first]):
+                raise ResumeError(f"Step {step} was charged to other clients; a replay has the same ones.")
+        self._reserve_participations(ledger, first, members)
+
+    @staticmethod
+    def _reserve_participations(ledger: Ledger, first: int, members: np.ndarray) -> int:
+        """Reserve what is not reserved yet of the steps of ``members`` (S, k); returns the first of them."""
+        end = first + len(members)
+        new = ledger.reserved_until(first, end)
+        if new < end:
+            ledger.reserve(new, end, [_present(row) for row in members[new - first :]])
+        return new
 
     def _reserve_block(self, ledger: Ledger, step: int) -> None:
         length = max(1, min(self._block, self._steps - step))
@@ -281,17 +445,6 @@ class Account:
                 f"epsilon = {rounded_up(self.claimed_at(charged))}{of}."
             )
         ledger.reserve(step, step + min(length, room))
-
-    def _reserve_participations(self, ledger: Ledger, step: int, ranks: np.ndarray) -> None:
-        if ledger.reserved(step):
-            recorded = ledger.participants(step)
-            if recorded is None or not np.array_equal(recorded, np.sort(ranks)):
-                raise ResumeError(f"Step {step} was charged with another cohort; a replay draws the same one.")
-            return
-        if self.caps is not None and bool((self._uses[ranks] >= self.caps[ranks]).any()):
-            full = int(self.caps[ranks][self._uses[ranks] >= self.caps[ranks]][0])
-            raise BudgetExhausted(f"Step {step}: a client of the cohort has reached its cap of {full} uses.")
-        ledger.reserve(step, step + 1, [np.sort(ranks).tolist()])
 
     def _room(self, charged: int, wanted: int) -> int:
         """How many of ``wanted`` more steps fit the budget."""
@@ -306,13 +459,19 @@ class Account:
             planned = max(self._steps, charged + wanted)
             if self.claimed_at(planned if limit is None else min(planned, limit)) <= self.budget:
                 return wanted  # one figure answers for all the planned steps
-            self._capacity = self._affordable(self.cost, self.budget)
+            self._capacity = _affordable(self.cost, self.budget)
         return min(wanted, self._capacity - charged)
 
-    def _affordable(self, cost: Cost, budget: float) -> int:
-        """The most steps that fit the budget."""
-        limit = cost.limit()
-        if limit is None:
-            step = cost.step(0)
-            return largest_uses(step.event, budget, cost.delta, accountant=step.accountant)
-        return bisect.bisect_right(range(limit + 1), budget, key=lambda uses: cost.epsilon(uses)) - 1
+
+def _present(row: np.ndarray) -> list[int]:
+    """Who takes part in one step, sorted, from (k,) with -1 for nobody."""
+    return sorted(row[row >= 0].tolist())
+
+
+def _affordable(cost: Cost, budget: float) -> int:
+    """The most steps that fit the budget."""
+    limit = cost.limit()
+    if limit is None:
+        step = cost.step()
+        return largest_uses(step.event, budget, cost.delta, accountant=step.accountant)
+    return bisect.bisect_right(range(limit + 1), budget, key=lambda uses: cost.epsilon(uses)) - 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import ConfigError
-from .account import together
+from .account import composed
 from .accounting.composition import StepEvent
 from .release import ReleasePlan, step_event
 from .samplers import BoundSampler, SamplingLaw
@@ -71,7 +71,7 @@ def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[C
     count = allocation_of(plans)
     if count is None:
         return lambda multiplier: step(multiplier, 0), uses
-    return lambda multiplier: together([step(multiplier, use) for use in range(count)]), 1
+    return lambda multiplier: composed([step(multiplier, use) for use in range(count)]), 1
 
 
 def uses_of(

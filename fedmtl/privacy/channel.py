@@ -1,145 +1,218 @@
-"""The channel: the only path from private rows to public values.
+"""The channel: the only path from private rows to public values, for rounds and for clients that act one at a time.
 
-Order of a step: ``draw`` the cohort, ``begin`` (reserve in the ledger, flushed to disk; ``BudgetExhausted``
-before any data is read), then ``release`` once for each declared name. All releases of a step are charged
-together, as one Gaussian release of the concatenated vector under one cohort.
+Order of a round: ``draw`` the cohort, ``begin`` (charge in the ledger, flushed to disk; ``BudgetExhausted`` before any
+data is read), then ``release`` once for each declared name. All releases of a round are charged together, as one
+Gaussian release of the concatenated vector under one cohort. Order of a block of activations: ``begin``, then one
+gradient ``release`` for each activation, in order. Under record-level privacy in rounds, the local steps of DP-SGD are
+released through ``local``, and what clients send is post-processing, which ``release`` adds up as it is.
+
+Every release is clip, sum by segment (the cohort, or each client), noise of the sum's sensitivity, division by a public
+constant. R repetitions of a run, each with its own noise (and its own clients, where these act one at a time), are
+computed together; they are simulations, and an epsilon is that of one of them.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
 from .account import Account
 from .chain import Head
-from .clip import Clip, clip_rows, row_norms
+from .clip import MARGIN, Clip, clip_rows, row_norms
 from .forms import contributions, shaped
+from .gradients import GradientPlan, NoiseTerms, first_law
+from .local_steps import LocalSteps
 from .noise.grid import GridValue, privatize
+from .noise.laws import NoiseLaw
+from .noise.registry import LAWS
 from .noise.sources import NoiseSource
 from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
-from .records import RecordReleases
-from .release import Release, ReleasePlan, bind_releases
+from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise, channel_report
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
-from .settings import ClientPrivacy, Privacy
+from .settings import Privacy
+from .sums import (
+    BoundedMeans,
+    ClientVectors,
+    GradientChunks,
+    GradientMessage,
+    RecordDraws,
+    RecordGradients,
+    RecordSums,
+    ScaledRows,
+    by_client,
+)
 from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]
+Message = Tensor | GradientMessage | GradientChunks | ClientVectors
+GRADIENT, FIRST = "gradient", "first"
+_DRAWN = 1 << 18  # numbers of noise drawn ahead, where nothing is lost by that
+_ONLY = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(eq=False)
+class _Window:
+    """Activations whose charges are known: those of a block, or more where charging ahead is free.
+
+    Attributes:
+        first: number of the first activation.
+        clients: (S, R) int64 who acts; -1 is nobody, also a client without records.
+        uses: (S, R) int64 how often it acted before.
+        divisors: (S, R) what sums are divided by.
+        scales: (S, R) scale of the noise on a sum; 0 of nobody's.
+        noise: noise on the sums from place ``drawn`` on, (s, R, D).
+        drawn: see ``noise``.
+    """
+
+    first: int
+    clients: np.ndarray
+    uses: np.ndarray
+    divisors: np.ndarray
+    scales: np.ndarray
+    noise: np.ndarray
+    drawn: int = 0
 
 
 class Channel:
     """One run's way out; made by :func:`~fedmtl.privacy.open_channel`.
 
     Attributes:
-        sampler: the bound sampler, with its cap on uses where one applies.
-        releases: the typed releases, by name (empty where the messages of clients are not noised).
-        records: the record-level releases of local training, under :class:`RecordPrivacy` only; what clients send is
-            then post-processing, and :meth:`release` adds it up as it is.
-        noise_multiplier: z of every release together with its count of unclipped clients, or None without noise.
+        settings: the privacy of all repetitions, or of each; empty without privacy.
+        account: what has been charged.
+        sampler: who takes part in rounds, with its cap on uses where one applies; None for activations.
+        law: what the sampler guarantees, or None without privacy.
+        releases: the typed releases of rows, by name (empty where the messages of clients are not noised).
+        gradients: the plan of the releases of gradients, where the unit is one record (also without privacy, where
+            clients act one at a time).
+        draws: which records take part in them.
+        local: the local steps of the round that has begun, where the unit is one record; else None.
+        multipliers: z of every repetition's releases of rows, together with its count of unclipped clients, 0 for one
+            without noise; empty where none has any.
         record: set it to a list, and (step, name, value) of every release is appended; (step, "<name>/rows", rows) too
             of what clients release to the server, where they add noise to their own rows.
         tap: set it, and it is called with all that is handed to a release; None in every run but an audit's.
-        notes: what the data's own preparation leaves outside of every epsilon.
+        notes: what else no epsilon covers.
         rows: noise that clients add to their own rows, by release.
         on_grid: in secure mode, the last value of every release with its grid, by name.
-        multipliers: z of every repetition, 0 for one without noise; empty where none has any.
     """
 
     def __init__(
         self,
-        privacy: Privacy | None,
-        plans: tuple[ReleasePlan, ...],
-        sampler: BoundSampler,
-        source: NoiseSource,
+        settings: tuple[Privacy, ...],
         account: Account,
+        sources: Sequence[NoiseSource],
         *,
+        plans: tuple[ReleasePlan, ...] = (),
+        sampler: BoundSampler | None = None,
         law: SamplingLaw | None = None,
-        noise_multiplier: float | None = None,
-        records: RecordReleases | None = None,
+        releases: dict[str, Release] | None = None,
+        multipliers: tuple[float, ...] = (),
+        rows: dict[str, BoundRowNoise] | None = None,
+        gradients: GradientPlan | None = None,
+        terms: NoiseTerms | None = None,
+        schedule: str = "",
         ledger_name: str = "none",
+        notes: tuple[str, ...] = (),
         replay: Recording | None = None,
     ) -> None:
-        self.sampler, self.records = sampler, records
-        self.releases: dict[str, Release] = {}
-        if isinstance(privacy, ClientPrivacy) and law is not None:
-            self.releases = bind_releases(plans, sampler, law, privacy, noise_multiplier)
-        self.noise_multiplier = noise_multiplier
-        self.privacy, self.law, self.account, self.source = privacy, law, account, source
-        self.ledger_name = ledger_name
-        self.notes: tuple[str, ...] = ()
-        self.rows: dict[str, BoundRowNoise] = {}
-        self.on_grid: dict[str, GridValue] = {} if records is None else records.on_grid
-        self._record: list[tuple[int, str, Tensor]] | None = None
-        self._tap: Tap | None = None
+        self.settings, self.account, self.sampler, self.law = settings, account, sampler, law
+        self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
+        self.gradients, self.terms, self.schedule = gradients, terms, schedule
+        self.ledger_name, self.notes = ledger_name, notes
+        self.record: list[tuple[int, str, Tensor]] | None = None
+        self.tap: Tap | None = None
+        self.on_grid: dict[str, GridValue] = {}
+        self.local: LocalSteps | None = None
+        self.sources = list(sources)
         self._plans = {plan.name: plan for plan in plans}
-        self._sources: tuple[NoiseSource, ...] = (source,)
-        self.multipliers: tuple[float, ...] = () if noise_multiplier is None else (noise_multiplier,)
-        self._adaptive = privacy.clip_norm if privacy is not None else None
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
-        self._drawn: dict[int, Tensor] = {}
+        self._adaptive = settings[0].clip_norm if settings else None
         self._step: int | None = None
         self._cohort = 0
+        self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
+        self._lock = threading.Lock()
+        if gradients is not None:
+            self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
+            self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
+            self._order = gradients.order
+            self._window: _Window | None = None
+            self._place = self._end = 0  # of the next activation, and after the last one that has begun
+            self._begins = 0
+            self._first_made = False
+        else:
+            self.draws = None
 
-    def replicate(self, sources: Sequence[NoiseSource], multipliers: Sequence[float] | None) -> None:
-        """Make this the channel of R repetitions: the noise of each, and its multiplier (None without noise)."""
-        self._sources = tuple(sources)
-        self.multipliers = tuple(multipliers or ())
+    # What it is
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The settings; of repetitions those of the loudest noise."""
+        return self.settings[0] if self.settings else None
 
     @property
     def replicates(self) -> int:
         """R, the repetitions that are released together."""
-        return len(self._sources)
+        return len(self.sources)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
-        """The declared releases."""
+        """The declared releases of rows."""
         return tuple(self._plans.values())
 
     @property
-    def record(self) -> list[tuple[int, str, Tensor]] | None:
-        """Where every release is appended, or None."""
-        return self._record
-
-    @record.setter
-    def record(self, to: list[tuple[int, str, Tensor]] | None) -> None:
-        self._record = to
-        if self.records is not None:
-            self.records.record = to
+    def source(self) -> str:
+        """``"seeded"`` or ``"secure"``."""
+        return self.sources[0].name
 
     @property
-    def tap(self) -> Tap | None:
-        """What is called with the rows of every release and of the gradients of local training, or None."""
-        return self._tap
+    def denominator(self) -> float:
+        """m: the public constant that divides the sum over a cohort."""
+        return 1.0 if self.sampler is None else self.sampler.denominator
 
-    @tap.setter
-    def tap(self, to: Tap | None) -> None:
-        self._tap = to
-        if self.records is not None:
-            self.records.tap = to
+    @property
+    def bound(self) -> float:
+        """C on the norm of a row, or of one record's gradient, in the first step; infinite without privacy."""
+        return math.inf if self.privacy is None else self.privacy.initial_norm
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of repetitions,
-        which no file holds."""
-        if self.replicates > 1:
-            return {"charged": torch.tensor(self.account.steps_charged)}
-        if not isinstance(self._adaptive, QuantileClip):
-            return {}
-        return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
+    @property
+    def mechanism(self) -> str | None:
+        """Name of the law of the noise; None without privacy."""
+        return None if self.privacy is None else self.privacy.mechanism
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from :meth:`state`."""
-        if self.replicates > 1:
-            self.account.assume(int(state["charged"]))
-            return
-        for name, norm in state.items():
-            self.releases[name] = self.releases[name].clipped_at(float(norm))
+    @property
+    def noised(self) -> bool:
+        """Whether anything is noised."""
+        return self.terms is not None or bool(self.multipliers)
+
+    @property
+    def noise_multipliers(self) -> np.ndarray | None:
+        """z by client, where the unit is one record (at a weight of 1, where uses have weights): (n,) float64, or (R,
+        n) where repetitions have settings of their own; None without noise."""
+        if self.terms is None:
+            return None
+        return self.terms.multipliers if len(self.settings) > 1 else self.terms.multipliers[0]
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The largest z; None without noise."""
+        found = self.noise_multipliers if self.terms is not None else np.array(self.multipliers)
+        return float(np.max(found)) if found is not None and np.size(found) else None
+
+    @property
+    def caps(self) -> np.ndarray:
+        """(n,) int64, the most uses of each client."""
+        assert self.account.caps is not None
+        return self.account.caps
 
     @property
     def ledger_head(self) -> Head | None:
@@ -148,21 +221,18 @@ class Channel:
 
     # A step
 
-    @property
-    def denominator(self) -> float:
-        """m: the public constant that divides every sum."""
-        return self.sampler.denominator
-
     def start(self, step: int) -> None:
         """Say at which step this session begins, so that a run with no step left reports what it spent.
 
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self.account.start(step, self._sample)
+        self.account.start(step, None if self.sampler is None else self._sample)
+        if self.gradients is not None and self.sampler is None and not self._end:
+            self._place = self._end = self._begins = step
 
     def draw(self, step: int) -> Tensor:
-        """The cohort of ``step``: sorted int64 ranks; the same cohort until the step begins.
+        """The cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
@@ -173,67 +243,101 @@ class Channel:
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        uses = self.account.client_uses
-        ranks = self.sampler.draw(step, self.source.coins("cohort", step), uses)
-        if self.records is None or self.account.caps is None:
+        assert self.sampler is not None
+        uses, caps = self.account.participations[0], self.account.caps
+        if self.gradients is not None:  # accounts of clients, cohorts of ranks
+            uses, caps = uses[self._order], None if caps is None else caps[self._order]
+        ranks = self.sampler.draw(step, self.sources[0].coins("cohort", step), torch.from_numpy(uses))
+        if self.gradients is None or caps is None:
             return ranks
-        return ranks[uses[ranks] < torch.from_numpy(self.account.caps)[ranks]]  # an owner at its cap stays out
+        return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
 
-    def begin(self, step: int, ranks: Tensor) -> None:
-        """Charge every release of ``step``; on return the charge is on the disk.
+    def begin(self, step: int, members: Tensor) -> None:
+        """Charge a round, or a block of activations; on return the charge is on the disk.
 
         Args:
-            step: number of the step, at least 0; each step begins once.
-            ranks: (k,) the cohort that :meth:`draw` gave, in any order.
+            step: number of the round, or of the first activation; each begins once.
+            members: (k,) the cohort that :meth:`draw` gave, in any order; or (R, S), who acts in each of S activations
+                of R repetitions, -1 for nobody.
 
         Raises:
-            BudgetExhausted: the step would exceed the budget, or a client its cap.
-            PrivacyError: the step has begun already, or ``ranks`` are not the cohort drawn for it.
-            ResumeError: a replayed step with another cohort, or charges of earlier steps that are missing.
+            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no data are read.
+            PrivacyError: it has begun already, or ``members`` are not the cohort drawn; a block that does not follow
+                the last one, or a last block that was not finished.
+            ResumeError: a replay with other clients, or charges of earlier steps that are missing.
         """
+        if members.ndim == 2:
+            self._begin_activations(step, members.numpy())
+            return
         drawn = self._drawn.get(step)
-        if drawn is None or not torch.equal(drawn, torch.sort(ranks.cpu()).values):
+        if drawn is None or not torch.equal(drawn, torch.sort(members.cpu()).values):
             raise PrivacyError(
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
                 f"that cohort only. Call draw(step) first."
             )
-        self._step = None
-        self.account.charge(step, drawn)
+        self._step = self.local = None
+        clients = drawn if self.gradients is None else self._order[drawn]
+        self.account.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
-        self._step, self._cohort, self._released = step, ranks.numel(), set()
-        if self.records is not None:
-            self.records.open(step, drawn)
+        self._step, self._cohort, self._released = step, members.numel(), set()
+        if self.gradients is not None:
+            self.local = LocalSteps(self, step, clients)
 
-    def release(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
-        """``(sum_k clip(rows_k) + noise) / m``: a public value (for matrices, see :class:`ReleasePlan`).
+    def reserve(self, first: int, clients: Tensor) -> None:
+        """Charge activations to come, arguments of :meth:`begin`, with one line of the ledger where repeating is free
+        (seeded noise). :meth:`begin` follows for each block of them; what never begins returns by :meth:`close`."""
+        acting, present = self._acting(first, clients.numpy())
+        uses = self.account.reserve(first, acting[:, :, None])
+        if uses is not None:
+            self._window = self._prepared(first, acting, present, uses[:, :, 0])
 
-        A row with a NaN or infinity counts as zero and the denominator stays; an empty cohort still releases
-        noise.
+    def release(self, name: str, message: Message, clients: Tensor | None = None, *, count: int = 1) -> Tensor:
+        """A public value: clip, sum by segment, noise, divide.
 
         Args:
-            name: a declared release, once a step.
-            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0. (R, k, D) for R > 1
-                repetitions.
-            clients: (k,) whose rows these are, each client once.
+            name: a declared release of rows, once a round; ``"gradient"``, or ``"first"`` for a warm start.
+            message: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0; (R, k, D) of
+                R > 1 repetitions. A row with a NaN or infinity counts as zero and the denominator stays; an empty
+                cohort still releases noise. Or gradients of records, see :mod:`.sums`.
+            clients: (k,) whose the rows are, each client once; of one local step, whose gradients they are.
+            count: of gradients of clients that act one at a time: so many activations at once, where they do not wait
+                for one another's releases.
 
         Returns:
-            (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or (R, D, D) for R > 1 repetitions.
+            ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or
+            (R, D, D) for R > 1 repetitions. Of gradients ``(sum_j clip(g_j) + noise) / (q_i n_i)``: (count, R, D)
+            float64, zero where nobody acts; (A, D) of a local step, on the device of the gradients; (R, n, D) of a warm
+            start.
 
         Raises:
-            PrivacyError: an undeclared name, a second release of the name in this step, no step begun, rows
-                of the wrong shape, or more rows than clients drawn.
+            PrivacyError: an undeclared name, a second release of the name in this round, nothing that has begun, rows
+                of the wrong shape, or more rows than clients drawn; a mean beyond the bound of the domain.
+            BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
+        if isinstance(message, (ScaledRows, RecordGradients, BoundedMeans)):
+            return torch.from_numpy(self._release_activations(message, count))
+        if isinstance(message, GradientChunks):
+            assert clients is not None
+            return self._release_local(message, clients)
+        if isinstance(message, ClientVectors):
+            return self._release_first(message)
+        assert clients is not None
+        return self._release_rows(name, message, clients)
+
+    # Rows of a cohort
+
+    def _release_rows(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
-        if self._tap is not None:
+        if self.tap is not None:
             for one in self._each(rows):
-                self._tap(step, name, clients, one)
-        value = self._replayed(step, name)
+                self.tap(step, name, clients, one)
+        value = self._replayed(step, name) if self.gradients is None else None  # else it is post-processing
         if value is None:
             rows = self._hidden(name, rows, clients, step)
             if name in self.rows:
                 self._note(step, f"{name}/rows", rows)
-            value = self._noised(name, contributions(rows, self._clip(name), self._plans[name].form), step)
+            value = self._noised_sum(name, contributions(rows, self._clip(name), self._plans[name].form), step)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
@@ -244,7 +348,7 @@ class Channel:
         noise = self.rows.get(name)
         if noise is None:
             return rows
-        each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self._sources, strict=True)]
+        each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self.sources, strict=True)]
         return each[0] if self.replicates == 1 else torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
@@ -266,14 +370,14 @@ class Channel:
 
     def noise_std(self, name: str) -> Tensor:
         """(R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as released
-        in the step that has begun; 0 without noise."""
+        in the round that has begun; 0 without noise."""
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
         return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
 
     def _current(self, name: str) -> list[Release]:
-        """The release in the step that has begun, by repetition, with the noise of this use; none without a clip."""
+        """The release in the round that has begun, by repetition, with the noise of this use; none without a clip."""
         release = self.releases.get(name)
         if release is None:
             return []
@@ -285,9 +389,9 @@ class Channel:
         silent = replace(release, noise=None)
         return [release.with_multiplier(z).weighted(weight) if z else silent for z in self.multipliers]
 
-    def _noised(self, name: str, total: Tensor, step: int) -> Tensor:
+    def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Noised coordinates over the public denominator, in the form that is released: those of R repetitions."""
-        for release, source, one in zip(self._current(name), self._sources, self._each(total), strict=False):
+        for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
             law = release.noise
             if law is not None:
                 noise = torch.from_numpy(law.draw(source, f"noise/{name}", step, release.size)) * release.sensitivity
@@ -296,36 +400,25 @@ class Channel:
                 value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
                 one.copy_(value)
                 if width is not None:
-                    self.on_grid[name] = GridValue(step, value / self.denominator, width, self.denominator)
+                    self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
         return shaped(total / self.denominator, self._plans[name].form)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         return (values,) if self.replicates == 1 else values.unbind()
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
-        """Release how many rows were not clipped, and move the clip norm of the next step."""
+        """Release how many rows were not clipped, and move the clip norm of the next round."""
         release, key = self.releases[name], f"{name}/count"
         value = self._replayed(step, key)
         if value is None:
             total = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
             std = settings.count_std(self.denominator)
-            noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
+            noise = torch.from_numpy(self.sources[0].normal(f"noise/{key}", step, 1)) * std
             bound = count_sensitivity(release.relation)
-            value = privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
+            value = privatize(total, noise, self.sources[0], bound=bound, norm="l2", scale=std)[0] / self.denominator
         self._note(step, key, value)
         norm = settings.updated_norm(release.clip.bound, noisy_fraction(float(value)))
         self.releases[name] = release.clipped_at(norm)
-
-    def _replayed(self, step: int, name: str) -> Tensor | None:
-        if self._replay is None:
-            return None
-        if (step, name) not in self._replay:
-            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
-        return self._replay[step, name].clone()
-
-    def _note(self, step: int, name: str, value: Tensor) -> None:
-        if self._record is not None:
-            self._record.append((step, name, value.clone()))
 
     def _checked_step(self, name: str, rows: Tensor, clients: Tensor) -> int:
         if self._step is None:
@@ -353,6 +446,280 @@ class Channel:
                 f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of {rows.dtype}."
             )
 
+    # Gradients of single records
+
+    def _begin_activations(self, first: int, clients: np.ndarray) -> None:
+        if self.gradients is None or self.sampler is not None:
+            raise PrivacyError("The channel was opened for rounds; a block of activations has no account here.")
+        if self._place < self._end:
+            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
+        if first != self._end:
+            raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
+        acting, present = self._acting(first, clients)
+        uses = self.account.charge(first, acting[:, :, None])
+        window, count = self._window, acting.shape[1]
+        at = -1 if window is None else first - window.first
+        if window is None or not 0 <= at or not np.array_equal(window.clients[at : at + count], acting.T):
+            self._window = self._prepared(first, acting, present, uses[:, :, 0])
+        self._place, self._end = first, first + count
+
+    def _acting(self, first: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Who acts (R, S), with -1 for clients without records, and how many records are there."""
+        assert self.draws is not None
+        present = self.draws.present(first, clients)
+        return np.where(present > 0, clients, -1), present
+
+    def _prepared(self, first: int, acting: np.ndarray, present: np.ndarray, uses: np.ndarray) -> _Window:
+        assert self.gradients is not None
+        divisors = np.where(acting >= 0, present * self.gradients.rates[acting], 1.0)
+        scales = np.zeros(acting.shape)
+        if self.terms is not None:
+            scales = 2 * self.bound * self.terms.of_uses(acting, uses)  # neighbours replace a record
+        nothing = np.zeros((0, self.replicates, self.gradients.dimension))
+        return _Window(first, *(np.ascontiguousarray(one.T) for one in (acting, uses, divisors, scales)), nothing)
+
+    def _release_activations(self, message: GradientMessage, count: int) -> np.ndarray:
+        """(count, R, D): the releases of the next activations."""
+        window, at = self._window, self._place
+        if at + count > self._end or window is None:
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        start = at - window.first
+        clients = window.clients[start : start + count]
+        if self._replay is not None and self.tap is None:
+            value = self._replayed_activations(at, count)
+        else:
+            if self.replicates == count == 1 and clients[0, 0] >= 0:
+                value = self._sums_of(message, int(clients[0, 0]), _ONLY, _ONLY)[None]
+            else:
+                value = by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+            if self._replay is not None:
+                value = self._replayed_activations(at, count)
+            elif self.terms is None:
+                value /= window.divisors[start : start + count, :, None]
+            else:
+                value = self._noised_activations(value, start, window)
+        self._place = at + count
+        if self.record is not None:
+            self.record.extend((at + k, GRADIENT, torch.tensor(one)) for k, one in enumerate(value))
+        return value
+
+    def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """(k, D): clipped sums over the records of a client that take part in its releases."""
+        if isinstance(message, BoundedMeans):
+            value = self._bounded(message, client, which, where)
+        else:
+            assert self.draws is not None
+            drawn = self.members(client, which, where, hold=False) if self.draws.partial else None
+            if isinstance(message, ScaledRows):
+                value = self.sums.of_factors(client, message.factors(client, which, where), drawn)
+            else:
+                value = self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
+        if self.tap is not None:
+            for step, row in zip((self._place + which).tolist(), torch.from_numpy(value), strict=True):
+                self.tap(step, GRADIENT, torch.tensor([client]), row[None])
+        return value
+
+    def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """(k, D): means that the domain bounds, times the number of records."""
+        assert self.draws is not None
+        if self.draws.sampled:
+            raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
+        means = message.means(client, which, where)
+        if self.privacy is not None:
+            l1 = self.sums.clip is not None and self.sums.clip.norm == "l1"
+            norms = np.add.reduce(np.abs(means), 1) if l1 else np.sqrt(np.einsum("kd,kd->k", means, means))
+            if not norms.max() <= self.bound * (1 + 1e-9):  # the largest is NaN where any is
+                raise PrivacyError(
+                    f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
+                    f"the release that clips every record."
+                )
+        assert self._window is not None
+        room = 1 - MARGIN if self.source == "secure" else 1.0  # for the grid's rounding
+        divisors = self._window.divisors[self._place - self._window.first + which, where]
+        product: np.ndarray = means * (divisors[:, None] * room)
+        return product
+
+    def members(
+        self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True
+    ) -> np.ndarray | None:
+        """The records that will take part in the next releases of a client, for what it computes from them by itself;
+        they are secret.
+
+        Args:
+            client: whose.
+            which: (k,) int64, places of its activations among those that are released next.
+            where: (k,) int64, their repetitions.
+            hold: the release that follows takes the same ones.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
+        assert self.draws is not None
+        assert self._window is not None
+        if not self.draws.partial:
+            return None
+        steps = self._place + which
+        uses = self._window.uses[steps - self._window.first, where]
+        return self.draws.of(client, steps, uses, where, hold=hold)
+
+    def _noised_activations(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
+        """Means with their noise, of sums (count, R, D) from place ``start`` of the window."""
+        count = len(total)
+        if not window.drawn <= start < start + count <= window.drawn + len(window.noise):
+            self._draw_noise(window, start, count)
+        noise = window.noise[start - window.drawn : start - window.drawn + count]
+        divisors = window.divisors[start : start + count, :, None]
+        if self.source != "secure":
+            total += noise
+            total /= divisors
+            return total
+        clients, norm = window.clients[start : start + count, 0], LAWS[str(self.mechanism)].norm
+        some = np.flatnonzero(clients >= 0)
+        if some.size:
+            scales = torch.from_numpy(window.scales[start + some, 0])
+            sums, own = torch.from_numpy(total[some, 0]), torch.from_numpy(noise[some, 0])
+            value, width = privatize(sums, own, self.sources[0], bound=self.bound, norm=norm, scale=scales)
+            assert isinstance(width, Tensor)
+            n = divisors[some[-1], 0, 0]
+            step = window.first + start + int(some[-1])
+            self.on_grid[GRADIENT] = GridValue(step, value[-1] / n, float(width[-1]), float(n))
+            total[some, 0] = value.numpy() / divisors[some, 0]
+        return total
+
+    def _draw_noise(self, window: _Window, start: int, count: int) -> None:
+        """Draw the noise of the activations from place ``start`` on: of those that have begun, and of more that are
+        charged where drawing it again is free."""
+        last = len(window.clients) if self.source == "seeded" else self._end - window.first
+        width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
+        part = slice(start, min(last, start + width))
+        noise = self._units("noise/gradient", window.clients[part], window.uses[part])
+        noise *= window.scales[part, :, None]
+        window.noise, window.drawn = noise, start
+
+    def _units(self, purpose: str, clients: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """(S, R, D) draws at scale 1 of activations (S, R), addressed by the client and its own count."""
+        assert self.gradients is not None
+        law, addresses = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
+        return law.draw_each(self.sources, purpose, torch.from_numpy(uses), addresses, self.sums.dimension)
+
+    def local_noise(self) -> Tensor:
+        """Noise that the clients of this block add inside, to a point at which they take a gradient.
+
+        It is of the releases' law at scale 1 and independent of their noise; nothing leaves by it.
+
+        Returns:
+            (S, R, D) float64 of the activations that have begun; zero without noise.
+        """
+        assert self._window is not None
+        part = slice(self._place - self._window.first, self._end - self._window.first)
+        if self.terms is None:
+            return torch.zeros(part.stop - part.start, self.replicates, self.sums.dimension, dtype=torch.float64)
+        return torch.from_numpy(self._units("noise/local", self._window.clients[part], self._window.uses[part]))
+
+    def _replayed_activations(self, at: int, count: int) -> np.ndarray:
+        """(count, R, D), the recording of the activations from ``at`` on."""
+        values = [self._replayed(step, GRADIENT) for step in range(at, at + count)]
+        return torch.stack([value for value in values if value is not None]).numpy()
+
+    def _release_first(self, message: ClientVectors) -> Tensor:
+        """(R, n, D) float64: the vector of every client that has data, with noise; zero of the others."""
+        plan = self.gradients
+        if plan is None or plan.first is None:
+            raise PrivacyError("The channel was opened without a first release, so nothing is reserved for it.")
+        if self._first_made or self._begins or self._place:
+            raise PrivacyError("The first release happens once, before any activation.")
+        self.account.charge_first()
+        self._first_made = True
+        acting = np.flatnonzero(plan.counts > 0)
+        value = self._replayed(-1, FIRST)
+        if value is None or self.tap is not None:
+            vectors = torch.zeros(len(plan.ids), plan.dimension, dtype=torch.float64)
+            for client in acting.tolist():
+                vector = message.vectors(client).detach().cpu().double()
+                if vector.shape != (plan.dimension,):
+                    raise PrivacyError(f"The first vector of client {client} has not {plan.dimension} numbers.")
+                if self.tap is not None:
+                    self.tap(-1, FIRST, torch.tensor([client]), vector[None])
+                vectors[client] = torch.where(torch.isfinite(vector).all(), vector, 0.0)
+            if value is None:
+                value = self._noised_vectors(vectors, acting, np.asarray(plan.first.sensitivity, dtype=np.float64))
+        self._note(-1, FIRST, value)
+        return value
+
+    def _noised_vectors(self, vectors: Tensor, acting: np.ndarray, sensitivity: np.ndarray) -> Tensor:
+        """(R, n, D): vectors (n, D) with noise of the scale of a sensitivity larger by 2**-20, which leaves room for
+        rounding to the grid of secure mode. It is L2-Laplace or, with Gaussian activations, Gaussian."""
+        assert self.gradients is not None
+        out = vectors.expand(self.replicates, -1, -1).clone()
+        if self.terms is None:
+            return out
+        assert isinstance(self.terms.privacy[0], type(self.privacy))
+        law: NoiseLaw = first_law(self.terms.privacy[0])(1.0)
+        weights = np.where(self.terms.firsts > 0, self.terms.firsts, 1.0)
+        scales = (1 + MARGIN) * sensitivity * self.terms.multipliers / weights  # (P, n)
+        keys, norm = self.gradients.addresses[acting], "l2"
+        for r, source in enumerate(self.sources):
+            scale = scales[r if len(scales) > 1 else 0, acting]
+            noise = torch.from_numpy(law.draw_rows(source, "noise/first", 0, keys, vectors.shape[1]) * scale[:, None])
+            bound = torch.from_numpy(sensitivity[acting])
+            size = torch.from_numpy(scale).clamp(min=1e-300)
+            out[r, acting], _ = privatize(vectors[acting], noise, source, bound=bound, norm="l2", scale=size)
+        return out
+
+    def _release_local(self, message: GradientChunks, clients: Tensor) -> Tensor:
+        """(A, D): one local step of DP-SGD of ``clients``, by :class:`~fedmtl.privacy.local_steps.LocalSteps`."""
+        plan, round = self.gradients, self._step
+        assert plan is not None
+        assert round is not None
+        sums: Tensor | None = None
+        if self._replay is None or self.tap is not None:
+            sums = self.sums.of_chunks(message.chunks, len(clients))
+            if self.tap is not None:
+                self.tap(round, f"{GRADIENT}/{message.step}", clients, sums)
+        names = [f"{GRADIENT}/{plan.ids[client]}/{message.step}" for client in clients.tolist()]
+        if self._replay is not None:
+            values = [self._replayed(round, name) for name in names]
+            value = torch.stack([one for one in values if one is not None])
+        else:
+            assert sums is not None
+            value = self._noised_local(sums, clients, message.step, round)
+        if self.record is not None:
+            with self._lock:
+                for name, row in zip(names, value.cpu(), strict=True):
+                    self.record.append((round, name, row.clone()))
+        return value
+
+    def _noised_local(self, total: Tensor, clients: Tensor, step: int, round: int) -> Tensor:
+        plan, width = self.gradients, None
+        assert plan is not None
+        expected = torch.from_numpy(plan.expected)[clients]
+        if self.terms is not None:
+            law, source = LAWS[str(self.mechanism)](1.0), self.sources[0]
+            scale = torch.from_numpy(self.terms.multipliers[0])[clients] * self.bound  # neighbours leave a record out
+            drawn = law.draw_rows(source, f"noise/gradient/{step}", round, plan.addresses[clients], total.shape[1])
+            noise = (torch.from_numpy(drawn) * scale[:, None]).to(total.device)
+            total, width = privatize(total, noise, source, bound=self.bound, norm=law.norm, scale=scale)
+        value = total / expected[:, None].to(total.device)
+        if width is not None and len(clients):
+            assert isinstance(width, Tensor)
+            last = GridValue(round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
+            with self._lock:
+                self.on_grid[GRADIENT] = last
+        return value
+
+    # Recordings
+
+    def _replayed(self, step: int, name: str) -> Tensor | None:
+        if self._replay is None:
+            return None
+        if (step, name) not in self._replay:
+            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
+        return self._replay[step, name].clone()
+
+    def _note(self, step: int, name: str, value: Tensor) -> None:
+        if self.record is not None:
+            self.record.append((step, name, value.clone()))
+
     # What it costs
 
     @property
@@ -361,43 +728,32 @@ class Channel:
         return self.account.delta
 
     @property
-    def uses(self) -> int:
-        """Steps charged up to now (the most participations of one client, where these are charged)."""
-        return self.account.uses
-
-    @property
-    def charged_uses(self) -> int:
-        """All that the ledger holds, reserved steps and crashed sessions too; never decreases in a run."""
-        return self.account.charged
-
-    @property
-    def epsilons(self) -> Tensor:
-        """(R,) float64 epsilon of each repetition up to the current step; as :attr:`epsilon` for one run."""
-        account = self.account
-        if self.replicates == 1 or account.cost is None or not account.uses or account.cost.refuted is not None:
-            return torch.full((self.replicates,), self.epsilon, dtype=torch.float64)
-        return torch.from_numpy(account.cost.epsilons(account.uses))
+    def epsilons(self) -> np.ndarray:
+        """(R,) float64 epsilon of each repetition up to the current step, the largest of all clients; infinite without
+        noise, 0 when nothing has been released."""
+        if not self._plans and self.gradients is None:
+            return np.zeros(self.replicates)
+        return np.broadcast_to(self.account.epsilons().max(1, initial=0.0), self.replicates)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent up to the current step, the largest of all clients; infinite without noise, 0 when nothing has
-        been released."""
-        if not self._plans and self.records is None:
-            return 0.0
-        account = self.account
-        if account.forfeited:
-            return account.epsilon_at(account.spent_uses)
-        return account.epsilon_at(account.client_uses.numpy() if account.per_participation else account.uses)
+        """The largest of :attr:`epsilons`."""
+        return float(self.epsilons.max())
 
     def epsilon_at(self, uses: int) -> float:
-        """Epsilon of ``uses`` steps (of participations of every client, where these are charged)."""
-        return self.account.epsilon_at(uses) if self._plans or self.records is not None else 0.0
+        """Epsilon of ``uses`` rounds (of participations of every client, where these are charged)."""
+        return self.account.epsilon_at(uses) if self._plans or self.gradients is not None else 0.0
 
     def snr(self) -> SignalToNoise | None:
-        """Signal to noise of the loudest release, from public quantities only; None without noise."""
-        if self.records is not None and self.records.noise is not None and self.records.clip is not None:
-            ratio, bound = self.records.noise_ratio(), self.records.clip.bound
-            return SignalToNoise(ratio * bound, bound, ratio, what="gradient")
+        """Signal to noise of the loudest release, from public quantities only; None without noise, and where no single
+        figure says how loud the noise of clients that act one at a time is."""
+        if self.gradients is not None:
+            if self.terms is None or self.sampler is None:
+                return None
+            size, law = self.gradients.dimension, LAWS[str(self.mechanism)](1.0)
+            std = law.std(1.0, size) * self.terms.multipliers[0] / self.gradients.expected
+            ratio = float(np.median(std)) * math.sqrt(size)
+            return SignalToNoise(ratio * self.bound, self.bound, ratio, what="gradient")
         if not self.releases or self.noise_multiplier is None:
             return None
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
@@ -409,9 +765,24 @@ class Channel:
         """What may be said of the run so far; after :meth:`close`, of the run."""
         return channel_report(self)
 
-    def forfeit(self, done: int) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of repetitions,
+        which no file holds."""
+        if isinstance(self._adaptive, QuantileClip):
+            return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
+        return self.account.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from :meth:`state`."""
+        if not isinstance(self._adaptive, QuantileClip):
+            self.account.restore(state)
+            return
+        for name, norm in state.items():
+            self.releases[name] = self.releases[name].clipped_at(float(norm))
+
+    def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was seen: everything planned is charged, see the account."""
-        self.account.forfeit(done)
+        self.account.charge_remaining(done)
 
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""

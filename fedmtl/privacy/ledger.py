@@ -3,7 +3,7 @@
 Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
 noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
 begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
-participations are charged), ``first`` (one release before all steps, of everybody who has one), ``forfeit`` (the run
+participations are charged), ``first`` (one release before all steps, of everybody who has one), ``remaining`` (the run
 stopped because of what it showed, and is charged as if it had gone on), ``close`` (a clean end, which returns the
 steps that its own session reserved and never began), ``moved`` (the user has said that this file is the only one that
 goes on) and ``seal`` (the hash of the list of files that a finished run has published).
@@ -36,7 +36,7 @@ from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, place_of, read_first, same_place
 from .ledger_steps import Cohorts, Spans
 
-VERSION = 2
+VERSION = 3
 
 
 class Ledger:
@@ -79,7 +79,7 @@ class Ledger:
         self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
         self._cohorts = Cohorts()
         self._session = 0
-        self._forfeited: int | None = None
+        self._remaining: int | None = None
         self._firsts = 0
         self._paid, self._began = Spans(), Spans()
         opening = {
@@ -181,9 +181,9 @@ class Ledger:
         return sum(end - first for first, end in others) + self._began.count()
 
     @property
-    def forfeited(self) -> int | None:
-        """Steps to which :meth:`forfeit` raised the charge, or None."""
-        return self._forfeited
+    def remaining(self) -> int | None:
+        """Steps to which :meth:`charge_remaining` raised the charge, or None."""
+        return self._remaining
 
     def participants(self, step: int) -> np.ndarray | None:
         """Ranks recorded for ``step`` in the earliest session that has it, or None."""
@@ -204,10 +204,10 @@ class Ledger:
         self._append(line)
         self._charge(self._session, first, end, cohorts)
 
-    def forfeit(self, uses: int) -> None:
+    def charge_remaining(self, uses: int) -> None:
         """Raise the charge to ``uses`` steps for good (or to the caps, where participations are charged)."""
-        self._append({"kind": "forfeit", "session": self._session, "uses": uses})
-        self._forfeited = uses
+        self._append({"kind": "remaining", "session": self._session, "uses": uses})
+        self._remaining = uses
 
     def reserve_first(self) -> None:
         """Charge the release that everybody who has one makes before all steps; returns once it is on the disk."""
@@ -291,8 +291,8 @@ class Ledger:
                 self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
             elif line["kind"] == "first":
                 self._firsts += 1
-            elif line["kind"] == "forfeit":
-                self._forfeited = int(line["uses"])
+            elif line["kind"] == "remaining":
+                self._remaining = int(line["uses"])
             elif line["kind"] == "moved":
                 self._place = line["place"]
             elif line["kind"] == "seal":

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from dp_accounting import dp_event
 
+from .._check import positive_int
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Account, Cost
@@ -19,16 +18,16 @@ from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
-from .clip import CLIPS
+from .gradients import GradientPlan, noise_terms
 from .ledger import Ledger, read_header
-from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .records import Owners, RecordReleases
+from .quantile import QuantileClip
 from .release import ReleasePlan, bind_releases, step_law
-from .replicates import open_replicates
 from .row_noise import bind_rows, refuse_rows, row_key
-from .samplers import BoundSampler, SamplingLaw
+from .samplers import BoundFull, BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
+
+Plan = ReleasePlan | GradientPlan
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,30 @@ class _Run:
     """What a run asks for, before its noise is known."""
 
     plans: tuple[ReleasePlan, ...]
-    sampler: BoundSampler
-    source: NoiseSource
+    gradients: GradientPlan | None
+    sampler: BoundSampler | None
+    schedule: str
+    sources: tuple[NoiseSource, ...]
     steps: int
     fingerprint: str
     ledger_path: Path | None
     resume: bool
     replay: Recording | None
     block: int | None
+    notes: tuple[str, ...]
 
     @property
     def seeded(self) -> bool:
-        return self.source.name == "seeded"
+        return self.sources[0].name == "seeded"
 
     def prior(self, key: str) -> Any:
         """A field of the header of the ledger that is resumed, or None."""
-        header = read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
-        return None if header is None else header.get(key)
+        return (self.header or {}).get(key)
+
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """That of the ledger that is resumed, or None."""
+        return read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
 
     def ledger(self, header: dict[str, Any], *, clients: int | None) -> Ledger:
         return Ledger(
@@ -70,16 +76,21 @@ class _Run:
             return "in memory only: a crash forgets what was spent"
         return self.ledger_path.name
 
+    def channel(self, settings: tuple[Privacy, ...], account: Account, **options: Any) -> Channel:
+        kept = {"plans": self.plans, "gradients": self.gradients, "sampler": self.sampler, "schedule": self.schedule}
+        kept |= {"notes": self.notes, "replay": self.replay}
+        kept["ledger_name"] = "none" if account.ledger is None else self.ledger_name
+        return Channel(settings, account, self.sources, **(kept | options))
+
 
 def open_channel(
-    privacy: Privacy | Sequence[ClientPrivacy] | None,
-    plans: tuple[ReleasePlan, ...],
-    sampler: BoundSampler,
+    privacy: Privacy | Sequence[Privacy] | None,
+    plans: Sequence[Plan],
+    schedule: BoundSampler | str,
     *,
     seed: int,
-    steps: int,
+    steps: int = 1,
     source: NoiseSource | None = None,
-    owners: Owners | None = None,
     fingerprint: str = "",
     ledger_path: Path | None = None,
     resume: bool = False,
@@ -92,24 +103,25 @@ def open_channel(
 
     Args:
         privacy: settings, or None for neither clip nor noise. For repetitions also a sequence of R settings that
-            differ in epsilon alone, one for each.
-        plans: the algorithm's releases; each happens in every step. Empty for algorithms that release
+            differ in epsilon or noise_multiplier alone, one for each.
+        plans: the algorithm's releases. Rows of clients are released in every step; a :class:`GradientPlan` is needed
+            by :class:`RecordPrivacy`, and wherever clients act one at a time. Empty for algorithms that release
             nothing.
-        sampler: who takes part, bound to the population.
+        schedule: a sampler bound to the population, or one phrase on the public schedule of clients that act one at a
+            time.
         seed: of seeded noise and cohorts; unused by ``source="secure"``.
-        steps: number of steps that the noise is calibrated for.
+        steps: number of rounds that the noise is calibrated for; activations have caps by client.
         source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed`` give; of the same
             kind. Not for repetitions.
-        owners: of the records; needed by :class:`RecordPrivacy`.
         fingerprint: identifies data, configuration and execution; a seeded resume needs the same one.
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
             charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         replay: ``record`` of another run; releases return its values (steps are still reserved and checked).
-        block: steps reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
+        block: rounds reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
             the rest of a block.
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
-        replicates: R repetitions, each with its own noise, released together: simulations in memory, in which
+        replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them.
 
     Raises:
@@ -117,35 +129,64 @@ def open_channel(
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
-    _check_plans(plans, steps)
-    if replicates != 1 or isinstance(privacy, Sequence):
-        return open_replicates(privacy, plans, sampler, seed, steps, replicates, ledger_path, replay, notes)
-    secure = privacy is not None and privacy.source == "secure"
-    if source is None:
-        source = SecureSource() if secure else SeededSource(seed)
-    elif source.name != ("secure" if secure else "seeded"):
+    positive_int("open_channel", replicates=replicates)
+    rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
+    gradients = next((plan for plan in plans if isinstance(plan, GradientPlan)), None)
+    sampler = schedule if isinstance(schedule, BoundSampler) else None
+    settings = _settings(privacy, replicates)
+    secure = any(one.source == "secure" for one in settings)
+    if replicates > 1 and (secure or ledger_path is not None):
+        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
+    if source is not None and source.name != ("secure" if secure else "seeded"):
         raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
-    run = _Run(plans, sampler, source, steps, fingerprint, ledger_path, resume, replay, block)
-    if privacy is None:
-        refuse_rows(plans)
-        return Channel(None, plans, sampler, source, Account(sampler, steps=steps), replay=replay)
-    if isinstance(privacy, ClientPrivacy):
-        channel = _open_clients(privacy, run)
-    elif owners is None:
-        raise PrivacyError("RecordPrivacy needs the owners of the records.")
-    else:
-        channel = _open_records(privacy, run, owners)
-    channel.notes = notes
-    return channel
+    sources: tuple[NoiseSource, ...] = tuple(
+        SecureSource() if secure else SeededSource(seed, repetition) for repetition in range(replicates)
+    )
+    run = _Run(
+        rows,
+        gradients,
+        sampler,
+        schedule if isinstance(schedule, str) else schedule.describe(),
+        sources if source is None else (source,),
+        steps,
+        fingerprint,
+        ledger_path,
+        resume,
+        replay,
+        block,
+        notes,
+    )
+    if sampler is not None:
+        _check_rows(rows, steps)
+        if replicates > 1:
+            _check_repetitions(settings, sampler)
+    if any(isinstance(one, RecordPrivacy) for one in settings) or sampler is None:
+        return _open_gradients(settings, run, gradients)
+    assert sampler is not None
+    if not settings:
+        refuse_rows(rows)
+        return run.channel((), _without_noise(sampler, run), gradients=None)
+    clients = tuple(one for one in settings if isinstance(one, ClientPrivacy))
+    return _open_rows(clients, replace(run, gradients=None), sampler)
 
 
-def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
-    plans, sampler, steps = run.plans, run.sampler, run.steps
+def _without_noise(sampler: BoundSampler, run: _Run) -> Account:
+    caps = None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64)
+    return Account(sampler.n, steps=run.steps, caps=caps, replicates=len(run.sources))
+
+
+# Rows of cohorts
+
+
+def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSampler) -> Channel:
+    """The channel of R repetitions whose protected unit is a client."""
+    plans, steps, replicates = run.plans, run.steps, len(run.sources)
+    privacy = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0))  # loudest in reports
     law = step_law(plans, sampler, privacy)
     if privacy.noiseless or not plans:
         refuse_rows(plans)
-        account = Account(sampler, steps=steps)
-        return Channel(privacy, plans, sampler, run.source, account, law=law, replay=run.replay)
+        releases = bind_releases(plans, sampler, law, privacy, None)
+        return run.channel((privacy,), _without_noise(sampler, run), law=law, releases=releases)
 
     delta = privacy.resolved_delta(sampler.n)
     step = steps_of(plans, sampler, law, privacy)
@@ -157,160 +198,67 @@ def _open_clients(privacy: ClientPrivacy, run: _Run) -> Channel:
             )
         sampler = _capped(sampler, privacy, run, step, delta)
     uses = sampler.cap if law.per_participation and sampler.cap is not None else steps
-    multiplier = _multiplier(privacy, run.prior("noise_multiplier"), *whole_run(plans, step, uses), delta)
-    limit = steps if not law.per_participation and any(plan.rows is not None for plan in plans) else None
-    cost = Cost(delta, (uses_of(plans, step, multiplier, limit),), refuted=law.refuted)  # no use beyond those of rows
-    _check_first_step(privacy, multiplier, cost.step(0), delta)
+    event, count = whole_run(plans, step, uses)
+    prior = run.prior("noise_multiplier")
+    multipliers = tuple(_multiplier(one, prior, event, count, delta) for one in settings)
+    kind = np.arange(len(settings))[:, None]
+    if len(settings) == 1 or len(set(multipliers)) == 1:
+        multipliers, kind = multipliers[:1] * replicates, kind[:1] * 0
+    named_rows = any(plan.rows is not None for plan in plans)
+    limit = steps if not law.per_participation and (named_rows or replicates > 1) else None  # no use beyond those of rows
+    distinct = multipliers if len(kind) > 1 else multipliers[:1]
+    cost = Cost(delta, tuple(_uses(plans, step, z, limit, privacy) for z in distinct), kind, refuted=law.refuted)
+    if replicates == 1:
+        _check_first_step(privacy, multipliers[0], cost.step(), delta)
+    releases = bind_releases(plans, sampler, law, privacy, max(multipliers))
+    rows = bind_rows(plans, releases, delta, run.prior)
     header = {
-        "account": "global",
+        "account": "everybody" if not law.per_participation else "client",
         "privacy": asdict(privacy),
         "delta": delta,
         "sampler": sampler.describe(),
         "schedule": _facts(sampler, law),
         "max_uses": sampler.cap,
-        "noise_multiplier": multiplier,
+        "noise_multiplier": max(multipliers),
         "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
     }
-    rows = bind_rows(plans, bind_releases(plans, sampler, law, privacy, multiplier), delta, run.prior)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
     header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
-    ledger = run.ledger(header, clients=sampler.n if law.per_participation else None)
     account = Account(
-        sampler,
+        sampler.n,
         steps=steps,
         cost=cost,
-        budget=privacy.epsilon,
-        ledger=ledger,
-        replays_free=run.seeded,
-        per_participation=law.per_participation,
+        budget=privacy.epsilon if replicates == 1 else None,
+        caps=None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64),
+        ledger=run.ledger(header, clients=sampler.n if law.per_participation else None),
+        by_client=law.per_participation,
+        replicates=replicates,
         block=run.block if run.block is not None else (16 if run.seeded else 4),
     )
-    channel = Channel(
-        privacy,
-        plans,
-        sampler,
-        run.source,
-        account,
-        law=law,
-        noise_multiplier=multiplier,
-        ledger_name=run.ledger_name,
-        replay=run.replay,
+    return run.channel(
+        (privacy,), account, sampler=sampler, law=law, releases=releases, multipliers=multipliers, rows=rows
     )
-    channel.rows = rows
-    return channel
 
 
-def _open_records(privacy: RecordPrivacy, run: _Run, owners: Owners) -> Channel:
-    for plan in run.plans:
-        if plan.allocation is not None or plan.rows is not None:
-            raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has no noise of its own."
-            )
-        if not plan.from_training:
-            raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "
-                f"their gradients does not cover it. Use ClientPrivacy."
-            )
-    law = SamplingLaw("zero_out", amplified=False, per_participation=True)
-    clip = CLIPS[LAWS[privacy.mechanism].norm](privacy.clip_norm)
-    sampler = run.sampler.capped(run.steps)
-    if privacy.noiseless:
-        records = RecordReleases(owners, clip=clip, noise=None, multipliers=None, source=run.source, replay=run.replay)
-        account = Account(sampler, steps=run.steps)
-        return Channel(privacy, run.plans, sampler, run.source, account, law=law, records=records, replay=run.replay)
+def _uses(
+    plans: tuple[ReleasePlan, ...],
+    step: Any,
+    multiplier: float,
+    limit: int | None,
+    privacy: ClientPrivacy,
+) -> StepEvent | tuple[StepEvent, ...]:
+    """What the steps cost under a multiplier; 0 is a repetition without noise."""
+    from dp_accounting import dp_event
 
-    delta = privacy.resolved_delta(int(owners.counts.sum()))
-    cap = _participations(sampler, run.steps)
-    multipliers, events, caps = _owner_terms(privacy, owners, cap, delta, run.prior("noise_multipliers"))
-    caps = run.prior("max_uses") or caps
-    order = torch.argsort(owners.ranks).tolist()
-    cost = Cost(delta, tuple(events[k] for k in order), tuple(int(owners.steps[k]) for k in order))
-    header = {
-        "account": "owner",
-        "privacy": asdict(privacy),
-        "delta": delta,
-        "sampler": sampler.describe(),
-        "schedule": _facts(sampler, law),
-        "records": owners.describe(),
-        "ranks": owners.ranks.tolist(),
-        "noise_multipliers": multipliers,
-        "max_uses": caps,
-        "local_steps": owners.steps.tolist(),
-        "rates": owners.probabilities.tolist(),
-        "dimension": owners.dimension,
-    }
-    account = Account(
-        sampler,
-        steps=run.steps,
-        cost=cost,
-        ledger=run.ledger(header, clients=sampler.n),
-        replays_free=run.seeded,
-        per_participation=True,
-        caps=np.array([caps[k] for k in order], dtype=np.int64),
-    )
-    records = RecordReleases(
-        owners,
-        clip=clip,
-        noise=LAWS[privacy.mechanism](1.0),
-        multipliers=torch.tensor(multipliers, dtype=torch.float64),
-        source=run.source,
-        replay=run.replay,
-    )
-    return Channel(
-        privacy,
-        run.plans,
-        sampler,
-        run.source,
-        account,
-        law=law,
-        noise_multiplier=max(multipliers),
-        records=records,
-        ledger_name=run.ledger_name,
-        replay=run.replay,
-    )
+    if multiplier == 0:
+        return (StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant),) * (limit or 1)
+    return uses_of(plans, step, multiplier, limit)
 
 
 def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
     """What the accounting takes from the sampler, for whoever reads the ledger."""
     return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
-
-
-def _owner_terms(
-    privacy: RecordPrivacy, owners: Owners, cap: int, delta: float, prior: list[float] | None
-) -> tuple[list[float], list[StepEvent], list[int]]:
-    """Noise multiplier, event of one local step, and cap on participations of each owner, in the clients' order."""
-    budgets = privacy.budgets(owners.ids)
-    multipliers, events, caps = [], [], []
-    for k, budget in enumerate(budgets):
-        repeats, q = int(owners.steps[k]), float(owners.probabilities[k])
-
-        def step(multiplier: float, q: float = q) -> StepEvent:
-            event = LAWS[privacy.mechanism](multiplier).event(owners.dimension)
-            return StepEvent(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, privacy.accountant)
-
-        z = _multiplier(privacy, prior[k] if prior is not None else None, step, cap * repeats, delta, budget)
-        event, own = step(z), cap
-        if privacy.noise_multiplier is not None and budget is not None:
-            fitting = largest_uses(event.event, budget, delta, accountant=event.accountant) // repeats
-            if fitting < 1:
-                raise ConfigError(
-                    f"RecordPrivacy: noise_multiplier {z:g} spends more than epsilon = {rounded_up(budget, 6)} of "
-                    f"client {owners.ids[k]!r} in one round at delta = {rounded_up(delta, 6)}. Raise "
-                    f"noise_multiplier or epsilon."
-                )
-            own = min(cap, fitting)
-        multipliers.append(z)
-        events.append(event)
-        caps.append(own)
-    return multipliers, events, caps
-
-
-def _participations(sampler: BoundSampler, steps: int) -> int:
-    """Hard cap on the participations of one owner: the sampler's, or one above the average, rounded up."""
-    if sampler.cap is not None:
-        return sampler.cap
-    return min(steps, math.ceil(steps * sampler.probability) + 1)
 
 
 def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: StepEvent, delta: float) -> None:
@@ -322,7 +270,7 @@ def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: StepEven
         )
 
 
-def _check_plans(plans: tuple[ReleasePlan, ...], steps: int) -> None:
+def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
     names = [plan.name for plan in plans]
     if len(set(names)) != len(names):
         raise PrivacyError(f"Two releases have the same name: {sorted(names)}.")
@@ -350,18 +298,113 @@ def _capped(
 
 
 def _multiplier(
-    privacy: Privacy,
-    prior: float | None,
-    step: Callable[[float], StepEvent],
-    uses: int,
-    delta: float,
-    budget: float | None = None,
+    privacy: ClientPrivacy, prior: float | None, step: Callable[[float], StepEvent], uses: int, delta: float
 ) -> float:
-    """Noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget."""
+    """Noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget; 0
+    without noise."""
     if isinstance(prior, float):
         return prior
+    if privacy.noiseless:
+        return 0.0
     if privacy.noise_multiplier is not None:
         return float(privacy.noise_multiplier)
-    target = privacy.epsilon if budget is None else budget
-    assert isinstance(target, (int, float))
-    return calibrate_multiplier(step, target=float(target), delta=delta, uses=uses)
+    assert privacy.epsilon is not None
+    return calibrate_multiplier(step, target=float(privacy.epsilon), delta=delta, uses=uses)
+
+
+# Gradients of single records
+
+
+def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan | None) -> Channel:
+    """The channel of gradients of single records, in rounds of local training or of clients that act one at a time."""
+    records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
+    if len(records) < len(settings):
+        raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
+    if plan is not None:
+        plan = plan.under(records)
+        run = replace(run, gradients=plan, notes=(*run.notes, *plan.notes))
+    if plan is None:
+        raise PrivacyError("RecordPrivacy needs a GradientPlan: whose records there are, and what is released of them.")
+    sampler = run.sampler
+    rounds: dict[str, Any] = {}
+    if sampler is not None:
+        _check_post_processing(run.plans)
+        law, sampler = SamplingLaw("zero_out", amplified=False, per_participation=True), sampler.capped(run.steps)
+        rounds = {"law": law, "sampler": sampler}
+        caps = np.full(sampler.n, _participations(sampler, run.steps), dtype=np.int64)
+        facts = {"sampler": sampler.describe(), "schedule": _facts(sampler, law), "records": plan.describe()}
+    else:
+        assert plan.caps is not None
+        caps, facts = plan.caps, {}
+    if all(one.noiseless for one in records):
+        if sampler is not None:
+            return run.channel(records, _without_noise(sampler, run), **rounds)
+        account = Account(len(plan.ids), steps=run.steps, caps=caps, by_client=True, replicates=len(run.sources))
+        return run.channel(records, account)
+    privacy = records[0]
+    delta = privacy.resolved_delta(int(plan.counts.sum()))
+    terms = noise_terms(records, plan, caps, delta, header=run.header)
+    about = {"account": "client", "privacy": asdict(privacy), "delta": delta, "dimension": plan.dimension}
+    about |= {"clients": len(plan.ids), **facts}
+    if plan.published is not None:
+        about["guarantee"] = "paper"  # what was charged so stays refuted
+    header = about | terms.header() | {"public": plan.public_digest}
+    account = Account(
+        len(plan.ids),
+        steps=run.steps,
+        cost=terms.cost,
+        caps=terms.caps,
+        ledger=run.ledger(header, clients=len(plan.ids)) if len(run.sources) == 1 else None,
+        by_client=True,
+        replicates=len(run.sources),
+    )
+    return run.channel(records, account, terms=terms, ledger_name=run.ledger_name, **rounds)
+
+
+def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
+    for plan in plans:
+        if plan.allocation is not None or plan.rows is not None:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has no noise of its own."
+            )
+        if not plan.from_training:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} is not made of locally trained models alone, so the noise on "
+                f"their gradients does not cover it. Use ClientPrivacy."
+            )
+
+
+def _participations(sampler: BoundSampler, steps: int) -> int:
+    """Hard cap on the participations of one client: the sampler's, or one above the average, rounded up."""
+    if sampler.cap is not None:
+        return sampler.cap
+    return min(steps, math.ceil(steps * sampler.probability) + 1)
+
+
+# Repetitions
+
+
+def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
+    """Settings of all repetitions, or of each, which differ in the budgets alone; none without privacy."""
+    if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
+        return () if privacy is None else (privacy,)
+    given = tuple(privacy)
+    if len(given) != replicates:
+        raise ConfigError(f"{len(given)} privacy settings were given for {replicates} repetitions; give one each.")
+    for one in given:
+        if replace(one, epsilon=1.0, noise_multiplier=None) != replace(given[0], epsilon=1.0, noise_multiplier=None):
+            raise ConfigError(f"Repetitions differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
+    return given
+
+
+def _check_repetitions(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
+    """Raise ConfigError where repetitions in rounds cannot be computed together."""
+    if not isinstance(sampler, BoundFull):
+        raise ConfigError(
+            f"Repetitions in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
+        )
+    for one in settings:
+        if not isinstance(one, ClientPrivacy) or isinstance(one.clip_norm, QuantileClip):
+            raise ConfigError("Repetitions in rounds need ClientPrivacy(...) with a number as clip_norm.")
+        if one.noise_multiplier is not None and one.epsilon is not None:
+            raise ConfigError("Repetitions take epsilon or noise_multiplier, not both: none of them stops early.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .gradients import GradientPlan
     from .ledger import Ledger
     from .samplers import SamplingLaw
 
@@ -46,7 +47,7 @@ class PrivacyReport:
             client has an account of its own, epsilon is the largest.
         claimed: the published figure, where ``guarantee`` is ``"paper"``; None elsewhere.
         refuted: why the published figure does not hold (epsilon is then infinite), or None.
-        by_owner: smallest, median and largest epsilon of the clients' own accounts, or None.
+        by_client: smallest, median and largest epsilon of the clients' own accounts, or None.
         budget: the epsilon that ends the run (the largest of the clients' own), or None.
         clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation of
             one coordinate of a released mean. A range of multipliers is written as its largest.
@@ -60,7 +61,7 @@ class PrivacyReport:
         ledger: where the charges are kept.
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
-        forfeited: whether the run stopped because of what it showed, and is charged as if it had gone on.
+        remaining_charged: whether the run stopped because of what it showed, and is charged as if it had gone on.
         outside: what the epsilon does not cover.
     """
 
@@ -72,7 +73,7 @@ class PrivacyReport:
     delta: float | None
     claimed: float | None = None
     refuted: str | None = None
-    by_owner: tuple[float, float, float] | None = None
+    by_client: tuple[float, float, float] | None = None
     budget: float | None
     clip_norm: float | None
     noise_multiplier: float | None
@@ -92,7 +93,7 @@ class PrivacyReport:
     run: str | None = None
     ledger_lines: int | None = None
     ledger_head: str | None = None
-    forfeited: bool = False
+    remaining_charged: bool = False
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,12 +130,12 @@ class PrivacyReport:
             return self.headline
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}")]
-        if self.by_owner is not None:
-            low, middle, high = map(rounded_up, self.by_owner)
+        if self.by_client is not None:
+            low, middle, high = map(rounded_up, self.by_client)
             rows.append(("by client", f"smallest {low}, median {middle}, largest {high}"))
         if self.claimed is not None:
             rows.append(("claimed", f"{rounded_up(self.claimed)}{at}, by the published accounting"))
-        if self.forfeited:
+        if self.remaining_charged:
             rows.append(("stopped", "early, because of what was released: charged as all the planned rounds"))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
@@ -157,50 +158,45 @@ class PrivacyReport:
 
 
 def channel_report(channel: Channel) -> PrivacyReport:
-    """The report of a channel, as it stands."""
-    privacy, account, law = channel.privacy, channel.account, channel.law
-    names, epsilon = tuple(plan.name for plan in channel.plans), 0.0
-    records = channel.records
-    if records is not None:
-        names = ("gradient",)
-    if names:
-        epsilon = account.epsilon_at(account.spent_uses)
-    paper = isinstance(privacy, ClientPrivacy) and privacy.guarantee == "paper"
-    steps = account.steps_charged if account.per_participation else account.spent
-    releases = steps * len(names)
-    if records is not None:
-        releases = int((np.asarray(account.spent_uses) * records.owners.by_rank(records.owners.steps).numpy()).sum())
+    """The report of a channel, as it stands; of repetitions, the worst of them."""
+    privacy, account, law, terms = channel.privacy, channel.account, channel.law, channel.terms
+    records = channel.gradients if isinstance(privacy, RecordPrivacy) or channel.sampler is None else None
+    names = _names(channel, records)
+    epsilons = account.epsilons(spent=True) if names else np.zeros((1, 1))
+    by_client = None
+    if terms is not None and terms.cost.refuted is None:
+        worst = epsilons.max(0)
+        by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
+    secure = channel.source == "secure"
     stds = [release.noise_std for release in channel.releases.values()]
-    secure = channel.source.name == "secure"
+    relation = law.relation if law is not None else "none" if records is None else records.relation
     return PrivacyReport(
         private=privacy is not None,
         unit="record" if records is not None else channel.plans[0].unit if channel.plans else "client",
-        relation=law.relation if law is not None else "none",
-        observer=_observer(channel),
-        epsilon=epsilon,
+        relation=relation,
+        observer=_observer(privacy),
+        epsilon=float(epsilons.max()),
         delta=account.delta,
-        claimed=account.claimed_at(account.spent_uses) if paper and account.cost is not None else None,
+        claimed=_claimed(channel),
         refuted=account.cost.refuted if account.cost is not None else None,
-        by_owner=_by_owner(channel),
+        by_client=by_client,
         budget=_budget(channel),
         clip_norm=_clip_norm(channel),
         noise_multiplier=channel.noise_multiplier,
-        noise_std=max(stds) if stds and channel.noise_multiplier is not None else None,
+        noise_std=max(stds) if stds and channel.noised else None,
         clipping=_clipping(privacy),
         mechanism=_mechanism(channel),
-        sampler=channel.sampler.describe()
-        + _amplification(law, noised=channel.noise_multiplier is not None)
-        + _allocation(channel),
-        records=records.owners.describe() if records is not None else None,
-        server="; ".join(noise.text(account.spent) for noise in channel.rows.values()) or None,
+        sampler=_schedule(channel),
+        records=records.describe() if records is not None else None,
+        server="; ".join(noise.text(int(account.spent.max())) for noise in channel.rows.values()) or None,
         names=names,
-        releases=releases,
+        releases=_releases(channel, len(names)),
         accountant=account.cost.accountant if account.cost is not None else "none",
-        source=channel.source.name,
+        source=channel.source,
         numerics="float64 on a public power-of-two grid" if secure else "float64",
-        guarantee=privacy.guarantee if isinstance(privacy, ClientPrivacy) else "sound" if privacy else "none",
+        guarantee=_guarantee(channel),
         ledger=channel.ledger_name,
-        forfeited=account.forfeited,
+        remaining_charged=account.remaining_charged,
         outside=()
         if privacy is None
         else OUTSIDE
@@ -210,38 +206,91 @@ def channel_report(channel: Channel) -> PrivacyReport:
     )
 
 
-def _observer(channel: Channel) -> str:
-    if isinstance(channel.privacy, ClientPrivacy):
-        return channel.privacy.observer
-    return "none" if channel.privacy is None else "server, other clients and public"
+def _names(channel: Channel, records: GradientPlan | None) -> tuple[str, ...]:
+    if records is None:
+        return tuple(plan.name for plan in channel.plans)
+    return ("first", "gradient") if records.first is not None else ("gradient",)
 
 
-def _by_owner(channel: Channel) -> tuple[float, float, float] | None:
-    if channel.records is None or channel.account.cost is None:
-        return None
-    values = channel.account.cost.epsilons(np.asarray(channel.account.spent_uses))
-    return float(values.min()), float(np.median(values)), float(values.max())
+def _releases(channel: Channel, names: int) -> int:
+    """Number of releases charged."""
+    account, gradients = channel.account, channel.gradients
+    if channel.terms is not None and gradients is not None:
+        return int((account.spent.max(0) * gradients.local_steps).sum()) + account.first_releases
+    if account.by_client and gradients is not None:
+        return int(account.spent.max(0).sum()) + account.first_releases
+    if gradients is not None:  # a participation in no account
+        return int(account.spent.max()) * int(gradients.local_steps.sum())
+    return (account.steps_charged if account.by_client else int(account.spent.max())) * names
+
+
+def _claimed(channel: Channel) -> float | None:
+    """The published figure, where a published accounting is used."""
+    account, terms, privacy = channel.account, channel.terms, channel.privacy
+    if terms is not None and channel.gradients is not None:
+        published = channel.gradients.published
+        return None if published is None else max(map(published.claim, terms.multipliers.ravel()))
+    if isinstance(privacy, ClientPrivacy) and privacy.guarantee == "paper" and account.cost is not None:
+        spent = account.spent
+        return account.claimed_at(spent[0] if account.by_client else int(spent.max()))
+    return None
+
+
+def _guarantee(channel: Channel) -> Literal["none", "sound", "paper"]:
+    privacy = channel.privacy
+    if isinstance(privacy, ClientPrivacy):
+        return privacy.guarantee
+    if privacy is None or (channel.sampler is None and channel.terms is None):
+        return "none"
+    return "paper" if channel.gradients is not None and channel.gradients.published is not None else "sound"
+
+
+def _observer(privacy: Privacy | None) -> str:
+    if isinstance(privacy, ClientPrivacy):
+        return privacy.observer
+    return "none" if privacy is None else "server, other clients and public"
 
 
 def _budget(channel: Channel) -> float | None:
-    privacy = channel.privacy
-    if not isinstance(privacy, RecordPrivacy) or channel.records is None:
-        return privacy.epsilon if isinstance(privacy, ClientPrivacy) else None
-    budgets = [value for value in privacy.budgets(channel.records.owners.ids) if value is not None]
+    budgets: set[float] = set()
+    for privacy in channel.settings:
+        if isinstance(privacy, ClientPrivacy):
+            return privacy.epsilon
+        if channel.gradients is not None:
+            budgets |= {budget for budget in privacy.budgets(channel.gradients.ids) if budget is not None}
     return max(budgets, default=None)
 
 
 def _mechanism(channel: Channel) -> str:
+    """The law of the noise, with the range of its multipliers where there are several."""
     if channel.privacy is None:
         return "none"
-    low, high = min(channel.multipliers, default=0.0), max(channel.multipliers, default=0.0)
-    return channel.privacy.mechanism + ("" if low == high else f" of multipliers {low:.5g} to {high:.5g} by budget")
+    z, by = np.array(channel.multipliers), "budget"
+    if channel.terms is not None and channel.gradients is not None and channel.sampler is None:
+        able = (channel.caps > 0) & (channel.gradients.counts > 0)
+        z, by = channel.terms.multipliers[:, able], "client"
+    if not z.size or z.min() == z.max():
+        return channel.privacy.mechanism
+    return f"{channel.privacy.mechanism} of multipliers {z.min():.5g} to {z.max():.5g} by {by}"
+
+
+def _schedule(channel: Channel) -> str:
+    """Who takes part, what else is charged, and how the budget is divided."""
+    if channel.sampler is not None:
+        return channel.sampler.describe() + _amplification(channel.law, noised=channel.noised) + _allocation(channel)
+    text = f"{channel.schedule}; every activation is charged to the client that acts"
+    first = None if channel.gradients is None else channel.gradients.first
+    if first is not None:
+        text += f", and a first release to every client with data, with {first.share:g} of its weights"
+    if channel.terms is not None and channel.terms.weighted:
+        text += "; activations have public weights, and noise in inverse proportion"
+    return text
 
 
 def _allocation(channel: Channel) -> str:
     """How the budget is divided: the multipliers printed are those at a weight of 1."""
     weights = [weight for plan in channel.plans for weight in plan.allocation or ()]
-    if not weights or channel.noise_multiplier is None:
+    if not weights or not channel.noised:
         return ""
     return f"; steps have public weights {min(weights):.3g} to {max(weights):.3g}, and noise in inverse proportion"
 

@@ -1,9 +1,9 @@
 """Who acts, and when: iterators of events."""
 
+from .block import Block, rounds
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
-from .commuting import Adjacency, block_bounds, blocks
+from .commuting import Adjacency, block_bounds
 from .dropouts import Dropouts
-from .events import Event, EventTable, rounds
 from .latency import (
     ConstantLatency,
     ExponentialLatency,
@@ -16,11 +16,10 @@ from .latency import (
 __all__ = [
     "Adjacency",
     "AsynchronousSchedule",
+    "Block",
     "BoundSchedule",
     "ConstantLatency",
     "Dropouts",
-    "Event",
-    "EventTable",
     "ExponentialLatency",
     "Latencies",
     "Latency",
@@ -30,6 +29,5 @@ __all__ = [
     "TraceLatency",
     "UniformLatency",
     "block_bounds",
-    "blocks",
     "rounds",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..random import id_key
 from .draws import KeyedDraws
 from .dropouts import Absences, Dropouts
-from .events import EventTable
+from .block import Block
 from .latency import ExponentialLatency, Latency
 from .streams import ClientRates, Merged, Stream, Waiting
 
@@ -67,12 +67,12 @@ class BoundSchedule:
         kind = "independent Poisson clocks"
         if not isinstance(self._pace.latency, ExponentialLatency) or self._waits:
             waits = "the server waits for the slowest" if self._waits else "the server never waits"
-            kind = f"{type(self._pace.latency).__name__} between answers, {waits}"
+            kind = f"{type(self._pace.latency).__name__} between activations, {waits}"
         low, high = int(self.caps.min()), int(self.caps.max())
         most = f"{high}" if low == high else f"{low} to {high}"
-        return f"{self.clients} clients, {kind}, at most {most} answers of one client"
+        return f"{self.clients} clients, {kind}, at most {most} activations of one client"
 
-    def events(self, seed: int, start: int, stop: int, *, replicates: int | Sequence[int] = 1) -> EventTable:
+    def events(self, seed: int, start: int, stop: int, *, replicates: int | Sequence[int] = 1) -> Block:
         """Events ``start`` to ``stop - 1``.
 
         Args:
@@ -91,18 +91,9 @@ class BoundSchedule:
         stream = self._stream(seed, indices, start)
         while stream.position < start:
             stream.take(min(_SKIP, start - stream.position))
-        time, client, activation = stream.take(stop - start)
+        time, client, _ = stream.take(stop - start)
         self._last = ((seed, indices), stream)
-        step = torch.arange(start, stop)
-        return EventTable(step, torch.from_numpy(time), torch.from_numpy(client), torch.from_numpy(activation))
-
-    def windows(
-        self, seed: int, start: int, stop: int, size: int, *, replicates: int | Sequence[int] = 1
-    ) -> Iterator[EventTable]:
-        """The same events in tables of at most ``size`` steps."""
-        positive_int("windows", size=size)
-        for first in range(start, stop, size):
-            yield self.events(seed, first, min(stop, first + size), replicates=replicates)
+        return Block(start, torch.from_numpy(time), torch.from_numpy(client)[:, :, None])
 
     def _stream(self, seed: int, replicates: tuple[int, ...], start: int) -> Stream:
         kept, self._last = self._last, None  # a stream that an error interrupts is not used again

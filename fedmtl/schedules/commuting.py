@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from .._check import positive_int
 from ..errors import ConfigError
-from .events import EventTable
 
 _CHUNK, _QUERIES = 1 << 13, 1 << 21
 
@@ -58,33 +55,33 @@ class Adjacency:
 Conflicts = Literal["none", "all"] | csr_array | Adjacency
 
 
-def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
-    """Where to cut a table so that the events within a block commute: each block is as long as it can be.
+def block_bounds(clients: Tensor, conflicts: Conflicts, limit: int) -> Tensor:
+    """Where to cut activations so that the events within a block commute: each block is as long as it can be.
 
     Two events of one client never share a block. With R replicates the cuts are common: a block ends where the first
     of the replicates has a conflict.
 
     Args:
-        table: S events of R replicates.
+        clients: int64 (R, S), who acts in S events of R replicates; -1 is nobody.
         conflicts: "none": events of different clients commute; "all": no two events do; or a sparse adjacency (n, n):
             events of clients i and j do not commute where its entry (i, j) or (j, i) is not 0; an :class:`Adjacency`
             of it saves time where there are many tables.
         limit: the most events of a block.
 
     Returns:
-        int64 (B + 1,) rising from 0 to S; block b is events ``bounds[b]`` to ``bounds[b + 1] - 1`` of the table.
+        int64 (B + 1,) rising from 0 to S; block b is events ``bounds[b]`` to ``bounds[b + 1] - 1``.
 
     Raises:
         ConfigError: ``conflicts`` is none of the three, or its shape does not fit the clients.
     """
     positive_int("block_bounds", limit=limit)
-    events = len(table)
+    events = clients.shape[1]
     if isinstance(conflicts, str) and conflicts == "all":
         return torch.arange(events + 1)
-    graph = _neighbours(conflicts, int(table.client.max()) if events else -1)
+    graph = _neighbours(conflicts, int(clients.max()) if events else -1)
     chunk = _CHUNK if graph is None else max(1, min(_CHUNK, _QUERIES // graph.most))
     latest = np.full(events, -1, np.int64)
-    for client in table.client.numpy():
+    for client in clients.numpy():
         for start in range(0, events, chunk):
             past = max(0, start - limit)  # what is further back is in no block of these events
             found = _last_conflict(client[past : start + chunk], start - past, graph)
@@ -92,13 +89,6 @@ def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
             np.maximum(part, np.where(found >= 0, found + past, -1), out=part)
     reach = np.maximum.accumulate(latest).tolist() if events else []
     return torch.from_numpy(_cuts(reach, limit))
-
-
-def blocks(table: EventTable, conflicts: Conflicts, limit: int) -> Iterator[EventTable]:
-    """The tables between the cuts of :func:`block_bounds`, in order."""
-    bounds = block_bounds(table, conflicts, limit).tolist()
-    for start, stop in pairwise(bounds):
-        yield table.window(start, stop)
 
 
 def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..algorithms import PMTL, Ditto, FedAvg, FedProx, Local
-from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm
+from ..algorithms.base import Algorithm
 from ..errors import ConfigError
 
 _NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL, "ditto": Ditto}
 
 
-def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorithm) -> dict[str, Algorithm]:
+def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
     """The comparison algorithms by name, without the algorithm itself.
 
     ``"local"`` of a linear method is what every client has alone: the exact fit of its own records.
@@ -50,7 +50,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
     return built
 
 
-def usual_baselines(algorithm: AnyAlgorithm) -> tuple[str, ...]:
+def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
     """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
     if algorithm.local_baseline() is not None:
         return ("local",)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..algorithms.base import AnyAlgorithm, Problem, State
+from ..algorithms.base import Algorithm, Problem, State
 from ..local.batches import max_clients
 from ..local.executor import by_decreasing
 from ..stacked import StackedModule
@@ -38,7 +38,7 @@ def metric_name(problem: Problem) -> str:
     return "mse" if problem.data.classes is None else "accuracy"
 
 
-def evaluate_personal(problem: Problem, algorithm: AnyAlgorithm, state: State, side: Side = "test") -> Metrics:
+def evaluate_personal(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> Metrics:
     """Every client's personal model on its own examples, a block of clients at a time."""
     loss, score = (torch.zeros(problem.clients, dtype=torch.float64) for _ in range(2))
     for clients in torch.arange(problem.clients).split(max_clients(problem.dimension)):

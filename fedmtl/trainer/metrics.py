@@ -19,7 +19,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ..algorithms.base import AnyAlgorithm, Problem, State
+from ..algorithms.base import Algorithm, Problem, State
 from ..data import Examples
 from ..errors import ConfigError, DataError
 from ..local.batches import max_clients
@@ -140,7 +140,7 @@ def linear_outputs(models: Tensor, examples: Examples) -> Tensor:
     return out.reshape(*models.shape[:-2], len(examples.x))
 
 
-def evaluate_nmse(problem: Problem, algorithm: AnyAlgorithm, state: State, side: Side = "test") -> NormalizedError:
+def evaluate_nmse(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> NormalizedError:
     """nMSE of every client's personal model, whatever the algorithm and the model: task (n,).
 
     Raises:
@@ -162,7 +162,7 @@ def normalized_numbers(problem: Problem, mse: Tensor) -> dict[str, Tensor]:
     return {"nmse": found.mean, "pooled_nmse": found.pooled}
 
 
-def evaluate_auc(problem: Problem, algorithm: AnyAlgorithm, state: State, side: Side = "test") -> Tensor:
+def evaluate_auc(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> Tensor:
     """AUC of every client's personal model, whatever the algorithm and the model: float64 (n,), NaN for one class.
 
     The score of an example is the model's output: its only one, or the second logit minus the first.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.base import Algorithm, AnyAlgorithm, Problem
+from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
@@ -76,7 +76,7 @@ def build_problem(
     )
 
 
-def coded_for(data: FederatedDataset, algorithm: AnyAlgorithm, loss: str | Loss) -> FederatedDataset:
+def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:
     """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
     0 and 1, or -1 and +1; else the data as they are."""
     logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
@@ -180,7 +180,7 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
 
 def fingerprint(
     problem: Problem,
-    algorithm: AnyAlgorithm,
+    algorithm: Algorithm,
     privacy: Privacy | None,
     schedule: Any,
     repeated: Any = None,

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import algorithms
 from .._check import positive_int
 from .._rounding import rounded_up
-from ..algorithms.base import AnyAlgorithm, Problem, State
+from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, OwnerChannel, Privacy
 from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
@@ -75,7 +75,7 @@ class Replicates:
 
     def check(
         self,
-        algorithm: AnyAlgorithm,
+        algorithm: Algorithm,
         privacy: Privacy | None,
         early_stopping: EarlyStopping | None = None,
         baselines: Sequence[object] = (),
@@ -133,7 +133,7 @@ class Replicates:
         return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
 
 
-def init_state(algorithm: AnyAlgorithm, problem: Problem, replicates: Replicates) -> State:
+def init_state(algorithm: Algorithm, problem: Problem, replicates: Replicates) -> State:
     """The state before the first event, of all runs."""
     return algorithm.init(problem, replicates.count)
 
@@ -156,7 +156,7 @@ def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     return columns | normalized_numbers(problem, torch.stack([one.score for one in each]))
 
 
-def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[str, Tensor]:
+def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str, Tensor]:
     """float64 (M,) each: ``objective``, and ``psi`` where the algorithm knows the least objective; {} without one."""
     objective = algorithm.objective(problem, state)
     if objective is None:
@@ -167,7 +167,7 @@ def objectives(problem: Problem, algorithm: AnyAlgorithm, state: State) -> dict[
     return found
 
 
-def measure_all(problem: Problem, algorithm: AnyAlgorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
+def measure_all(problem: Problem, algorithm: Algorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
     """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
     scores = evaluate_models(problem, algorithm.models(problem, state))
     each = [Metrics(loss, score) for loss, score in zip(scores.loss, scores.score, strict=True)]
@@ -243,7 +243,7 @@ def each_run(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None,
     return rows
 
 
-def chosen(asked: AnyAlgorithm, resolved: AnyAlgorithm, replicates: Replicates) -> dict[str, Any]:
+def chosen(asked: Algorithm, resolved: Algorithm, replicates: Replicates) -> dict[str, Any]:
     """The settings of ``resolved`` that were ``"auto"`` in ``asked`` and were filled in; one value for each budget
     where the replicates have values of their own."""
     found = {}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem, Round
+from ..algorithms.base import Algorithm, Problem, Round
 from ..errors import ConfigError, PrivacyError
 from ..privacy import (
     Channel,
@@ -120,7 +120,7 @@ class Activations:
         return Event(int(event.step[-1]), event.time[:, -1], torch.unique(event.client)[None])
 
 
-def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | None) -> None:
+def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
     """Refuse a schedule or a protected unit that the algorithm cannot have.
 
     Raises:
@@ -144,7 +144,7 @@ def check_schedule(algorithm: AnyAlgorithm, schedule: Any, privacy: Privacy | No
         )
 
 
-def check_idle(algorithm: AnyAlgorithm, problem: Problem) -> None:
+def check_idle(algorithm: Algorithm, problem: Problem) -> None:
     """Refuse clients without training examples where the algorithm has no use for them.
 
     Raises:
@@ -196,7 +196,7 @@ def _as_they_are(name: str, rows: Tensor) -> Tensor:
     return rows
 
 
-def in_rounds(algorithm: AnyAlgorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
+def in_rounds(algorithm: Algorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
     """The two, where they go in rounds.
 
     Raises:

@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, AnyAlgorithm, AsyncAlgorithm, Problem
+from ..algorithms.base import Algorithm, Problem
+from ..algorithms.linear.local_fit import LocalFit
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
@@ -77,7 +78,7 @@ class Trainer:
         ConfigError: a value outside its range.
     """
 
-    algorithm: AnyAlgorithm
+    algorithm: Algorithm
     data: FederatedDataset
     model: nn.Module | ModelFactory
     schedule: Schedule

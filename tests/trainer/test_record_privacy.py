@@ -164,8 +164,8 @@ class _Twice(FedAvg):
 
     def client(self, problem, public, own, clients, round):
         shared = public["global"]
-        first = problem.train_locally(self.local, shared, clients, round=round.number)
-        return {"update": problem.train_locally(self.local, first, clients, round=round.number) - shared}, own
+        first = problem.train_locally(self.local, shared, clients, round=round)
+        return {"update": problem.train_locally(self.local, first, clients, round=round) - shared}, own
 
 
 def test_every_local_training_of_a_participation_is_charged():

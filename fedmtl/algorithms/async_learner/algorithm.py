@@ -21,35 +21,34 @@ theta_L and every theta_i are functions of releases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from ..._check import one_of, positive, positive_int
 from ...data import RowBound
-from ...errors import ConfigError
-from ...privacy import OwnerChannel
-from ...schedules import BoundSchedule
-from ..base import AsyncAlgorithm, Problem, State
+from ...errors import ConfigError, PrivacyError
+from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
+from ...privacy.channel import GRADIENT
+from ...schedules import Block, BoundSchedule
+from ..base import Algorithm, Own, Problem, Released, Round, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
 from ..local_fit import LocalFit
 from ..store import ClientStore
 from .automatic import resolve_learner
 from .fitness import Fitness
-from .learner_data import LearnerData, expand_groups
-from .updates import Step
+from .learner_data import LearnerData
+from .updates import Step, Updates
 
-if TYPE_CHECKING:
-    from ...privacy.owner_opening import Privacies
-
-__all__ = ["AsyncLearner", "LearnerData", "expand_groups"]
+__all__ = ["AsyncLearner", "LearnerData"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncLearner(AsyncAlgorithm):
+class AsyncLearner(Algorithm):
     """Settings of the asynchronous learner; all of them public.
 
     Args:
@@ -99,6 +98,7 @@ class AsyncLearner(AsyncAlgorithm):
 
     name = "async_learner"
     supports_replicates = True
+    one_at_a_time = True
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)
@@ -137,7 +137,7 @@ class AsyncLearner(AsyncAlgorithm):
         """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
         return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Privacies) -> AsyncLearner:
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None) -> AsyncLearner:
         """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
 
         Args:
@@ -158,22 +158,28 @@ class AsyncLearner(AsyncAlgorithm):
             return None
         return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
 
-    def rows(self, problem: Problem) -> list[Tensor]:
-        """The rows x_j (n_i, p) float64 of every owner, forced into ``domain`` where one is given.
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Mean gradients of the rows, forced into ``domain`` where one is given.
 
         Raises:
             ModelError: the model is not linear.
             DataError: targets that do not suit the loss.
         """
-        return list(self._work(problem).data.x)
+        data = self._work(problem).data
+        return (
+            GradientPlan(
+                ids=tuple(problem.data.ids),
+                keys=problem.data.keys,
+                counts=data.counts.numpy(),
+                dimension=data.dimension,
+                caps=self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds),
+                x=data.x,
+            ),
+        )
 
-    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
-        """Most answers of each owner, int64 (n,): what noise is calibrated to."""
-        return self.hard_caps(schedule_caps, problem.rounds)
-
-    def hard_caps(self, schedule_caps: np.ndarray, events: int) -> np.ndarray:
-        """As :meth:`caps`, for a run of ``events`` answers of all owners."""
-        given = np.asarray(schedule_caps, dtype=np.int64)
+    def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
+        """Most activations of each client, int64 (n,), to which its noise is calibrated, in a run of ``events``."""
+        given = np.asarray(scheduled, dtype=np.int64)
         if self.cap == "horizon":
             return np.full_like(given, self.horizon or events)
         return given if self.cap is None else np.minimum(given, self.cap)
@@ -182,12 +188,46 @@ class AsyncLearner(AsyncAlgorithm):
         """All models 0."""
         return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
 
-    def step(self, problem: Problem, state: State, block: Any, channel: OwnerChannel) -> State:
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, GradientMessage], Own]:
+        # (6): the point between the central model and the client's copy; (3): gradients of its records there
+        updates = self._updates(problem, public, clipped=round.clips)
+        updates.query(clients.numpy())
+        return {GRADIENT: updates.message}, own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # (5) and (7')
+        assert released.clients is not None
+        new = {name: value.clone() for name, value in public.items()}
+        updates = self._updates(problem, new, clipped=True)
+        who = released.clients.numpy()
+        updates.query(who)
+        updates.update(who, released.values[GRADIENT].numpy()[None])
+        return new
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         """All activations of the block, in order; each needs the one before it."""
+        if self.xi is not None and self.bound == "domain" and self.xi > channel.bound:
+            raise PrivacyError(
+                f"The domain bounds gradients by Xi = {self.xi:g}, but clip_norm is {channel.bound:g}; set "
+                f"clip_norm to at least {self.xi:g}, or bound='clip'."
+            )
+        updates = self._updates(problem, state.public, clipped=channel.bound < math.inf)
+        updates.run(
+            block.client.numpy().T.copy(), lambda message: channel.release(GRADIENT, message).numpy()[0]
+        )
+        return state
+
+    def _updates(self, problem: Problem, public: Mapping[str, Tensor], *, clipped: bool) -> Updates:
         work = self._work(problem)
         a = self.effective_step(work.copies, problem.clients, problem.rounds)
-        work.advance(state.public, block.client, channel, a)
-        return state
+        return self.updates(work, public, a, clipped=clipped)
+
+    def updates(self, work: LearnerData, public: Mapping[str, Tensor], a: Step, *, clipped: bool) -> Updates:
+        """The updates with step ``a`` on the arrays of ``public``; ``clipped`` where the channel clips at all."""
+        means = self.bound == "domain" or (work.statistics is not None and not clipped)
+        return Updates(work, {name: value.numpy() for name, value in public.items()}, a, clipped=not means)
 
     def effective_step(self, copies: int, owners: int, events: int) -> Step:
         """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where the

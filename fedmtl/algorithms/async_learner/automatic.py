@@ -15,7 +15,6 @@ from ..linear.data import DomainBound, LinearData, probe_linear
 from .collaboration import choose_kappa
 
 if TYPE_CHECKING:
-    from ...privacy.owner_opening import Privacies
     from ..base import Problem
     from .algorithm import AsyncLearner
 
@@ -24,7 +23,10 @@ _TRIALS = 20
 
 
 def resolve_learner(
-    learner: AsyncLearner, problem: Problem, schedule: BoundSchedule, privacy: Privacies
+    learner: AsyncLearner,
+    problem: Problem,
+    schedule: BoundSchedule,
+    privacy: RecordPrivacy | Sequence[RecordPrivacy] | None,
 ) -> AsyncLearner:
     """``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows, once for each budget.
 

@@ -36,7 +36,8 @@ from torch import Tensor
 from ..._check import positive_int
 from ...data import FederatedDataset
 from ...errors import ConfigError
-from ...privacy import RecordPrivacy, open_owner_channel
+from ...privacy import GradientPlan, RecordPrivacy, open_channel
+from ...privacy.channel import GRADIENT
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
 from ..linear.optimum import Optimum
@@ -242,13 +243,18 @@ def simulate(
         answers = [torch.bincount(row[row >= 0], minlength=len(names)) for row in clients]
         caps = torch.stack(answers).amax(0).numpy()
     caps = learner.hard_caps(caps, events)
-    channel = open_owner_channel(privacy, work.data.x, ids=names, caps=caps, seed=seed, replicates=replicates)
+    plan = GradientPlan(
+        ids=names, counts=work.data.counts.numpy(), dimension=work.data.dimension, caps=caps, x=work.data.x
+    )
+    channel = open_channel(privacy, (plan,), "activations as given", seed=seed, replicates=replicates)
     state = work.start(replicates)
-    a = learner.effective_step(work.copies, len(names), events)
+    updates = learner.updates(
+        work, state, learner.effective_step(work.copies, len(names), events), clipped=privacy is not None
+    )
     for first in range(0, events, 1024):
         block = clients[:, first : first + 1024]
         channel.begin(first, block)
-        work.advance(state, block, channel, a)
+        updates.run(block.numpy().T.copy(), lambda message: channel.release(GRADIENT, message).numpy()[0])
     channel.close()
     return state["theta_l"]
 

@@ -6,6 +6,7 @@ Owners in a group answer the same query (Farokhi et al. 2021, Remark 2).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...privacy import OwnerChannel
 from ..linear.data import LinearData, LinearLoss
-from .updates import Step, Updates
 
 if TYPE_CHECKING:
     from .algorithm import AsyncLearner
@@ -40,7 +39,12 @@ class LearnerData:
     copy_of: np.ndarray
     copies: int
     weights: np.ndarray
-    statistics: tuple[tuple[Tensor, Tensor], ...] | None
+    statistics: tuple[tuple[np.ndarray, np.ndarray], ...] | None
+
+    @cached_property
+    def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """x (n_i, p) and y (n_i,) of each client."""
+        return [(x.numpy(), y.numpy()) for x, y in zip(self.data.x, self.data.y, strict=True)]
 
     @classmethod
     def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> LearnerData:
@@ -66,7 +70,8 @@ class LearnerData:
         statistics = None
         if settings.loss == "squared" and data.dimension <= max(len(x) for x in data.x):  # else records are cheaper
             statistics = tuple(
-                (2 * x.T @ x / len(x), 2 * x.T @ y / len(x)) for x, y in zip(data.x, data.y, strict=True)
+                ((2 * x.T @ x / len(x)).numpy(), (2 * x.T @ y / len(x)).numpy())
+                for x, y in zip(data.x, data.y, strict=True)
             )
         return cls(settings, data, copy_of, copies, weights, statistics)
 
@@ -80,17 +85,6 @@ class LearnerData:
         if self.copies < n:
             shapes |= {"query": (r, self.copies, p), "sums": (r, n, p), "answers": (r, n)}
         return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-
-    def advance(self, public: dict[str, Tensor], clients: Tensor, channel: OwnerChannel, a: Step) -> None:
-        """Move the state through activations ``clients`` (R, S) that the channel has begun, in place.
-
-        Raises:
-            PrivacyError: the domain's Xi is larger than the clip norm of the privacy settings.
-        """
-        run = Updates(self, {name: value.numpy() for name, value in public.items()}, channel, a)
-        move = run.move_groups if self.copies < len(self.data.x) else run.move
-        for who in clients.numpy().T.copy():
-            move(who)
 
 
 def copies_of(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.ndarray:
@@ -109,18 +103,3 @@ def copies_of(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.n
             raise ConfigError("AsyncLearner.groups has an empty group; each needs at least 1 owner.")
         leader[[place[name] for name in group]] = min(place[name] for name in group)
     return np.unique(leader, return_inverse=True)[1].astype(np.int64)
-
-
-def expand_groups(copies: Tensor, groups: list[list[int]]) -> Tensor:
-    """Ticks of groups as activations of their members, one after the other.
-
-    Args:
-        copies: int64 (R, S), which group ticks; -1 is nobody.
-        groups: positions of the members of each group.
-
-    Returns:
-        int64 (R, S'), the owners, -1 after the last one of a repetition.
-    """
-    rows = [[owner for group in row if group >= 0 for owner in groups[group]] for row in copies.tolist()]
-    width = max((len(row) for row in rows), default=0)
-    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int64).reshape(len(rows), width)

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ...errors import ConfigError, PrivacyError
-from ...privacy import OwnerChannel
+from ...errors import ConfigError
+from ...privacy import BoundedMeans, GradientMessage, ScaledRows
 from ..linear.data import LinearLoss
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .learner_data import LearnerData
 
-Step = float | np.ndarray
+Array = np.ndarray
+Step = float | Array
 
 
 class Updates:
-    """The updates of one block, on the arrays of the state."""
+    """Activations of R repetitions, on the arrays of the public state.
 
-    def __init__(self, work: LearnerData, state: dict[str, np.ndarray], channel: OwnerChannel, a: Step) -> None:
+    Args:
+        work: records and constants.
+        state: arrays of the public state; :meth:`update` changes them in place.
+        a: the step size, or (R,) one for each repetition.
+        clipped: whether every record's gradient is clipped.
+    """
+
+    def __init__(self, work: LearnerData, state: dict[str, Array], a: Step, *, clipped: bool) -> None:
         settings, counts = work.settings, work.data.counts.numpy()
         self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
         self.central, self.own = state["theta_l"], state["theta"]
         self.top, n_copies = settings.theta_max, work.copies
-        if isinstance(a, np.ndarray):  # by replicate
+        if isinstance(a, Array):  # by replicate
             if len(a) != len(self.central):
                 raise ConfigError(f"AsyncLearner.kappa has {len(a)} values for {len(self.central)} replicates.")
             a = a[:, None]
@@ -39,58 +46,64 @@ class Updates:
             a * n_copies * counts / counts.sum() * work.weights[work.copy_of]
         )  # of Qbar_i in (5), (n,) or (R, n)
         self.points = np.zeros_like(self.central)
-        self.query = torch.from_numpy(self.points)
-        self.alone = len(self.points) == 1
+        self.single = len(self.points) == 1
         self.every = np.arange(len(self.points))
-        self.release = self._door(channel)
+        self.grouped = work.copies < len(work.data.x)
+        self.message: GradientMessage = ScaledRows(self.factors) if clipped else BoundedMeans(self.means)
 
-    def _door(self, channel: OwnerChannel) -> Callable[[], np.ndarray]:
-        settings = self.work.settings
-        if settings.bound == "domain":
-            xi = settings.xi
-            if xi is None or xi > channel.bound:
-                raise PrivacyError(
-                    f"The domain bounds gradients by Xi = {xi:g}, but clip_norm is {channel.bound:g}; set "
-                    f"clip_norm to at least {xi:g}, or bound='clip'."
-                )
-            return lambda: channel.release_bounded(self.means).numpy()
-        if self.work.statistics is not None and channel.bound == np.inf:
-            return lambda: channel.release_bounded(self.means).numpy()  # nothing is clipped
-        return lambda: channel.release(self.scales).numpy()
+    # What clients compute at the query points
 
-    # What owners compute at the query points
-
-    def scales(self, owner: int, where: Tensor) -> Tensor:
+    def factors(self, client: int, which: Array, where: Array) -> Array:
         """(k, n_i) factors of the rows at the points of repetitions ``where``."""
-        points = self.query if self.alone else torch.from_numpy(self.points[where.numpy()])
-        return self.loss.scale(points, self.work.data.x[owner], self.work.data.y[owner])
+        points = self.points if self.single else self.points[where]
+        return self.loss.factors(points, *self.work.rows[client])
 
-    def means(self, owner: int, where: Tensor) -> Tensor:
+    def means(self, client: int, which: Array, where: Array) -> Array:
         """(k, p) mean gradients, equation (3)."""
         if self.work.statistics is None:
-            x = self.work.data.x[owner]
-            return self.scales(owner, where) @ x / len(x)
-        second, first = self.work.statistics[owner]
-        return torch.addmm(first, self.query if self.alone else self.query[where], second, beta=-1)
+            x, _ = self.work.rows[client]
+            return self.factors(client, which, where) @ x / len(x)
+        second, first = self.work.statistics[client]
+        product: Array = (self.points if self.single else self.points[where]).dot(second)
+        product -= first
+        return product
+
+    def query(self, who: Array) -> None:
+        """Set the points at which clients ``who`` (R,) answer; -1 is nobody, whose point is not used."""
+        if not self.grouped:
+            at: Any = (slice(0, 1), who[0]) if self.single else (self.every, who)  # a view where there is one
+            np.add(self.central, self.own[at], out=self.points)  # (6)
+            self.points *= 0.5
+            return
+        where = np.flatnonzero(who >= 0)
+        group = self.work.copy_of[who[where]]
+        new = self._is_new(where, group)
+        points = self.state["query"][where, group]
+        points[new] = 0.5 * (self.central[where[new]] + self.own[where[new], group[new]])  # (6)
+        self.points[where] = points
 
     # What the learner computes
 
-    def move(self, who: np.ndarray) -> None:
-        """One activation of every repetition, owners ``who`` (R,); -1 is nobody."""
-        at: Any = (slice(0, 1), who[0]) if self.alone else (self.every, who)  # a view where there is one
-        np.add(self.central, self.own[at], out=self.points)  # (6); nobody's is not used
-        self.points *= 0.5
-        answer = self.release()
-        active = self.alone and who[0] >= 0
-        if active or (not self.alone and who.min() >= 0):
-            gain = self.gain[..., who[0]] if self.alone else self._gain(self.every, who)
-            self._update(at, slice(None), self.points, answer * (gain * self._weights(at)))
-        elif not self.alone:
+    def update(self, who: Array, answer: Array) -> None:
+        """Take the noised mean gradients (R, p) of ``who`` at the points of :meth:`query`."""
+        if self.grouped:
+            self._update_groups(who, answer)
+            return
+        if self.single and who[0] >= 0:
+            at: Any = (slice(0, 1), who[0])
+            answer = answer * self.gain[..., who[0]]
+            if "events" in self.state:
+                answer *= self._weights(at)
+            self._move(at, slice(None), self.points, answer)
+        elif not self.single and who.min() >= 0:
+            at = (self.every, who)
+            self._move(at, slice(None), self.points, answer * (self._gain(*at) * self._weights(at)))
+        elif not self.single:
             some = np.flatnonzero(who >= 0)
             at = (some, who[some])
-            self._update(at, some, self.points[some], answer[some] * (self._gain(*at) * self._weights(at)))
+            self._move(at, some, self.points[some], answer[some] * (self._gain(*at) * self._weights(at)))
 
-    def _update(self, at: Any, where: Any, tbar: np.ndarray, push: np.ndarray) -> None:
+    def _move(self, at: Any, where: Any, tbar: Array, push: Array) -> None:
         """(5) and (7') at copies ``at`` of repetitions ``where``; ``push`` is a N (n_i / n) Qbar_i, weighted."""
         moved = tbar * self._of(self.keep_own, where)
         moved -= push
@@ -98,14 +111,15 @@ class Updates:
         moved = tbar * self._of(self.keep_central, where)
         self.central[where] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
 
-    def _gain(self, where: np.ndarray, who: np.ndarray) -> np.ndarray:
-        """(k, 1) gains of owners ``who`` in replicates ``where``."""
-        return (self.gain[who] if self.gain.ndim == 1 else self.gain[where, who])[:, None]
+    def _gain(self, where: Array, who: Array) -> Array:
+        """(k, 1) gains of clients ``who`` in replicates ``where``."""
+        gain: Array = self.gain[who] if self.gain.ndim == 1 else self.gain[where, who]
+        return gain[:, None]
 
     @staticmethod
     def _of(factor: Any, where: Any) -> Any:
         """A factor of all replicates, or those of ``where``, (k, 1)."""
-        return factor[where] if isinstance(factor, np.ndarray) else factor
+        return factor[where] if isinstance(factor, Array) else factor
 
     def _weights(self, at: Any) -> Any:
         """Reciprocal observed frequencies (Remark 4) of copies that act now, (k, 1); 1 where they are not asked for."""
@@ -116,23 +130,26 @@ class Updates:
         total = events.sum(1)[at[0]]
         return ((total + n_copies) / (n_copies * (events[at] + 1)))[:, None]
 
-    def move_groups(self, who: np.ndarray) -> None:
-        """As :meth:`move` where owners answer in groups: a group moves when its last member has answered."""
-        answers, sums, query, copy_of = (
-            self.state["answers"],
-            self.state["sums"],
-            self.state["query"],
-            self.work.copy_of,
-        )
+    def _members(self, group: Array) -> Array:
+        """(k, n) bool: the members of each group."""
+        members: Array = self.work.copy_of[None, :] == group[:, None]
+        return members
+
+    def _is_new(self, where: Array, group: Array) -> Array:
+        """(k,) bool: whether no member has answered the group's query yet."""
+        new: Array = ~(self._members(group) & (self.state["answers"][where] > 0)).any(1)
+        return new
+
+    def _update_groups(self, who: Array, answer: Array) -> None:
+        """As :meth:`update` where clients answer in groups: a group moves when its last member has answered."""
+        answers, sums = self.state["answers"], self.state["sums"]
         where = np.flatnonzero(who >= 0)
-        owner, group = who[where], copy_of[who[where]]
-        members = copy_of[None, :] == group[:, None]  # (k, n)
-        new = ~(members & (answers[where] > 0)).any(1)
-        query[where[new], group[new]] = 0.5 * (self.central[where[new]] + self.own[where[new], group[new]])  # (6)
-        self.points[where] = query[where, group]
-        answer = self.release()
-        sums[where, owner] += answer[where]
-        answers[where, owner] += 1
+        client, group = who[where], self.work.copy_of[who[where]]
+        new = self._is_new(where, group)
+        self.state["query"][where[new], group[new]] = self.points[where[new]]
+        sums[where, client] += answer[where]
+        answers[where, client] += 1
+        members = self._members(group)
         done = (~members | (answers[where] > 0)).all(1)
         if not done.any():
             return
@@ -142,6 +159,12 @@ class Updates:
         push = np.einsum("kn,knp->kp", share, sums[where])
         at = (where, group)
         tbar = 0.5 * (self.central[where] + self.own[at])
-        self._update(at, where, tbar, push * self._weights(at))
+        self._move(at, where, tbar, push * self._weights(at))
         sums[where] = np.where(members[:, :, None], 0.0, sums[where])
         answers[where] = np.where(members, 0.0, answers[where])
+
+    def run(self, clients: Array, release: Callable[[GradientMessage], Array]) -> None:
+        """Activations ``clients`` (S, R), in order; ``release`` gives the noised means (R, p) of one."""
+        for who in clients:
+            self.query(who)
+            self.update(who, release(self.message))

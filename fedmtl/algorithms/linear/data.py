@@ -58,15 +58,21 @@ class LinearLoss:
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
-        margins = theta.numpy().dot(x.numpy().T)  # of small matrices numpy's products are faster than torch's
+        return torch.from_numpy(self.factors(theta.numpy(), x.numpy(), y.numpy()))
+
+    def factors(self, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """As :meth:`scale`, of arrays; of small matrices numpy's products are faster than torch's."""
+        margins: np.ndarray = theta.dot(x.T)
         if self.name == "squared":
-            margins -= y.numpy()
+            margins -= y
             margins *= 2.0
-            return torch.from_numpy(margins)
+            return margins
         if self.name == "hinge":
-            return torch.from_numpy(np.where(margins * y.numpy() < 1, -y.numpy(), 0.0))
-        margins *= -y.numpy()
-        return torch.sigmoid_(torch.from_numpy(margins)).mul_(-y)
+            return np.where(margins * y < 1, -y, 0.0)
+        margins *= -y
+        torch.sigmoid_(torch.from_numpy(margins))  # in place
+        margins *= -y
+        return margins
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""

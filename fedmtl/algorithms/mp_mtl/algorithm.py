@@ -35,7 +35,7 @@ from ...errors import ConfigError
 from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
-from ...schedules import Event
+from ...schedules import Block
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm
 from ..linear.fit import OWN_PENALTIES, OwnPenalty
@@ -134,7 +134,7 @@ class MPMTL(LinearAlgorithm):
 
     # What it releases
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if not isinstance(sampler, BoundFull):
             raise ConfigError(
                 f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
@@ -186,9 +186,9 @@ class MPMTL(LinearAlgorithm):
                 store.assign(name, first.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1))
         return State(public, store)
 
-    def step(self, problem: Problem, state: State, event: Event, channel: Channel) -> State:
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         """One iteration; the tasks are computed in the order of the data."""
-        return super().step(problem, state, replace(event, clients=torch.sort(event.clients).values), channel)
+        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round

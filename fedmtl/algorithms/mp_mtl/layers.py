@@ -70,7 +70,7 @@ class MPMTLayers(Algorithm):
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         self.local.check(0.0)
 
-    def plan(self, problem: Problem, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size = int(self.places(problem).sum())
         if self.penalty == "nuclear" and size > LARGEST:
             raise ConfigError(
@@ -118,7 +118,7 @@ class MPMTLayers(Algorithm):
     ) -> tuple[dict[str, Tensor], Own]:
         # every member trains alone, from its own last model, and sends what has changed of the chosen layers
         start = starting_models(own, problem.initial)
-        models = problem.train_locally(self.local, start, clients, round=round.number)
+        models = problem.train_locally(self.local, start, clients, round=round)
         return {RELEASE: self._changed(problem, models)}, keep_models(own, models, start)
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:

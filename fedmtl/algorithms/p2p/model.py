@@ -6,18 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...privacy import OwnerChannel
+from ...privacy import GradientMessage, RecordGradients, ScaledRows
 from ...stacked import StackedModule
 from ...stacked.losses import example_losses
 from ...stacked.per_example import example_gradients
 from ..base import Problem
 from ..linear.data import LinearData, LinearLoss
 
-Points = Callable[[int, Tensor], Tensor]
+Points = Callable[[int, np.ndarray], np.ndarray]
 """(agent, repetitions (k,)) -> (k, D) float64: the models at which gradients are taken."""
 
 
@@ -25,12 +26,8 @@ class Records(ABC):
     """What the algorithm needs of the agents' records."""
 
     @abstractmethod
-    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
-        """The next ``count`` answers of the channel, at ``points``: (count, R, D) float64."""
-
-    @abstractmethod
-    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
-        """The next answer: (R, D)."""
+    def gradients_at(self, points: Points) -> GradientMessage:
+        """What agents hand to a release: the gradients of their records at ``points``."""
 
     @abstractmethod
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
@@ -47,14 +44,10 @@ class LinearRecords(Records):
     def __init__(self, data: LinearData, loss: LinearLoss) -> None:
         self.data, self.loss = data, loss
 
-    def _scales(self, agent: int, models: Tensor) -> Tensor:
-        return self.loss.scale(models, self.data.x[agent], self.data.y[agent])
+        self._rows = [(x.numpy(), y.numpy()) for x, y in zip(data.x, data.y, strict=True)]
 
-    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
-        return channel.release_run(count, lambda i, which, where: self._scales(i, points(i, where)))
-
-    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
-        return channel.release(lambda i, where: self._scales(i, points(i, where)))
+    def gradients_at(self, points: Points) -> GradientMessage:
+        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self._rows[i]))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)
@@ -62,7 +55,7 @@ class LinearRecords(Records):
     def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
         x = self.data.x[agent]
         limit = (clip / x.norm(dim=1)).clamp(max=1e300)  # of factors; of a zero row any will do
-        return self._scales(agent, models).clamp(-limit, limit) @ x / len(x)
+        return self.loss.scale(models, x, self.data.y[agent]).clamp(-limit, limit) @ x / len(x)
 
 
 class ModelRecords(Records):
@@ -95,11 +88,8 @@ class ModelRecords(Records):
                 place[copy] += len(own)
         return found
 
-    def release(self, channel: OwnerChannel, count: int, points: Points) -> Tensor:
-        return channel.release_rows_run(count, lambda i, which, where: self.gradients(i, points(i, where)))
-
-    def release_one(self, channel: OwnerChannel, points: Points) -> Tensor:
-        return channel.release_rows(lambda i, where: self.gradients(i, points(i, where)))
+    def gradients_at(self, points: Points) -> GradientMessage:
+        return RecordGradients(lambda i, which, where: self.gradients(i, torch.from_numpy(points(i, where))))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         x, y = self._own(agent, len(models))

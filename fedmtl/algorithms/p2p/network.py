@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...graphs import Graph
-from ...schedules import Adjacency, EventTable, block_bounds
+from ...schedules import Adjacency, Block, block_bounds
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -114,11 +114,10 @@ class Network:
     def adjacency(self) -> Adjacency:
         return Adjacency.of(self.graph.weights)
 
-    def cuts(self, block: EventTable) -> list[int]:
+    def cuts(self, block: Block) -> list[int]:
         """Bounds of runs of events of agents that are not neighbours, which commute."""
-        table = EventTable(block.step, block.time, block.client, block.client)
         everyone = self.dense is not None  # then hardly two events in a row commute
-        found: Tensor = block_bounds(table, "all" if everyone else self.adjacency, max(1, len(table)))
+        found: Tensor = block_bounds(block.client, "all" if everyone else self.adjacency, max(1, len(block)))
         return [int(bound) for bound in found]
 
     def entries(self, agents: Ints) -> tuple[Ints, Ints, Ints]:

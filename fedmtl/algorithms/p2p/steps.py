@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...privacy import OwnerChannel
-from ...schedules import EventTable
+from ...privacy import Channel, ScaledRows
+from ...privacy.channel import GRADIENT
+from ...schedules import Block
 from .availability import Availability
 from .model import Records
 from .network import Network
@@ -78,7 +80,7 @@ class GraphData:
             public |= {"counted": there, "known": there.clone(), "left": count.clone()}
         return public
 
-    def cuts(self, block: EventTable) -> list[int]:
+    def cuts(self, block: Block) -> list[int]:
         """Bounds of runs of events that are computed together: of agents that are not neighbours, with no departure
         inside."""
         cuts = self.network.cuts(block)
@@ -90,40 +92,78 @@ class GraphData:
 
 
 class GraphState:
-    """The wake-ups of one block.
+    """Activations on the arrays of the public state.
 
     Args:
         work: of the run.
-        public: its state, which is changed in place.
-        channel: has begun the block.
-        clip: None; or a bound on the L2 norm of a record's gradient in the place of the channel's own clip, whose
-            noise alone is then used (``guarantee="paper"``).
+        public: its state, which :meth:`update` changes in place.
     """
 
-    def __init__(self, work: GraphData, public: dict[str, Tensor], channel: OwnerChannel, clip: float | None) -> None:
-        self.work, self.network, self.channel, self.clip = work, work.network, channel, clip
-        self.points, self.theta, self.sent = public["theta"], public["theta"].numpy(), public["sent"].numpy()
-        self.alone = len(self.theta) == 1
+    def __init__(self, work: GraphData, public: Mapping[str, Tensor]) -> None:
+        self.work, self.network = work, work.network
+        self.theta, self.sent = public["theta"].numpy(), public["sent"].numpy()
+        self.single = len(self.theta) == 1
         self.counted = self.known = self.left = None
         if work.presence is not None:
             self.counted, self.known = public["counted"].numpy(), public["known"].numpy()
             self.left = public["left"].numpy()
-        self.plain = self.alone and work.presence is None and work.arrivals is None and clip is None
+        self.fixed = work.presence is None and work.arrivals is None
+        self.message = work.records.gradients_at(self.models)
 
-    def run(self, block: EventTable) -> None:
-        """All of the block's events, in order."""
+    def run(self, block: Block, channel: Channel, clip: float | None) -> None:
+        """All of the block's activations, in order.
+
+        Args:
+            block: who acts.
+            channel: has begun the block.
+            clip: None; or a bound on the L2 norm of a record's gradient in the place of the channel's own clip, whose
+                noise alone is then used (``guarantee="paper"``).
+        """
         clients, bounds = block.client.numpy().T, self.work.cuts(block)  # (S, R)
-        times, first = block.time.numpy().T, int(block.step[0]) if len(bounds) > 1 else 0
+        times, plain = block.time.numpy().T, self.single and self.fixed and clip is None
         for start, stop in pairwise(bounds):
-            if self.plain and stop == start + 1 and clients[start, 0] >= 0:
-                self.one(int(clients[start, 0]))
+            part, first = clients[start:stop], block.first + start
+            if plain and stop == start + 1 and part[0, 0] >= 0:
+                self.update_one(int(part[0, 0]), channel.release(GRADIENT, self.message).numpy()[0, 0])
+                continue
+            self.arrive(part, times[start:stop])
+            if clip is None:
+                answers = channel.release(GRADIENT, self.message, count=stop - start).numpy()
             else:
-                self.together(clients[start:stop], times[start:stop], first + start)
+                answers = self._clipped_apart(part, channel, clip)
+            self.update(part, answers, first)
 
-    def one(self, agent: int) -> None:
-        """One wake-up of a single run."""
+    def arrive(self, part: Ints, times: Array) -> None:
+        """Note departures up to now, and start those who act for the first time from their neighbours' mean.
+
+        Args:
+            part: (S, R), who acts; agents that are not neighbours of one another; -1 is nobody.
+            times: (S, R).
+        """
+        presence = self.work.presence
+        if presence is None or self.left is None or self.counted is None or self.known is None:
+            return
+        which, where = np.nonzero(part >= 0)
+        agents = part[which, where]
+        presence.check(agents, times[which, where])
+        for r, now in enumerate(presence.left(times[0]).tolist()):
+            if now > self.left[r]:
+                if self.work.forgets:
+                    self.counted[r, presence.leavers(int(self.left[r]), now)] = False
+                self.left[r] = now
+        fresh = ~self.known[where, agents]
+        means = self.network.means(self.theta, where[fresh], agents[fresh], self.counted)
+        self.theta[where[fresh], agents[fresh]] = means
+        np.add.at(self.sent, where[fresh], self._neighbours(agents[fresh], where[fresh]))  # what they start from
+
+    def models(self, agent: int, where: Ints) -> Array:
+        """Theta_i in repetitions ``where``, (k, D)."""
+        models: Array = self.theta[:, agent] if self.single else self.theta[where, agent]
+        return models
+
+    def update_one(self, agent: int, answer: Array) -> None:
+        """One activation of a single run on a graph that does not change."""
         keep, share, push = self.work.coefficients
-        answer = self.work.records.release_one(self.channel, self.models).numpy()[0]
         mean = self.network.mean_of(self.theta[0], agent)
         row = self.theta[0, agent]
         row *= keep[agent]
@@ -132,55 +172,31 @@ class GraphState:
         row -= push[agent] * answer
         self.sent[0] += self.network.graph.degrees[agent]
 
-    def together(self, part: Ints, times: Array, first: int) -> None:
-        """Wake-ups ``part`` (S, R) at ``times``, from event ``first`` on, of agents that are not neighbours of one
-        another; -1 is nobody."""
+    def update(self, part: Ints, answers: Array, first: int) -> None:
+        """Equation (6) for agents ``part`` (S, R), from what they release, (S, R, D); ``first`` is the activation."""
         which, where = np.nonzero(part >= 0)
         agents = part[which, where]
-        fresh = self._arrive(part, times, agents, which, where)
         means = self.network.means(self.theta, where, agents, self.counted)
-        if fresh is not None:  # those who join start from their neighbours' mean
-            self.theta[where[fresh], agents[fresh]] = means[fresh]
-        answers = self._answers(part, which, where, agents, first)
         keep, share, push = self.work.factors(agents, first + which)
-        self.theta[where, agents] = keep * self.theta[where, agents] + share * means - push * answers
+        self.theta[where, agents] = (
+            keep * self.theta[where, agents] + share * means - push * answers[which, where]
+        )
         np.add.at(self.sent, where, self._neighbours(agents, where))
-        if fresh is not None and self.counted is not None and self.known is not None:
-            np.add.at(self.sent, where[fresh], self._neighbours(agents, where)[fresh])  # what they start from
+        if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True
             self.known[where, agents] = True
 
-    def models(self, agent: int, where: Tensor) -> Tensor:
-        """Theta_i in repetitions ``where``, (k, D)."""
-        return self.points[:, agent] if self.alone else self.points[where, agent]
-
-    def _answers(self, part: Ints, which: Ints, where: Ints, agents: Ints, first: int) -> Array:
-        """(k, D): what the channel releases."""
-        count, records = len(part), self.work.records
-        if self.clip is None:
-            answers: Array = records.release(self.channel, count, self.models).numpy()[which, where]
-            return answers
-        noise = self.channel.release_run(
-            count, lambda i, _, w: torch.zeros(len(w), int(self.network.counts[i]), dtype=torch.float64)
-        ).numpy()[which, where]
-        for k, (agent, r) in enumerate(zip(agents.tolist(), where.tolist(), strict=True)):
-            if self.network.counts[agent]:
-                model = self.points[r, agent][None]
-                noise[k] += records.clipped_means(agent, model, self.clip)[0].numpy()
-        return noise
-
-    def _arrive(self, part: Ints, times: Array, agents: Ints, which: Ints, where: Ints) -> NDArray[np.bool_] | None:
-        """Note departures up to now; bool (k,), who wakes for the first time, or None where nobody comes and goes."""
-        presence = self.work.presence
-        if presence is None or self.left is None or self.counted is None or self.known is None:
-            return None
-        presence.check(agents, times[which, where])
-        for r, now in enumerate(presence.left(times[0]).tolist()):
-            if now > self.left[r]:
-                if self.work.forgets:
-                    self.counted[r, presence.leavers(int(self.left[r]), now)] = False
-                self.left[r] = now
-        return ~self.known[where, agents]
+    def _clipped_apart(self, part: Ints, channel: Channel, clip: float) -> Array:
+        """(S, R, D): the channel's noise on means of gradients that are clipped in the L2 norm, outside of it."""
+        counts, records = self.network.counts, self.work.records
+        silent = ScaledRows(lambda i, _, where: np.zeros((len(where), int(counts[i]))))
+        answers: Array = channel.release(GRADIENT, silent, count=len(part)).numpy()
+        for s, r in zip(*np.nonzero(part >= 0), strict=True):
+            agent = int(part[s, r])
+            if counts[agent]:
+                model = torch.from_numpy(self.theta[r, agent][None])
+                answers[s, r] += records.clipped_means(agent, model, clip)[0].numpy()
+        return answers
 
     def _neighbours(self, agents: Ints, where: Ints) -> Ints:
         """(k,): how many neighbours a broadcast reaches."""

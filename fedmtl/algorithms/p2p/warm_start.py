@@ -31,7 +31,8 @@ from scipy.sparse.linalg import LinearOperator, cg, splu
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...privacy import OwnerChannel
+from ...privacy import Channel, ClientVectors
+from ...privacy.channel import FIRST
 from ..linear.data import LinearData, LinearLoss
 from .network import Network
 
@@ -197,9 +198,9 @@ class LocalFits:
         return torch.stack([self.of(i) if len(y) else zero for i, y in enumerate(self.data.y)])
 
 
-def make_warm_start(network: Network, fits: LocalFits, public: dict[str, Tensor], channel: OwnerChannel) -> None:
+def make_warm_start(network: Network, fits: LocalFits, public: dict[str, Tensor], channel: Channel) -> None:
     """Release the local fits and start all models, ``public["theta"]``, from what they say of one another."""
-    released = channel.release_first(fits.of)  # (R, n, D)
+    released = channel.release(FIRST, ClientVectors(fits.of))  # (R, n, D)
     replicates, n, dimension = released.shape
     local, start = (values.permute(1, 0, 2).reshape(n, -1).numpy() for values in (released, public["theta"]))
     theta = spread(network, local, network.counts > 0, start)

@@ -16,17 +16,11 @@ blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and 
 alone. After training, q_t is fitted once to the raw records and never sent.
 
 ``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite.
-
-    algorithm = PPDMTL(loss="logistic", lam=0.015, tau=1e-3)
-    channel = open_owner_channel(RecordPrivacy(clip_norm=1.0, epsilon=10.0, mechanism="l2_laplace"),
-                                 algorithm.rows(problem), ids=problem.data.ids, caps=np.full(20, 5), seed=0)
-    state = algorithm.init(problem)
-    channel.begin(0, block.client)
-    state = algorithm.step(problem, state, block, channel)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -37,9 +31,10 @@ from torch import Tensor
 
 from ..._check import non_negative, one_of, positive, positive_int
 from ...errors import ConfigError, PrivacyError
-from ...privacy import OwnerChannel, PublishedClaim
-from ...schedules import EventTable, block_bounds
-from ..base import AsyncAlgorithm, Problem, State
+from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, ScaledRows
+from ...privacy.channel import GRADIENT
+from ...schedules import Block, BoundSchedule, block_bounds
+from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, LinearData
 from ..linear.fit import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
@@ -61,7 +56,7 @@ def largest_delay(clients: Tensor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
+class PPDMTL(LinearAlgorithm):
     """Asynchronous multi-task learning with private gradients (Xie et al. 2017, Algorithm 1).
 
     Args:
@@ -130,6 +125,7 @@ class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
 
     name = "pp_dmtl"
     supports_replicates = True
+    one_at_a_time = True
 
     def __post_init__(self) -> None:
         one_of(self, ("logistic", "squared"), loss=self.loss)
@@ -181,23 +177,24 @@ class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
 
     # What it needs of the problem
 
-    def rows(self, problem: Problem) -> list[Tensor]:
-        """The rows x_j of every task, (n_t, p) float64, within the bound of the domain."""
-        return list(self.data(problem).x)
-
-    def caps(self, problem: Problem, schedule_caps: np.ndarray) -> np.ndarray:
-        """(n,) int64, the most answers of each task: as many as the schedule has."""
-        return np.asarray(schedule_caps, dtype=np.int64).copy()
-
-    def published(self, problem: Problem) -> PublishedClaim | None:
-        """The accounting of Theorem 3.5 with the reason why it fails, for the channel; None where it is not used."""
-        if self.guarantee == "sound":
-            return None
-        return PublishedClaim(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
-
-    def channel_options(self, problem: Problem, privacy: object, caps: np.ndarray) -> dict[str, object]:
-        """What else the channel must know: the share of records in an answer."""
-        return {} if self.batch_rate == 1 else {"rate": self.batch_rate}
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Mean gradients of the rows within the bound of the domain, as many as the schedule has; under
+        ``guarantee="paper"`` with the accounting of Theorem 3.5 and the reason why it fails."""
+        data, published = self.data(problem), None
+        if self.guarantee == "paper":
+            published = PublishedClaim(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
+        return (
+            GradientPlan(
+                ids=tuple(problem.data.ids),
+                keys=problem.data.keys,
+                counts=data.counts.numpy(),
+                dimension=data.dimension,
+                caps=schedule.caps.clip(max=problem.rounds),
+                x=data.x,
+                rate=self.batch_rate,
+                published=published,
+            ),
+        )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """P = S = 0, no data are read; except with ``start="single_task"``.
@@ -224,22 +221,38 @@ class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
                 store.scatter("own", torch.tensor([task]), own.expand(1, replicates, -1))
         return State(public, store)
 
-    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
-        """All activations of a block, of all replicates; in place."""
-        data, (a2, threshold) = self.data(problem), self._steps(problem)
-        table = EventTable(block.step, block.time, block.client, block.client)
-        bounds = block_bounds(table, "none", max(1, len(table))).tolist()
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, GradientMessage], Own]:
+        # the gradient at p_t + q_t, from the column p_t that the server returned last
+        self._check_split()
+        return {GRADIENT: self._gradients(self.data(problem), public)}, own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # q_t <- q_t - a1 (G_t + tau q_t); column t of S is G_t, one proximal step on all of P, p_t goes back
+        assert released.clients is not None
+        new = {name: value.clone() for name, value in public.items()}
+        part, answer = released.clients[None], released.values[GRADIENT][None, None]
+        self._serve(problem, new, [(part, answer)])
+        return new
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        """All activations of a block, of all replicates; in place. Those of different tasks that wait for no column
+        which the others change are released together."""
+        data, bounds = self.data(problem), block_bounds(block.client, "none", max(1, len(block))).tolist()
         noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
-        prox = SharedProx(state.public, self.penalty, threshold)
         clients = block.client.T  # (S, R)
-        for start, stop in pairwise(bounds):
-            part = clients[start:stop]
-            if noise is None:
-                released = self._sound_answers(data, state, part, channel)
-            else:
-                released = self._paper_answers(data, state, part, channel, noise[start:stop])
-            serve(state.public, part, released, a2, prox)
-        prox.keep()
+
+        def released() -> Iterator[tuple[Tensor, Tensor]]:
+            for start, stop in pairwise(bounds):
+                part = clients[start:stop]
+                if noise is None:
+                    message: GradientMessage = self._gradients(data, state.public)
+                else:
+                    message = self._paper_gradients(data, state, part, channel, noise[start:stop])
+                yield part, channel.release(GRADIENT, message, count=stop - start)
+
+        self._serve(problem, state.public, released())
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
@@ -311,27 +324,43 @@ class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
             )
         return a2, a2 * self.lam if self.threshold is None else self.threshold
 
-    def _sound_answers(self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel) -> Tensor:
-        """One release for both blocks: G_t at p_t + q_t, then q_t <- q_t - a1 (G_t + tau q_t). (S, R, p)."""
-        own, loss = state.public["own"], self.linear_loss
-        p, q = state.public["returned"].numpy(), own.numpy()  # of a few rows numpy's sums are faster than torch's
+    def _check_split(self) -> None:
+        if self.guarantee == "paper":
+            raise ConfigError(
+                "PPDMTL.guarantee='paper' reproduces the published run as one program; its private q_t moves inside "
+                "an activation, and it is not divided into the parts of a task and of the server."
+            )
 
-        def scales(task: int, which: Tensor, where: Tensor) -> Tensor:
-            some = slice(None) if len(p) == 1 else where.numpy()  # one replicate has one activation in this part
+    def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
+        """Gradients of the tasks' records at p_t + q_t."""
+        p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
+
+        def factors(task: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+            some = slice(None) if len(p) == 1 else where  # one replicate has one activation in this part
             point = p[some, task] + q[some, task] if self.a1 > 0 else p[some, task]  # q_t stays 0
-            return loss.scale(torch.from_numpy(point), data.x[task], data.y[task])
+            return loss.factors(point, data.x[task].numpy(), data.y[task].numpy())
 
-        released = channel.release_run(len(part), scales)
-        if self.a1 > 0:
-            which, where = (part >= 0).nonzero(as_tuple=True)
-            task = part[which, where]
-            own[where, task] = own_step(own[where, task], released[which, where], self.a1, self.tau, self.own_penalty)
-        return released
+        return ScaledRows(factors)
 
-    def _paper_answers(
-        self, data: LinearData, state: State, part: Tensor, channel: OwnerChannel, noise: Tensor
-    ) -> Tensor:
-        """Algorithm 1, lines 10-13: q_t moves on raw records; G_t = mean gradient at p_t + q_t + z1, plus z2."""
+    def _serve(
+        self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]
+    ) -> None:
+        """The server's steps, and those of public q_t, on parts of a block: who acts (S, R) and their G_t (S, R, p)."""
+        a2, threshold = self._steps(problem)
+        prox = SharedProx(public, self.penalty, threshold)
+        for part, answer in released:
+            if self.a1 > 0 and self.guarantee == "sound":
+                own = public["own"]
+                which, where = (part >= 0).nonzero(as_tuple=True)
+                task = part[which, where]
+                own[where, task] = own_step(own[where, task], answer[which, where], self.a1, self.tau, self.own_penalty)
+            serve(public, part, answer, a2, prox)
+        prox.keep()
+
+    def _paper_gradients(
+        self, data: LinearData, state: State, part: Tensor, channel: Channel, noise: Tensor
+    ) -> ScaledRows:
+        """Algorithm 1, lines 10-13: q_t moves on raw records; the gradients are taken at p_t + q_t + z1."""
         returned, store, loss = state.public["returned"], state.private, self.linear_loss
         points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
         for task in part[part >= 0].unique().tolist():
@@ -339,22 +368,22 @@ class PPDMTL(LinearAlgorithm, AsyncAlgorithm):
             x, y, p = data.x[task], data.y[task], returned[where, task]
             row = store.gather("own", torch.tensor([task]))
             q = row[0, where]
-            kept = channel.members(task, which, where)
+            drawn = channel.members(task, which.numpy(), where.numpy())
             if self.exact_q:
                 new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
             else:
                 factors = loss.scale(p + q, x, y)
-                factors = factors if kept is None else factors * kept
+                factors = factors if drawn is None else factors * torch.from_numpy(drawn)
                 gradient = factors @ x / (self.batch_rate * len(x))
                 new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
             points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
             row[0, where] = new
             store.scatter("own", torch.tensor([task]), row)
-        return channel.release_run(
-            len(part), lambda task, which, where: loss.scale(points[which, where], data.x[task], data.y[task])
+        return ScaledRows(
+            lambda task, which, where: loss.factors(points.numpy()[which, where], data.x[task].numpy(), data.y[task].numpy())
         )
 
-    def _query_noise(self, channel: OwnerChannel, data: LinearData, clients: Tensor) -> Tensor:
+    def _query_noise(self, channel: Channel, data: LinearData, clients: Tensor) -> Tensor:
         """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
         if channel.noise_multipliers is None:
             return channel.local_noise()

@@ -47,8 +47,8 @@ class GridValue:
         return int((cells * self.width / self.divisor != self.value).sum())
 
 
-def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> float:
-    """Width of the public grid: a power of two, at most ``scale * 2**-20``.
+def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: float | Tensor) -> Tensor:
+    """Width of the public grid: a power of two, at most ``scale * 2**-20``; float64, () or one for each of (k,) rows.
 
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
     apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
@@ -56,42 +56,52 @@ def grid_width(clip_bound: float, norm: Norm, dimension: int, scale: float) -> f
     sums themselves in float64, which stays below it for up to 2**15 rows in any order of summation.
 
     Args:
-        clip_bound: C, the bound on one contribution, above 0.
+        clip_bound: C, the bound on one contribution, above 0; a number, or (k,) by row.
         norm: the norm of that bound.
         dimension: D, at least 1.
-        scale: size of the noise on one coordinate of the sum (root mean square), above 0.
+        scale: size of the noise on one coordinate of the sum (root mean square), above 0; a number, or (k,) by row.
     """
-    positive("grid_width", clip_bound=clip_bound, scale=scale)
+    bound, size = (torch.as_tensor(value, dtype=torch.float64) for value in (clip_bound, scale))
+    for name, value in (("clip_bound", bound), ("scale", size)):
+        if value.numel():
+            positive("grid_width", **{name: float(value.min())})
     positive_int("grid_width", dimension=dimension)
     spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
-    finest = min(clip_bound * 2.0**-21 / spread, scale * 2.0**-20)
-    return 2.0 ** math.floor(math.log2(finest))
+    mantissa, exponent = torch.frexp(torch.minimum(bound * 2.0**-21 / spread, size * 2.0**-20))
+    return torch.ldexp(torch.ones_like(mantissa), exponent - 1)
 
 
 def privatize(
-    total: Tensor, noise: Tensor, source: NoiseSource, *, bound: float, norm: Norm, scale: float
-) -> tuple[Tensor, float | None]:
+    total: Tensor,
+    noise: Tensor,
+    source: NoiseSource,
+    *,
+    bound: float | Tensor,
+    norm: Norm,
+    scale: float | Tensor,
+) -> tuple[Tensor, Tensor | None]:
     """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here.
 
     Args:
         total: (..., D) float64 private sum.
         noise: the same shape and device, drawn from ``source`` and scaled to the sensitivity.
         source: in secure mode both are rounded to the public grid, with a dither of their own.
-        bound: C, the bound on one contribution.
+        bound: C, the bound on one contribution; a number, or (k,) of k rows.
         norm: the norm of that bound.
-        scale: size of the noise on one coordinate (root mean square).
+        scale: size of the noise on one coordinate (root mean square); a number, or (k,) of k rows.
 
     Returns:
-        (..., D) float64, and the width of the grid; None without one, in seeded mode.
+        (..., D) float64, and the width of the grid, () or (k,); None without one, in seeded mode.
     """
     if source.name != "secure":
         return total + noise, None
     width = grid_width(bound, norm, total.shape[-1], scale)
     dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view(noise.shape)
-    return to_grid(total, noise, width, dither.to(total.device)), width
+    place = width.to(total.device)
+    return to_grid(total, noise, place[..., None] if place.ndim else place, dither.to(total.device)), width
 
 
-def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = None) -> Tensor:
+def to_grid(total: Tensor, noise: Tensor, width: float | Tensor, dither: Tensor | None = None) -> Tensor:
     """``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53. The total goes to the
@@ -102,7 +112,7 @@ def to_grid(total: Tensor, noise: Tensor, width: float, dither: Tensor | None = 
     Args:
         total: float64 private sum, any shape.
         noise: float64, the same shape.
-        width: from :func:`grid_width`.
+        width: from :func:`grid_width`, a number or a tensor that broadcasts.
         dither: float64 in [0, 1), the same shape, secret and fresh like the noise; None to round to the nearest.
 
     Returns:

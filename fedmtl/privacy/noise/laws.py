@@ -22,8 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..._check import positive, positive_int
-from ..accounting.knorm import KNormDpEvent
-from .sources import signs_and_tails
+from .sources import tails_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from .sources import NoiseSource
 
 Norm = Literal["l1", "l2"]
-_RUN_ELEMENTS = 1 << 14  # the tails of a part of a run stay in the cache
 
 
 @dataclass(frozen=True)
@@ -99,29 +97,25 @@ class NoiseLaw(ABC):
         """
         return self._invert(*source.tails(purpose, step, self._coins(size), keys))
 
-    def draw_run(self, sources: Sequence[NoiseSource], purpose: str, first: int, count: int, size: int) -> np.ndarray:
-        """Noise of consecutive releases of several repetitions, at sensitivity 1.
+    def draw_each(
+        self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
+    ) -> np.ndarray:
+        """Noise of several clients in several repetitions, at sensitivity 1.
 
         Args:
-            sources: of each repetition; with seeded ones release i of repetition r is a function of (seed, purpose,
-                r, i) and of ``size``, however runs are cut and whatever else is drawn.
+            sources: of each of R repetitions.
             purpose: name of the release.
-            first, count: releases ``first`` to ``first + count - 1``.
-            size: length of one release.
+            uses: int64 (S, R), how often the client had such noise before.
+            keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function of (seed, purpose, r,
+                uses[s, r], keys[s, r]) whatever else is drawn, with a secure one only the shape matters.
+            size: length of one client's noise.
 
         Returns:
-            (count, R, size) float64.
+            (S, R, size) float64.
         """
-        coins = self._coins(size)
-        together = max(1, _RUN_ELEMENTS // max(1, count * coins))
-        out = np.empty((count, len(sources), size))
-        for r in range(0, len(sources), together):
-            some = sources[r : r + together]
-            words = np.stack([source.words(purpose, 2 * coins * first, 2 * coins * count) for source in some])
-            words = words.reshape(len(some), count, 2, coins)
-            noise = self._invert(*signs_and_tails(words[:, :, 0], words[:, :, 1]))
-            out[:, r : r + together] = noise.swapaxes(0, 1)
-        return out
+        shape = (*uses.shape, size)
+        sign, tail = tails_of(sources, purpose, uses, self._coins(size), keys)
+        return self._invert(sign, tail).reshape(shape)
 
     def _coins(self, size: int) -> int:
         """Number of tails that one vector of ``size`` coordinates takes."""

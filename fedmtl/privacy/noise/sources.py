@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,23 +32,22 @@ class NoiseSource(Protocol):
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
         """(size,) float64 standard normal numbers for one release of one step."""
 
-    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tails(
+        self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Random signs and tail probabilities, from which every law of noise is made by inversion.
 
         Args:
             purpose: name of the release.
-            step: number of the step.
+            step: number of the step; (k,) int64 where every row has one of its own.
             size: numbers a row.
-            keys: (k,) int64 keys of owners, one row each, or None for a single release.
+            keys: (k,) int64 keys of clients, one row each, or None for a single release.
 
         Returns:
             Signs (-1 or 1) and probabilities, uniform on (0, 1/2), independent, float64, of shape (size,), or
             (k, size) with keys. A probability carries 53 significant bits down to about 2**-75, and its least
             value is 2**-129.
         """
-
-    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
-        """Words ``first`` to ``first + count - 1`` of an endless stream, uint64 (count,): 64 random bits each."""
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins for one draw of a cohort."""
@@ -74,23 +74,22 @@ class SeededSource:
         """(size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
         return keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate).standard_normal(size)
 
-    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tails(
+        self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
-        where there are keys: which owners are drawn together does not matter."""
+        where there are keys: which clients are drawn together does not matter."""
         if keys is None:
+            assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
             words = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
             return signs_and_tails(words[0], words[1])
-        key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
-        return signs_and_tails(*_owner_words(key, keys.cpu(), step, size))
+        return signs_and_tails(*client_words(self.key(purpose), keys.cpu(), step, size))
 
-    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
-        """Words of the stream of (seed, purpose, replicate), wherever a window of it begins and ends: Philox4x64, which
-        makes four words of each value of its counter."""
-        name = f"privacy/words/{purpose}"
-        key = [derive_key(self.seed, name, self.replicate), derive_key(self.seed, name + "/1", self.replicate)]
-        block, skipped = divmod(first, 4)
-        return np.random.Philox(key=np.array(key, np.uint64), counter=block).random_raw(skipped + count)[skipped:]
+    def key(self, purpose: str) -> int:
+        """Of the random numbers of clients, signed 64 bits."""
+        key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
+        return key - (1 << 64) if key >> 63 else key
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins that are a function of (seed, purpose, replicate, step)."""
@@ -112,15 +111,13 @@ class SecureSource:
         sign, tail = self.tails(purpose, step, size)
         return sign * ndtri(tail)
 
-    def tails(self, purpose: str, step: int, size: int, keys: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tails(
+        self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Fresh signs and tails; of ``keys`` only the number matters."""
         shape = (size,) if keys is None else (keys.numel(), size)
-        words = self.words(purpose, 0, 2 * math.prod(shape)).reshape(2, *shape)
+        words = np.frombuffer(os.urandom(16 * math.prod(shape)), dtype=np.uint64).reshape(2, *shape)
         return signs_and_tails(words[0], words[1])
-
-    def words(self, purpose: str, first: int, count: int) -> np.ndarray:
-        """Fresh words; only their number matters."""
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Coins straight from the operating system."""
@@ -161,15 +158,51 @@ def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, 
     return sign, np.minimum(tail, 0.5 - 2.0**-54, out=tail)
 
 
-def _owner_words(key: int, owners: Tensor, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two (k, size) arrays of 64 random bits: Philox at the counters (index, step, owner)."""
-    out = torch.empty(2, owners.numel(), size, dtype=torch.int64)
-    index, at = torch.arange(size), torch.tensor(step)
+def tails_of(
+    sources: Sequence[NoiseSource], purpose: str, uses: Tensor, size: int, keys: Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """Signs and tails of several clients in several repetitions.
+
+    Args:
+        sources: of each of R repetitions.
+        purpose: name of the release.
+        uses: int64 (S, R), addresses along each client's stream.
+        size: numbers a row.
+        keys: int64 (S, R) keys of the clients.
+
+    Returns:
+        Two arrays (S R, size); a row is that of its source's ``tails`` for the key and the use.
+    """
+    if len(sources) == 1 or not all(isinstance(source, SeededSource) for source in sources):
+        each = [
+            source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)
+        ]
+        sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
+        return sign, tail
+    seeds = torch.tensor([source.key(purpose) for source in sources if isinstance(source, SeededSource)])
+    words = client_words(seeds.expand_as(keys).reshape(-1), keys.reshape(-1), uses.reshape(-1), size)
+    return signs_and_tails(*words)
+
+
+def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two (k, size) arrays of 64 random bits: Philox under ``key`` at the counters (index, step, client).
+
+    Args:
+        key: of all rows, or int64 (k,).
+        clients: int64 (k,).
+        step: of all rows, or int64 (k,).
+        size: numbers a row.
+    """
+    out = torch.empty(2, clients.numel(), size, dtype=torch.int64)
+    index = torch.arange(size)
     rows = max(1, _BLOCK_ELEMENTS // max(1, size))
-    for first in range(0, owners.numel(), rows):
-        block = owners[first : first + rows, None]
-        w0, w1, w2, w3 = philox(key, index, at, block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF)
-        out[0, first : first + rows] = (w0 << 32) | w1
-        out[1, first : first + rows] = (w2 << 32) | w3
+    for first in range(0, clients.numel(), rows):
+        part = slice(first, first + rows)
+        block = clients[part, None]
+        at = step[part, None] if isinstance(step, Tensor) else torch.tensor(step)
+        own = key[part, None] if isinstance(key, Tensor) else key
+        w0, w1, w2, w3 = philox(own, index, at, block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF)
+        out[0, part] = (w0 << 32) | w1
+        out[1, part] = (w2 << 32) | w3
     words = out.numpy().view(np.uint64)
     return words[0], words[1]

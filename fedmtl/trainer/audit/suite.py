@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.base import AnyAlgorithm, AsyncAlgorithm, State
+from ...algorithms.base import Algorithm, AsyncAlgorithm, State
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of
@@ -271,7 +271,7 @@ def _resolved(trainer: Trainer) -> Trainer:
         return trainer.resolved(problem)
 
 
-def _digest_of(algorithm: AnyAlgorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:
+def _digest_of(algorithm: Algorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:
     """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
     public = dict(state.public)
     if isinstance(channel, Channel):

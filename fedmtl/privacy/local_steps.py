@@ -1,0 +1,103 @@
+"""The local steps of DP-SGD that a round has charged: who may make them, on which records, and the way out of each.
+
+Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. A client with n_i public records draws a Poisson
+subset of rate q_i = B / n_i for every local step (all records, where B is at least n_i or not given), and releases
+(sum_j clip(g_j) + noise) / (q_i n_i). What it computes from released gradients, its models and what it sends, is
+post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError
+from .sums import GradientChunks
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+
+class LocalSteps:
+    """The local steps of one round.
+
+    Step t of training j has the number ``j * stride + t``, so that the steps which clients make together have one
+    number; the stride is the length of the longest training.
+
+    Args:
+        channel: the way out.
+        round: number of the round, whose charges are in the ledger.
+        clients: int64 (k,), who takes part.
+    """
+
+    def __init__(self, channel: Channel, round: int, clients: Tensor) -> None:
+        assert channel.gradients is not None
+        self._channel, self._round, self.plan = channel, round, channel.gradients
+        member = torch.zeros(len(self.plan.ids), dtype=torch.bool)
+        member[clients] = True
+        length = torch.from_numpy(self.plan.local_steps // self.plan.trainings)
+        self._length = torch.where(member, length, 0)
+        self._done = torch.zeros(len(member), dtype=torch.int64)
+        self.stride = max(1, int(length.max()) if len(length) else 1)
+
+    def steps(self, clients: Tensor) -> Tensor:
+        """Local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not take
+        part."""
+        return self._length[clients]
+
+    def step_numbers(self, client: int) -> list[int]:
+        """Numbers of all local steps of one participation of ``client``."""
+        own = range(int(self.plan.local_steps[client]) // self.plan.trainings)
+        return [training * self.stride + step for training in range(self.plan.trainings) for step in own]
+
+    def begin_training(self, clients: Tensor) -> int:
+        """The number of the first local step of the next training of ``clients``, int64 (k,).
+
+        Raises:
+            PrivacyError: all trainings that were charged have been made, or the clients are not at the same training.
+        """
+        length = self.steps(clients)
+        length, done = length[length > 0], self._done[clients[length > 0]]
+        training = torch.unique(done // length).tolist()
+        if not training:
+            return 0
+        if len(training) > 1 or bool((done % length != 0).any()):
+            raise PrivacyError(f"Round {self._round}: clients that train together must be at the same local training.")
+        if training[0] >= self.plan.trainings:
+            raise PrivacyError(
+                f"Round {self._round}: local training number {training[0] + 1} of one participation, but the algorithm "
+                f"declares {self.plan.trainings}, and no more are charged. Set ReleasePlan(trainings=...)."
+            )
+        return training[0] * self.stride
+
+    def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """The records of one local step, drawn anew for each client; see
+        :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
+        assert self._channel.draws is not None
+        return self._channel.draws.batch(clients, self._round, step, self.plan.batch_size)
+
+    def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
+
+        Args:
+            clients: int64 (A,), each with a local step paid for and not yet made.
+            step: number of the local step in this round; a client makes its steps in order.
+            chunks: see :class:`~fedmtl.privacy.sums.GradientChunks`.
+
+        Returns:
+            (A, D) float64 on the device of the gradients.
+
+        Raises:
+            PrivacyError: a client that has no such step, or has made it already.
+        """
+        training, own = divmod(step, self.stride)
+        length = self.steps(clients)
+        if training >= self.plan.trainings or bool((own >= length).any()):
+            raise PrivacyError(f"Local step {step} of round {self._round} is not reserved for every client given.")
+        if bool((self._done[clients] != training * length + own).any()):
+            raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
+        self._done[clients] += 1
+        return self._channel.release("gradient", GradientChunks(step, chunks), clients)

@@ -1,0 +1,326 @@
+"""What is summed before noise: gradients of single records by client, and rows of a cohort.
+
+A message of clients names how its gradients are given: multiples of the clients' own rows, the gradients themselves, or
+means that the domain bounds. The channel clips, sums and divides; the message never does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .clip import CLIPS, MARGIN, Clip, clipped_segment_sums
+from .gradients import GradientPlan
+from .noise.laws import Norm
+from .noise.sources import NoiseSource
+
+_LEAST_NORM = 1e-140
+Array = np.ndarray
+Activation = Callable[[int, Array, Array], Array]
+"""(client, which (k,) of the activations that are released together, repetitions (k,)) -> an array of k entries; called
+once for each client that acts in any of them, however often it does."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRows:
+    """Gradients s_j x_j of the clients' records: what is given are the factors of the rows.
+
+    Attributes:
+        factors: (k, n_i) float64 for each client. A factor that is not finite counts as zero.
+    """
+
+    factors: Activation
+
+
+@dataclass(frozen=True, eq=False)
+class RecordGradients:
+    """Gradients of any model.
+
+    Attributes:
+        gradients: tensors (k, n_i, D) for each client, floating. One that is not finite counts as zero.
+    """
+
+    gradients: Callable[[int, Array, Array], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedMeans:
+    """Means over all records of gradients whose norm the domain itself bounds by C: nothing is clipped.
+
+    Attributes:
+        means: (k, D) float64 for each client: means of gradients that are within C for *every* record of the domain, by
+            an analytic bound on clipped features, targets and parameters (such as sufficient statistics of a quadratic
+            loss).
+    """
+
+    means: Activation
+
+
+@dataclass(frozen=True, eq=False)
+class ClientVectors:
+    """One vector of every client that has data, before all activations: a warm start.
+
+    Attributes:
+        vectors: client -> (D,), within the sensitivity that the channel was opened with; one that is not finite counts
+            as zero. The repetitions share it, and have noise of their own.
+    """
+
+    vectors: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientChunks:
+    """Gradients of one local step of DP-SGD.
+
+    Attributes:
+        step: number of the local step.
+        chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each record's
+            client in the cohort, int64 (N,).
+    """
+
+    step: int
+    chunks: Iterable[tuple[Tensor, Tensor]]
+
+
+GradientMessage = ScaledRows | RecordGradients | BoundedMeans
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """The rows x_j of one client's records, whose gradients are multiples of them, and their norms.
+
+    Attributes:
+        x: (n_i, D) float64.
+        norms: (n_i,) float64, in the norm of the clip.
+    """
+
+    x: Tensor
+    norms: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, norm: Norm) -> ClientRows:
+        """Rows ``x`` (n_i, D) with their norms, computed here once.
+
+        A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
+        factor would bound its gradient.
+        """
+        wide = x.detach().double()
+        norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
+        usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
+        if bool(usable.all()):
+            return cls(wide, norms)
+        nothing = torch.zeros((), dtype=torch.float64)
+        return cls(torch.where(usable[:, None], wide, nothing), torch.where(usable, norms, nothing))
+
+
+class RecordSums:
+    """Sums over records of their gradients, each within the bound; a client is prepared when it first acts.
+
+    Args:
+        plan: rows, numbers of records, and the length of a gradient.
+        bound: C on the norm of a gradient; infinite for none.
+        norm: its norm.
+    """
+
+    def __init__(self, plan: GradientPlan, *, bound: float, norm: Norm) -> None:
+        self.counts, self.dimension = plan.counts, plan.dimension
+        self._x, self._norm = plan.x, norm
+        self._limit = bound * (1 - MARGIN)
+        self.clip: Clip | None = CLIPS[norm](bound) if math.isfinite(bound) else None
+        self._prepared: dict[int, tuple[Array, Array, Array]] = {}
+
+    def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
+        """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
+
+        Args:
+            client: whose records.
+            factors: s, float64; one that is not finite counts as zero.
+            drawn: (k, n_i) bool, the records that take part, or None for all.
+        """
+        prepared = self._prepared.get(client)
+        if prepared is None:
+            x, limits = self._rows_and_limits(client)
+            prepared = self._prepared[client] = x, -limits, limits
+        x, low, high = prepared
+        if not math.isfinite(np.vdot(factors, factors)):
+            factors = np.where(np.isfinite(factors), factors, 0.0)
+        if self.clip is not None:
+            factors = np.maximum(factors, low)  # |s_j| ||x_j|| <= C
+            np.minimum(factors, high, out=factors)
+        if drawn is not None:
+            factors = factors * drawn
+        total: Array = factors.dot(x)  # of small matrices it costs less than matmul
+        return total
+
+    def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
+        """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
+        shape = (len(gradients), int(self.counts[client]), self.dimension)
+        if tuple(gradients.shape) != shape:
+            raise ConfigError(f"Gradients of client {client} are of shape {tuple(gradients.shape)}; needed: {shape}.")
+        place = torch.arange(shape[0]).repeat_interleave(shape[1])
+        flat = gradients.reshape(-1, shape[2])
+        if drawn is not None:
+            part = torch.from_numpy(drawn).reshape(-1)
+            flat, place = flat[part.to(flat.device)], place[part]
+        sums = clipped_segment_sums(flat, place.to(flat.device), shape[0], self.clip)
+        return sums.cpu().double().numpy()
+
+    def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: int) -> Tensor:
+        """Sums of chunks of gradients by the place of their client: (A, D) on the device of the gradients.
+
+        Raises:
+            ConfigError: there is not even an empty chunk.
+        """
+        total: Tensor | None = None
+        for rows, place in chunks:
+            part = clipped_segment_sums(rows, place, clients, self.clip)
+            total = part if total is None else total.add_(part)
+        if total is None:
+            raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
+        return total
+
+    def _rows_and_limits(self, client: int) -> tuple[Array, Array]:
+        if self._x is None:
+            raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
+        rows = ClientRows.of(self._x[client], self._norm)
+        limits = torch.clamp(self._limit / rows.norms, max=torch.finfo(torch.float64).max)
+        return rows.x.numpy(), limits.numpy()
+
+
+class RecordDraws:
+    """Which records take part in a release: those that are there, of these a secret Poisson subset.
+
+    Attributes:
+        sampled: whether some releases take a subset.
+        partial: whether some releases do not have all records.
+
+    Args:
+        plan: numbers of records, rates, arrivals, keys.
+        sources: of the coins, one for each repetition.
+    """
+
+    def __init__(self, plan: GradientPlan, sources: Sequence[NoiseSource]) -> None:
+        self.counts, self.rates, self.sources = plan.counts, plan.rates, list(sources)
+        self.sampled = bool((self.rates < 1).any())
+        self.arriving = plan.arrivals is not None
+        self.partial = self.sampled or self.arriving
+        self._keys = plan.addresses
+        self._arrivals = None if plan.arrivals is None else [np.asarray(times) for times in plan.arrivals]
+        if self._arrivals is not None and len(self._arrivals) != self.counts.size:
+            raise ConfigError(
+                f"arrivals has {len(self._arrivals)} arrays; it must have one for each of {self.counts.size}."
+            )
+        for client, times in enumerate(self._arrivals or ()):
+            if times.shape != (self.counts[client],) or times.dtype.kind not in "iu" or bool((times < 0).any()):
+                raise ConfigError(
+                    f"arrivals[{client}] has shape {times.shape} and dtype {times.dtype}; it must be a whole number of "
+                    f"at least 0 for each of {self.counts[client]} records."
+                )
+        self._sorted: dict[int, Array] = {}
+        self._held: dict[tuple[int, int, int], Array] = {}
+
+    def present(self, first: int, clients: Array) -> Array:
+        """(R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``clients`` (R, S); 0 of -1."""
+        if self._arrivals is None:
+            return np.where(clients >= 0, self.counts[clients], 0)
+        there = np.zeros(clients.shape, dtype=np.int64)
+        for client in np.unique(clients[clients >= 0]).tolist():
+            if client not in self._sorted:
+                self._sorted[client] = np.sort(self._arrivals[client])
+            replicates, places = np.nonzero(clients == client)
+            there[replicates, places] = np.searchsorted(self._sorted[client], first + places, side="right")
+        return there
+
+    def of(self, client: int, steps: Array, uses: Array, replicates: Array, *, hold: bool = False) -> Array | None:
+        """The records that take part in releases of one client.
+
+        Args:
+            client: whose.
+            steps: (k,) int64, the activations, which say what has arrived.
+            uses: (k,) int64, how often the client acted before, which addresses the subset.
+            replicates: (k,) int64.
+            hold: keep the subsets: the next time they are asked for, they are the same.
+
+        Returns:
+            (k, n_i) bool; None for all.
+        """
+        taking: Array | None = None
+        if self._arrivals is not None:
+            taking = self._arrivals[client] <= steps[:, None]
+        if self.rates[client] < 1:
+            drawn = self._subsets(client, uses, replicates)
+            for use, replicate, row in zip(uses.tolist(), replicates.tolist(), drawn, strict=True):
+                key = client, use, replicate
+                if key in self._held:
+                    row[:] = self._held[key] if hold else self._held.pop(key)
+                elif hold:
+                    self._held[key] = row.copy()
+            taking = drawn if taking is None else taking & drawn
+        return taking
+
+    def batch(self, clients: Tensor, round: int, step: int, size: int | None) -> tuple[Tensor, Tensor]:
+        """The records of one local step, drawn anew for each client.
+
+        Args:
+            clients: int64 (A,).
+            round: number of the round.
+            step: number of the local step in this round.
+            size: expected number of records; None takes all.
+
+        Returns:
+            Positions within each client's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
+            (A, B); B is the largest subset, at least 1.
+        """
+        counts = torch.from_numpy(self.counts)[clients]
+        widest = int(counts.max()) if len(clients) else 1
+        position = torch.arange(widest)
+        inside = position < counts[:, None]
+        if size is None or widest <= size:
+            return torch.where(inside, position, 0), inside
+        _, tail = self.sources[0].tails(f"records/{step}", round, widest, self._keys[clients])  # uniform on (0, 1/2)
+        drawn = inside & (torch.from_numpy(2.0 * tail) < torch.from_numpy(self.rates)[clients][:, None])
+        width = max(1, int(drawn.sum(1).max()))
+        order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :width]
+        mask = torch.gather(drawn, 1, order)
+        return torch.where(mask, order, 0), mask
+
+    def _subsets(self, client: int, uses: Array, replicates: Array) -> Array:
+        drawn = np.empty((len(uses), self.counts[client]), dtype=bool)
+        for r in np.unique(replicates).tolist():
+            at = replicates == r
+            keys = self._keys[client].expand(int(at.sum()))
+            _, tails = self.sources[r].tails("records", torch.from_numpy(uses[at]), drawn.shape[1], keys)
+            drawn[at] = 2.0 * tails < self.rates[client]  # tails are uniform on (0, 1/2)
+        return drawn
+
+
+def by_client(clients: Array, dimension: int, values: Activation) -> Array:
+    """A vector for each entry of ``clients``, so that one that acts in several repetitions works once.
+
+    Args:
+        clients: int64 (S, R), who acts in each activation and repetition; -1 is nobody.
+        dimension: D.
+        values: called once for each client that is there, with its places in order -> (k, D).
+
+    Returns:
+        (S, R, D) float64; zero for nobody.
+    """
+    flat = clients.ravel()
+    order = np.argsort(flat, kind="stable")  # nobody first, then by client
+    ranked = flat[order]
+    cuts = (np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist()
+    which, where = np.divmod(order, clients.shape[1])
+    by_order = np.zeros((flat.size, dimension))
+    for start, stop in pairwise([0, *cuts, flat.size] if flat.size else []):
+        if ranked[start] >= 0:
+            by_order[start:stop] = values(int(ranked[start]), which[start:stop], where[start:stop])
+    found = np.empty_like(by_order)
+    found[order] = by_order
+    return found.reshape(*clients.shape, dimension)
