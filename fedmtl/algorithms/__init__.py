@@ -2,7 +2,7 @@
 
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
-from .base import PERSONALIZE_ROUND, Algorithm, AsyncAlgorithm, Own, Problem, Released, Round, State
+from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .linear.data import DomainBound
@@ -22,7 +22,6 @@ __all__ = [
     "PMTL",
     "PPDMTL",
     "Algorithm",
-    "AsyncAlgorithm",
     "AsyncLearner",
     "ClientStore",
     "Collaboration",

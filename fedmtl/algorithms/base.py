@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -208,12 +209,14 @@ class Round:
             sent.
         local: the local steps that the round has charged, where single records are protected; else None.
         clips: whether releases clip at all.
+        time: float64 (1, 1), virtual time.
     """
 
     number: int
     clip: Callable[[str, Tensor], Tensor]
     local: LocalSteps | None = None
     clips: bool = True
+    time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,7 @@ class Released:
             on its diagonal); 0 without noise.
         clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
         step: number of the round or activation.
+        time: float64 (1, 1), virtual time.
     """
 
     values: Mapping[str, Tensor]
@@ -235,6 +239,7 @@ class Released:
     noise_std: Callable[[str], Tensor]
     clients: Tensor | None = None
     step: int = 0
+    time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
 
 Own = dict[str, Tensor]
@@ -349,14 +354,15 @@ class Algorithm:
         clients, store = block.cohort, state.private
         if self.one_at_a_time and not len(clients):
             return state
-        round = Round(block.first, channel.clip, channel.local, channel.privacy is not None)
+        time = block.time.numpy().T
+        round = Round(block.first, channel.clip, channel.local, channel.privacy is not None, time)
         rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
         store.scatter_all(clients, own)
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
             values = {name: value[0, 0] for name, value in values.items()}
         known = clients if self.one_at_a_time else None
-        released = Released(values, channel.denominator, channel.noise_std, known, block.first)
+        released = Released(values, channel.denominator, channel.noise_std, known, block.first, time)
         state.public = self.server(problem, state.public, released)
         if type(self).receive is not Algorithm.receive:
             store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))

@@ -69,7 +69,7 @@ class PMTL(Algorithm):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if self.delta == "local":
-            self._check_running_mean(sampler.denominator, problem.clients)
+            self._check_running_mean(schedule.denominator, problem.clients)
         return (
             ReleasePlan(
                 name="update",

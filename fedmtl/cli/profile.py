@@ -24,7 +24,7 @@ def profile(words: list[str], debug: bool) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds, or answers of clients (default 20)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds, or activations of clients (default 20)")
     parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
     options = parser.parse_intermixed_args(words)
     if options.rounds < 1:

@@ -4,7 +4,7 @@ from .batches import BatchPlan
 from .executor import Execution, Executor, operation_threads
 from .nuclear import NuclearProx
 from .optimizers import Elementwise, MeanRegularizedSGD, StackedOptimizer, StackedSGD
-from .private import Records, train_privately
+from .private import train_privately
 from .proximal import PENALTIES, Penalty, prox_nuclear
 from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally
 
@@ -20,7 +20,6 @@ __all__ = [
     "MeanRegularizedSGD",
     "NuclearProx",
     "Penalty",
-    "Records",
     "StackedOptimizer",
     "StackedSGD",
     "operation_threads",

@@ -106,8 +106,6 @@ class Cost:
 
 def composed(steps: Sequence[StepEvent]) -> StepEvent:
     """The uses of one account as one event; the same accountant composes all of them."""
-    from dp_accounting import dp_event
-
     return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
 
 

@@ -459,7 +459,7 @@ class Channel:
         uses = self.account.charge(first, acting[:, :, None])
         window, count = self._window, acting.shape[1]
         at = -1 if window is None else first - window.first
-        if window is None or not 0 <= at or not np.array_equal(window.clients[at : at + count], acting.T):
+        if window is None or not at >= 0 or not np.array_equal(window.clients[at : at + count], acting.T):
             self._window = self._prepared(first, acting, present, uses[:, :, 0])
         self._place, self._end = first, first + count
 
@@ -539,9 +539,7 @@ class Channel:
         product: np.ndarray = means * (divisors[:, None] * room)
         return product
 
-    def members(
-        self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True
-    ) -> np.ndarray | None:
+    def members(self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True) -> np.ndarray | None:
         """The records that will take part in the next releases of a client, for what it computes from them by itself;
         they are secret.
 
@@ -657,7 +655,7 @@ class Channel:
         law: NoiseLaw = first_law(self.terms.privacy[0])(1.0)
         weights = np.where(self.terms.firsts > 0, self.terms.firsts, 1.0)
         scales = (1 + MARGIN) * sensitivity * self.terms.multipliers / weights  # (P, n)
-        keys, norm = self.gradients.addresses[acting], "l2"
+        keys = self.gradients.addresses[acting]
         for r, source in enumerate(self.sources):
             scale = scales[r if len(scales) > 1 else 0, acting]
             noise = torch.from_numpy(law.draw_rows(source, "noise/first", 0, keys, vectors.shape[1]) * scale[:, None])

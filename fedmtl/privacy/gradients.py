@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from dp_accounting import dp_event
 from torch import Tensor
 
 from .._check import positive_int
@@ -31,6 +32,7 @@ from ..errors import ConfigError, PrivacyError
 from .account import Cost, Uses, composed
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, largest_uses
+from .accounting.losses import ReplacedPoissonDpEvent
 from .allocation import normalized
 from .noise.laws import L2LaplaceNoise, NoiseLaw
 from .noise.registry import LAWS
@@ -273,10 +275,6 @@ class AccountKind:
     def _event(
         self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int
     ) -> StepEvent:
-        from dp_accounting import dp_event
-
-        from .accounting.losses import ReplacedPoissonDpEvent
-
         if self.multiplier == 0:
             return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)
         event = law(self.multiplier / weight).event(dimension)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dp_accounting import dp_event
 
 from .._check import positive_int
 from .._rounding import rounded_up
@@ -205,7 +206,9 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     if len(settings) == 1 or len(set(multipliers)) == 1:
         multipliers, kind = multipliers[:1] * replicates, kind[:1] * 0
     named_rows = any(plan.rows is not None for plan in plans)
-    limit = steps if not law.per_participation and (named_rows or replicates > 1) else None  # no use beyond those of rows
+    limit = (
+        steps if not law.per_participation and (named_rows or replicates > 1) else None
+    )  # no use beyond those of rows
     distinct = multipliers if len(kind) > 1 else multipliers[:1]
     cost = Cost(delta, tuple(_uses(plans, step, z, limit, privacy) for z in distinct), kind, refuted=law.refuted)
     if replicates == 1:
@@ -249,8 +252,6 @@ def _uses(
     privacy: ClientPrivacy,
 ) -> StepEvent | tuple[StepEvent, ...]:
     """What the steps cost under a multiplier; 0 is a repetition without noise."""
-    from dp_accounting import dp_event
-
     if multiplier == 0:
         return (StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant),) * (limit or 1)
     return uses_of(plans, step, multiplier, limit)

@@ -22,9 +22,9 @@ from torch import Tensor
 from .._check import positive_int
 from ..errors import ConfigError
 from ..random import id_key
+from .block import Block
 from .draws import KeyedDraws
 from .dropouts import Absences, Dropouts
-from .block import Block
 from .latency import ExponentialLatency, Latency
 from .streams import ClientRates, Merged, Stream, Waiting
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Channel, NoiseSource, OwnerChannel, SeededSource
+from ..privacy import Channel, NoiseSource, SeededSource
 from ..privacy.audit import Finding
 from ..privacy.audit.findings import exact, skipped, too_large
 from ..trainer.folder import RunFolder
@@ -173,7 +173,7 @@ class _Seen:
 class _Watched(Trainer):
     seen: _Seen = field(default_factory=_Seen)
 
-    def open(self, *args: Any, **options: Any) -> tuple[Channel | OwnerChannel, Source]:
+    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
         channel, source = super().open(*args, **options)
         assert isinstance(channel, Channel)
         self.seen.watch(channel)

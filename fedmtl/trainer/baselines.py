@@ -27,7 +27,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
     alone = algorithm.local_baseline()
     accepted = ["local"] if alone is not None else []
-    if isinstance(algorithm, AsyncAlgorithm) and list(baselines) not in ([], accepted):
+    if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
         raise ConfigError(
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
             "others run apart."
@@ -54,4 +54,4 @@ def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
     """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
     if algorithm.local_baseline() is not None:
         return ("local",)
-    return () if isinstance(algorithm, AsyncAlgorithm) else ("local", "fedavg")
+    return () if algorithm.one_at_a_time else ("local", "fedavg")

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..algorithms.base import State
-    from ..schedules import Event
+    from ..schedules import Block
     from .result import Result
 
 
@@ -28,8 +28,8 @@ class Callback:
     def on_start(self, name: str, rounds: int, step: int) -> None:
         """Before the first event of this process: the method's name, planned rounds, rounds already done."""
 
-    def on_event(self, event: Event, state: State) -> None:
-        """After each event."""
+    def on_event(self, block: Block, state: State) -> None:
+        """After each round, or block of activations: ``block.step`` is the number of its last step."""
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         """After each evaluation: one row of the history."""
@@ -55,8 +55,8 @@ class ProgressBar(Callback):
         self._bar.start()
         self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
-    def on_event(self, event: Event, state: State) -> None:
-        self._bar.update(self._task, completed=event.step + 1)
+    def on_event(self, block: Block, state: State) -> None:
+        self._bar.update(self._task, completed=block.step + 1)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         metric = "accuracy" if "accuracy" in row else "mse"

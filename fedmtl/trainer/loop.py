@@ -1,4 +1,4 @@
-"""One pass over the events of a run: steps, evaluations, checkpoints."""
+"""One pass over the blocks of a run: steps, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..algorithms.base import Problem, State
 from ..errors import BudgetExhausted, ConfigError
-from ..privacy import Channel, OwnerChannel
+from ..privacy import Channel
 from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, metric_name, summarize
@@ -36,7 +36,7 @@ class Loop:
 
     trainer: Trainer
     problem: Problem
-    channel: Channel | OwnerChannel
+    channel: Channel
     source: Source
     folder: RunFolder | None
     fingerprint: str
@@ -65,20 +65,19 @@ class Loop:
     def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
         trainer, stopped = self.trainer, "rounds"
         if self.stops(step):  # it did before the resume
-            self.channel.forfeit(step)
+            self.channel.charge_remaining(step)
             return state, step, "early"
         try:
-            for event in self.source.events(step):
-                self.source.begin(event)
-                state = trainer.algorithm.step(self.problem, state, event, self.channel)  # type: ignore[arg-type]
-                last = self.source.last(event)
-                step = last.step + 1
+            for block in self.source.blocks(step):
+                self.source.begin(block)
+                state = trainer.algorithm.step(self.problem, state, block, self.channel)
+                step = block.step + 1
                 for callback in self.callbacks:
-                    callback.on_event(last, state)
+                    callback.on_event(block, state)
                 if step % self.source.every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
                 if self.stops(step):
-                    self.channel.forfeit(step)
+                    self.channel.charge_remaining(step)
                     stopped = "early"
                     break
                 if interrupted():
@@ -170,7 +169,7 @@ class Loop:
             folder=None if self.folder is None else self.folder.root,
             replicates=found.runs,
             released=dict(self.channel.on_grid),
-            step="answer" if isinstance(self.channel, OwnerChannel) else "round",
+            step="activation" if self.trainer.algorithm.one_at_a_time else "round",
         )
 
 

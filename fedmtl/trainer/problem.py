@@ -20,7 +20,7 @@ from ..data.examples import Side
 from ..errors import ConfigError
 from ..local import Execution, Executor
 from ..models import ModelFactory
-from ..privacy import NoiseSource, Owners, Privacy, RecordPrivacy, ReleasePlan
+from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
 from ..stacked import Layout, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
@@ -40,10 +40,12 @@ def build_problem(
     dtype: str,
     *,
     store_folder: Path | None = None,
+    protects_records: bool = False,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
-    With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory.
+    With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory. With
+    ``protects_records`` local training is DP-SGD.
 
     Raises:
         ConfigError: an unknown device, or a loss that does not fit the targets.
@@ -73,6 +75,7 @@ def build_problem(
         rounds=rounds,
         seed=seed,
         store_folder=store_folder,
+        protects_records=protects_records,
     )
 
 
@@ -134,23 +137,17 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def record_owners(
-    problem: Problem, algorithm: Algorithm, privacy: Privacy | None, ranks: Tensor, plans: Sequence[ReleasePlan]
-) -> Owners | None:
-    """The clients as owners of their records, for privacy whose unit is a record; else None.
+def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[ReleasePlan]) -> GradientPlan:
+    """The gradients that local training releases where single records are protected.
 
     Args:
         problem: the data and the model.
         algorithm: its local solver says how many local steps a participation has, and on how many records each.
-        privacy: the settings.
-        ranks: int64 (n,), rank of each client in the sampler.
         plans: the algorithm's releases; they say how many local trainings a participation has.
 
     Raises:
         ConfigError: an algorithm that does not train locally.
     """
-    if not isinstance(privacy, RecordPrivacy):
-        return None
     solver = algorithm.local
     if solver is None:
         raise ConfigError(
@@ -158,15 +155,19 @@ def record_owners(
             f"use pmtl, ditto, fedavg, fedprox or local."
         )
     data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
-    return Owners(
+    counts = data.train.counts
+    batch = solver.batch_size
+    return GradientPlan(
         ids=tuple(data.ids),
         keys=data.keys,
-        counts=data.train.counts,
-        ranks=ranks,
-        steps=solver.step_counts(data.train.counts) * trainings,
-        batch_size=solver.batch_size,
+        ranks=client_ranks(data)[1],
+        counts=counts.numpy(),
         dimension=problem.dimension,
+        rate=1.0 if batch is None else torch.clamp(batch / counts.clamp(min=1).double(), max=1.0).numpy(),
+        relation="zero_out",
+        steps=(solver.step_counts(counts) * trainings).numpy(),
         trainings=trainings,
+        batch_size=batch,
     )
 
 

@@ -8,13 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .._check import positive_int
 from ..algorithms.base import State
-from ..privacy import Channel, OwnerChannel
+from ..privacy import Channel
+from ..schedules import Block
 from .folder import RunFolder
 from .loop import Loop, Measured
 from .sources import Source
@@ -60,11 +61,19 @@ class Stopwatch:
         """``function``, its time counted as ``part``; functions that it is given count as local work."""
 
         def run(*args: Any, **options: Any) -> Any:
-            inside = [self.timed("local work", one) if callable(one) and part == "release" else one for one in args]
+            inside = [self._message(one) for one in args] if part == "release" else args
             with self(part):
                 return function(*inside, **options)
 
         return run
+
+    def _message(self, given: Any) -> Any:
+        """A message of clients whose functions count as local work."""
+        if not is_dataclass(given) or isinstance(given, type):
+            return given
+        functions = {one.name: getattr(given, one.name) for one in fields(given)}
+        timed = {name: self.timed("local work", one) for name, one in functions.items() if callable(one)}
+        return replace(given, **timed)
 
     def _turn(self) -> None:
         now = time.perf_counter()
@@ -79,7 +88,7 @@ class Profile:
 
     Attributes:
         seconds: by part, in the order of :data:`PARTS`; they add up to ``total``.
-        rounds: how many rounds, or answers of clients, were made.
+        rounds: how many rounds, or activations, were made.
         step: what they are called.
     """
 
@@ -106,7 +115,7 @@ def profile(trainer: Trainer, *, rounds: int = 20, folder: Path | None = None) -
 
     Args:
         trainer: its baselines, callbacks and folder are not used.
-        rounds: rounds, or answers of clients, at most those of the run. The noise is that of a run of this length;
+        rounds: rounds, or activations, at most those of the run. The noise is that of a run of this length;
             evaluations come as often as in the run, and once at the end.
         folder: an empty folder for ledger and checkpoints; None keeps both in memory.
 
@@ -133,13 +142,11 @@ def profile(trainer: Trainer, *, rounds: int = 20, folder: Path | None = None) -
 class _Timed(Trainer):
     watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def open(self, *args: Any, **options: Any) -> tuple[Channel | OwnerChannel, Source]:
+    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
         with self.watch("opening"):
             channel, source = super().open(*args, **options)
-        for name in dir(channel):
-            if name.startswith("release") and callable(getattr(channel, name)):
-                setattr(channel, name, self.watch.timed("release", getattr(channel, name)))
-        return channel, _TimedSource(source, self.watch)
+        channel.release = self.watch.timed("release", channel.release)  # type: ignore[method-assign]
+        return channel, _TimedSource(source, self.watch)  # type: ignore[return-value]
 
     def loop(self, *args: Any) -> Loop:
         made = _TimedLoop(*args)
@@ -155,18 +162,18 @@ class _TimedSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
 
-    def events(self, start: int) -> Iterator[Any]:
-        events = self.source.events(start)
+    def blocks(self, start: int) -> Iterator[Block]:
+        blocks = self.source.blocks(start)
         while True:
             with self.watch("schedule"):
-                event = next(events, None)
-            if event is None:
+                block = next(blocks, None)
+            if block is None:
                 return
-            yield event
+            yield block
 
-    def begin(self, event: Any) -> None:
+    def begin(self, block: Block) -> None:
         with self.watch("charges"):
-            self.source.begin(event)
+            self.source.begin(block)
 
 
 @dataclass

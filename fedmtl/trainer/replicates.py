@@ -22,7 +22,7 @@ from .._check import positive_int
 from .._rounding import rounded_up
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
-from ..privacy import Channel, OwnerChannel, Privacy
+from ..privacy import Channel, Privacy
 from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
 from .metrics import normalized_numbers
 from .problem import describe
@@ -138,9 +138,9 @@ def init_state(algorithm: Algorithm, problem: Problem, replicates: Replicates) -
     return algorithm.init(problem, replicates.count)
 
 
-def spent_by_run(channel: Channel | OwnerChannel, count: int) -> np.ndarray:
+def spent_by_run(channel: Channel, count: int) -> np.ndarray:
     """(M,) epsilon of each run so far, the largest of its owners; infinite without noise."""
-    return np.broadcast_to(np.asarray(getattr(channel, "epsilons", channel.epsilon)), count)
+    return np.broadcast_to(channel.epsilons, count)
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Result:
             ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
             ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
             that of the last budget, and the models and the scores by client are those of the first run.
-        step: what a round is: ``"round"``, or ``"answer"`` of a client where they act one at a time.
+        step: what a round is: ``"round"``, or ``"activation"`` where clients act one at a time.
         released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
         bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training

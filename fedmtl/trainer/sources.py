@@ -1,11 +1,12 @@
-"""How events reach the loop: cohorts drawn round by round, or activations of a public schedule in blocks."""
+"""How blocks reach the loop: cohorts drawn round by round, or activations of a public schedule."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,96 +14,86 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Problem, Round
 from ..errors import ConfigError, PrivacyError
 from ..privacy import (
+    BoundSampler,
     Channel,
     ClientPrivacy,
-    OwnerChannel,
+    GradientPlan,
     Privacy,
     RecordPrivacy,
     ReleasePlan,
     Sampler,
     open_channel,
-    open_owner_channel,
 )
-from ..schedules import AsynchronousSchedule, BoundSchedule, Event, EventTable
-from ..schedules import rounds as round_events
-from .problem import client_ranks, record_owners
+from ..schedules import AsynchronousSchedule, Block, BoundSchedule, rounds
+from .problem import client_ranks, training_plan
 
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
 _AHEAD = 1 << 12  # activations charged by one line, where nothing is lost by that
 
 
-class Source(Protocol):
-    """Events of a run: what the loop needs to know of them.
+class Source(ABC):
+    """Blocks of a run, and the channel that charges them.
 
     Attributes:
+        channel: charges and releases.
         stop: number of steps of the whole run.
         every: steps between evaluations.
     """
 
-    @property
-    def stop(self) -> int: ...
+    def __init__(self, channel: Channel, stop: int, every: int | None) -> None:
+        self.channel, self.stop, self.every = channel, stop, every or max(1, stop // 20)
 
-    @property
-    def every(self) -> int: ...
-
-    def events(self, start: int) -> Iterator[Any]:
+    @abstractmethod
+    def blocks(self, start: int) -> Iterator[Block]:
         """Everything from step ``start`` on."""
 
-    def begin(self, event: Any) -> None:
+    @abstractmethod
+    def begin(self, block: Block) -> None:
         """Charge what happens in it; raises BudgetExhausted before any data are read."""
 
-    def last(self, event: Any) -> Event:
-        """Its last step, for callbacks: the run has made ``step + 1`` of them after it."""
 
-
-@dataclass(frozen=True)
-class Cohorts:
+class Rounds(Source):
     """One cohort a round, drawn with the privacy coins.
 
-    Attributes:
-        channel: draws and charges.
+    Args:
+        channel, stop, every: see :class:`Source`.
         order: int64 (n,), the client at each rank.
         ranks: int64 (n,), the rank of each client.
-        stop: number of rounds.
-        every: rounds between evaluations.
     """
 
-    channel: Channel
-    order: Tensor
-    ranks: Tensor
-    stop: int
-    every: int
+    def __init__(self, channel: Channel, stop: int, every: int | None, order: Tensor, ranks: Tensor) -> None:
+        super().__init__(channel, stop, every)
+        self.order, self.ranks = order, ranks
 
-    def events(self, start: int) -> Iterator[Event]:
-        return round_events(self.channel.draw, self.order, start=start, stop=self.stop)
+    def blocks(self, start: int) -> Iterator[Block]:
+        return rounds(self.channel.draw, self.order, start=start, stop=self.stop)
 
-    def begin(self, event: Event) -> None:
-        self.channel.begin(event.step, self.ranks[event.cohort])
-
-    def last(self, event: Event) -> Event:
-        return event
+    def begin(self, block: Block) -> None:
+        self.channel.begin(block.first, self.ranks[block.cohort])
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(Source):
     """Clients that act one at a time, in blocks that end where the run is evaluated or saved.
 
-    Attributes:
-        channel: charges and releases.
-        table: (start, stop) -> the events of that window.
-        stop: number of activations.
-        every: activations between evaluations; blocks end there.
+    Args:
+        channel, stop, every: see :class:`Source`.
+        table: (start, stop) -> the activations of that window.
         cuts: blocks do not reach over multiples of these; where they end does not depend on where a run was resumed.
     """
 
-    channel: OwnerChannel
-    table: Callable[[int, int], EventTable]
-    stop: int
-    every: int
-    cuts: tuple[int, ...]
+    def __init__(
+        self,
+        channel: Channel,
+        stop: int,
+        every: int | None,
+        table: Callable[[int, int], Block],
+        cuts: tuple[int, ...],
+    ) -> None:
+        super().__init__(channel, stop, every)
+        self.table, self.cuts = table, cuts
 
-    def events(self, start: int) -> Iterator[EventTable]:
+    def blocks(self, start: int) -> Iterator[Block]:
         width = _BLOCK * max(1, _AHEAD // (_BLOCK * self.channel.replicates))
         while start < self.stop:
             last = min(self.stop, start - start % width + width)
@@ -113,11 +104,8 @@ class Activations:
                 yield table.window(start - first, end - first)
                 start = end
 
-    def begin(self, event: EventTable) -> None:
-        self.channel.begin(int(event.step[0]), event.client)
-
-    def last(self, event: EventTable) -> Event:
-        return Event(int(event.step[-1]), event.time[:, -1], torch.unique(event.client)[None])
+    def begin(self, block: Block) -> None:
+        self.channel.begin(block.first, block.client)
 
 
 def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
@@ -129,7 +117,7 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
     if isinstance(schedule, type) or not hasattr(schedule, "bind"):
         raise ConfigError(f"schedule is {schedule!r}; give a sampler such as PoissonSampling(cohort=100).")
     clocked = isinstance(schedule, AsynchronousSchedule)
-    if isinstance(algorithm, AsyncAlgorithm):
+    if algorithm.one_at_a_time:
         if not clocked:
             raise ConfigError(
                 f"{algorithm.name} has clients that act one at a time; its schedule is PoissonClocks(...) or "
@@ -196,92 +184,66 @@ def _as_they_are(name: str, rows: Tensor) -> Tensor:
     return rows
 
 
-def in_rounds(algorithm: Algorithm, schedule: Schedule) -> tuple[Algorithm, Sampler]:
-    """The two, where they go in rounds.
-
-    Raises:
-        ConfigError: clients act one at a time.
-    """
-    if isinstance(algorithm, AsyncAlgorithm) or isinstance(schedule, AsynchronousSchedule):
-        raise ConfigError(f"{algorithm.name} has clients that act one at a time; this needs an algorithm in rounds.")
-    return algorithm, schedule
-
-
 def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSchedule:
     """The schedule of the problem's clients, by their names and keys."""
     return schedule.bind(problem.clients, names=problem.data.ids, keys=problem.data.keys)
 
 
-def open_cohorts(
+def releases_of(
+    algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule, privacy: Privacy | None
+) -> tuple[ReleasePlan | GradientPlan, ...]:
+    """Every release of a run: the algorithm's own, and the gradients of local training where records are protected.
+
+    Raises:
+        ConfigError: records are protected, and the algorithm does not train locally.
+        PrivacyError: clients train more often in a participation than the algorithm declares.
+    """
+    plans = tuple(algorithm.plan(problem, schedule))
+    if algorithm.one_at_a_time or not isinstance(privacy, RecordPrivacy):
+        return plans
+    rows = [plan for plan in plans if isinstance(plan, ReleasePlan)]
+    if type(algorithm).step is Algorithm.step:
+        check_trainings(algorithm, problem, rows)
+    return (*plans, training_plan(problem, algorithm, rows))
+
+
+def open_run(
     algorithm: Algorithm,
     problem: Problem,
-    schedule: Sampler,
-    privacy: Privacy | None,
-    *,
-    every: int | None = None,
-    **options: Any,
-) -> tuple[Channel, Cohorts]:
-    """Channel and events of a run in rounds; ``options`` go to :func:`~fedmtl.privacy.open_channel`."""
-    check_idle(algorithm, problem)
-    sampler = schedule.bind(problem.clients)
-    order, ranks = client_ranks(problem.data)
-    plans = algorithm.plan(problem, sampler)
-    if isinstance(privacy, RecordPrivacy) and type(algorithm).step is Algorithm.step:
-        check_trainings(algorithm, problem, plans)
-    channel = open_channel(
-        privacy,
-        plans,
-        sampler,
-        steps=problem.rounds,
-        owners=record_owners(problem, algorithm, privacy, ranks, plans),
-        notes=problem.data.notes,
-        **options,
-    )
-    return channel, Cohorts(channel, order, ranks, problem.rounds, every or max(1, problem.rounds // 20))
-
-
-def open_activations(
-    algorithm: AsyncAlgorithm,
-    problem: Problem,
-    schedule: AsynchronousSchedule,
-    privacy: RecordPrivacy | None,
+    schedule: Schedule,
+    privacy: Privacy | Sequence[Privacy] | None,
     *,
     seed: int,
     every: int | None = None,
     cuts: tuple[int, ...] = (),
     replicates: int = 1,
     **options: Any,
-) -> tuple[OwnerChannel, Activations]:
-    """Channel and events of a run whose clients act one at a time.
+) -> tuple[Channel, Source]:
+    """The channel and the blocks of a run.
 
     Args:
         algorithm, problem, schedule, privacy: of the run.
         seed: of the schedule, and of seeded noise.
-        every: activations between evaluations; None for a twentieth of the run.
-        cuts: blocks end at multiples of these.
+        every: steps between evaluations; None for a twentieth of the run.
+        cuts: blocks of activations end at multiples of these.
         replicates: repetitions computed together.
-        options: for :func:`~fedmtl.privacy.open_owner_channel`.
+        options: for :func:`~fedmtl.privacy.open_channel`.
     """
     check_idle(algorithm, problem)
-    bound = bind_schedule(schedule, problem)
-    stop = min(problem.rounds, bound.steps)
-    caps = algorithm.caps(problem, bound.caps.clip(max=stop))
-    own = algorithm.channel_options(problem, privacy, caps)
-    channel = open_owner_channel(
-        privacy,
-        algorithm.rows(problem),
-        ids=tuple(problem.data.ids),
-        caps=caps,
-        seed=seed,
-        replicates=replicates,
-        schedule=bound.describe(),
-        notes=(*problem.data.notes, *own.pop("notes", ())),
-        published=own.pop("published", algorithm.published(problem)),
-        **own,
-        **options,
-    )
+    options |= {"seed": seed, "replicates": replicates, "notes": problem.data.notes}
+    one = privacy[0] if isinstance(privacy, Sequence) else privacy
+    if isinstance(schedule, AsynchronousSchedule):
+        bound = bind_schedule(schedule, problem)
+        stop = min(problem.rounds, bound.steps)
+        plans = releases_of(algorithm, replace(problem, rounds=stop), bound, one)
+        channel = open_channel(privacy, plans, bound.describe(), **options)
 
-    def table(start: int, end: int) -> EventTable:
-        return bound.events(seed, start, end, replicates=replicates)
+        def table(start: int, end: int) -> Block:
+            return bound.events(seed, start, end, replicates=replicates)
 
-    return channel, Activations(channel, table, stop, every or max(1, stop // 20), cuts)
+        return channel, Activations(channel, stop, every, table, cuts)
+    sampler = schedule.bind(problem.clients)
+    order, ranks = client_ranks(problem.data)
+    plans = releases_of(algorithm, problem, sampler, one)
+    channel = open_channel(privacy, plans, sampler, steps=problem.rounds, **options)
+    return channel, Rounds(channel, problem.rounds, every, order, ranks)

@@ -13,14 +13,13 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.linear.local_fit import LocalFit
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
 from ..local import Execution, operation_threads
 from ..models import ModelFactory
-from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, OwnerChannel, Privacy, RecordPrivacy
+from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
 from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
@@ -32,7 +31,7 @@ from .loop import Loop
 from .problem import build_problem, coded_for, fingerprint, share_beyond
 from .replicates import Replicates, chosen, init_state
 from .result import Result
-from .sources import Schedule, Source, bind_schedule, check_schedule, in_rounds, open_activations, open_cohorts
+from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
 from .stopping import EarlyStopping
 
 logger = logging.getLogger("fedmtl")
@@ -127,6 +126,11 @@ class Trainer:
         """The repetitions and their budgets."""
         return Replicates(self.replicates, self.epsilons)  # type: ignore[arg-type]
 
+    @property
+    def protects_records(self) -> bool:
+        """Whether the protected unit is one record, in rounds: local training is then DP-SGD."""
+        return isinstance(self.privacy, RecordPrivacy) and not self.algorithm.one_at_a_time
+
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
         bound = bind_schedule(self.schedule, problem) if isinstance(self.schedule, AsynchronousSchedule) else None
@@ -211,6 +215,7 @@ class Trainer:
             self.device,
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
+            protects_records=self.protects_records,
         )
         cohort = 1.0
         if isinstance(self.schedule, AsynchronousSchedule):
@@ -243,8 +248,6 @@ class Trainer:
             folder.check_ledger()
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
-        if isinstance(channel, Channel):
-            problem = replace(problem, records=channel.records)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
             state, step, history = init_state(self.algorithm, problem, repeated), 0, []
             if resume and folder is not None and folder.checkpoint.exists():
@@ -275,7 +278,7 @@ class Trainer:
         resume: bool = False,
         replay: Recording | None = None,
         coins: NoiseSource | None = None,
-    ) -> tuple[Channel | OwnerChannel, Source]:
+    ) -> tuple[Channel, Source]:
         """The way out and the events of a run."""
         repeated = self.repeated
         kept: dict[str, Any] = {
@@ -288,15 +291,12 @@ class Trainer:
         }
         if repeated.count > 1:
             kept["replicates"] = repeated.count
+        if self.checkpoint_every is not None:
+            kept["cuts"] = (self.checkpoint_every,)
         privacy = repeated.privacies(self.privacy)
-        if isinstance(self.algorithm, AsyncAlgorithm) and isinstance(self.schedule, AsynchronousSchedule):
-            assert not isinstance(self.privacy, ClientPrivacy)
-            kept["cuts"] = () if self.checkpoint_every is None else (self.checkpoint_every,)
-            return open_activations(self.algorithm, problem, self.schedule, privacy, **kept)
-        algorithm, schedule = in_rounds(self.algorithm, self.schedule)
-        return open_cohorts(algorithm, problem, schedule, privacy, source=coins, **kept)
+        return open_run(self.algorithm, problem, self.schedule, privacy, source=coins, **kept)
 
-    def _announce(self, channel: Channel | OwnerChannel) -> None:
+    def _announce(self, channel: Channel) -> None:
         signal = channel.snr()
         if signal is not None:
             logger.log(logging.WARNING if signal.warning else logging.INFO, signal.warning or signal.text())

@@ -137,7 +137,9 @@ class AsyncLearner(Algorithm):
         """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
         return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None) -> AsyncLearner:
+    def resolve_auto(
+        self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None
+    ) -> AsyncLearner:
         """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
 
         Args:
@@ -214,9 +216,7 @@ class AsyncLearner(Algorithm):
                 f"clip_norm to at least {self.xi:g}, or bound='clip'."
             )
         updates = self._updates(problem, state.public, clipped=channel.bound < math.inf)
-        updates.run(
-            block.client.numpy().T.copy(), lambda message: channel.release(GRADIENT, message).numpy()[0]
-        )
+        updates.run(block.client.numpy().T.copy(), lambda message: channel.release(GRADIENT, message).numpy()[0])
         return state
 
     def _updates(self, problem: Problem, public: Mapping[str, Tensor], *, clipped: bool) -> Updates:

@@ -135,10 +135,10 @@ class MPMTL(LinearAlgorithm):
     # What it releases
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        if not isinstance(sampler, BoundFull):
+        if not isinstance(schedule, BoundFull):
             raise ConfigError(
                 f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
-                f"{sampler.describe()}."
+                f"{schedule.describe()}."
             )
         weights = self.budget(problem)
         return (

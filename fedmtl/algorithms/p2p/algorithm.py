@@ -41,11 +41,12 @@ from ..._check import one_of, positive
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
-from ...privacy import OwnerChannel, PublishedClaim, RecordPrivacy, WarmStartRelease
+from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, WarmStartRelease
 from ...privacy.accounting.kov import kov_heterogeneous
+from ...privacy.channel import GRADIENT
 from ...privacy.noise.registry import LAWS
-from ...schedules import Dropouts, EventTable
-from ..base import AsyncAlgorithm, Problem, State
+from ...schedules import Block, BoundSchedule, Dropouts
+from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, prepared
 from ..linear.fit import fit_own
 from .allocation import Allocation, wakeup_weights
@@ -63,7 +64,7 @@ REFUTED_START = "; and the run starts from models fitted to the raw records, whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerToPeer(LinearAlgorithm, AsyncAlgorithm):
+class PeerToPeer(LinearAlgorithm):
     """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
 
     Args:
@@ -127,6 +128,7 @@ class PeerToPeer(LinearAlgorithm, AsyncAlgorithm):
 
     name = "p2p"
     supports_replicates = True
+    one_at_a_time = True
     accepts_empty_clients = True
 
     def __post_init__(self) -> None:
@@ -192,54 +194,53 @@ class PeerToPeer(LinearAlgorithm, AsyncAlgorithm):
         """The bound on features, which holds where the models are used too; None with ``loss="model"``."""
         return None if self.loss == "model" else super().row_bound(problem)
 
-    def rows(self, problem: Problem) -> list[Tensor] | None:
-        """The rows x_j of every agent, (m_i, D) float64, within the bound of the domain; None with ``loss="model"``."""
-        return None if self.loss == "model" else list(self.data(problem).x)
-
-    def caps(self, problem: Problem, scheduled: np.ndarray) -> np.ndarray:
-        """(n,) int64, the most wake-ups of each agent: T_i, as many as the schedule has."""
-        return np.asarray(scheduled, dtype=np.int64).copy()
-
-    def channel_options(self, problem: Problem, privacy: Any, caps: np.ndarray) -> dict[str, Any]:
-        """What the channel of a run needs besides rows and caps, by keyword.
-
-        Args:
-            problem: of the run.
-            privacy: its settings, one or one a replicate, or None.
-            caps: of :meth:`caps`.
+    def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Mean gradients of the agents' records, T_i of each, and a warm start before them where it is asked for.
 
         Raises:
             PrivacyError: a raw local start with noise, or the published accounting of another law than Laplace.
         """
-        work = self._work(problem)
-        options: dict[str, Any] = {"notes": self.notes(problem)}
-        if self.loss == "model":
-            options |= {"counts": work.network.counts, "dimension": problem.dimension}
-        if work.arrivals is not None:
-            options["arrivals"] = work.arrivals
-        settings = [privacy] if isinstance(privacy, RecordPrivacy) else list(privacy or ())
-        noised = next((one for one in settings if not one.noiseless), None)
-        if noised is None:
-            if self.warm_start is not None:
-                options["first"] = WarmStartRelease(np.ones(problem.clients), self.warm_start)
-            return options
+        work, caps = self._work(problem), schedule.caps.clip(max=problem.rounds)
+        warm = None if self.warm_start is None else WarmStartRelease(np.ones(problem.clients), self.warm_start)
+
+        def given_noise(privacy: RecordPrivacy) -> dict[str, Any]:
+            return self._given_noise(problem, caps, privacy)
+
+        return (
+            GradientPlan(
+                ids=tuple(problem.data.ids),
+                keys=problem.data.keys,
+                counts=work.network.counts,
+                dimension=problem.dimension,
+                caps=caps,
+                x=None if self.loss == "model" else self.data(problem).x,
+                arrivals=work.arrivals,
+                first=warm,
+                notes=self.notes(problem),
+                given_noise=given_noise,
+            ),
+        )
+
+    def _given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
+        """What of the plan depends on the law of the noise and on the clip norm."""
         self._check_start(noised=True)
-        weights = self.weights(problem, caps, noised)
+        options: dict[str, Any] = {}
+        weights = self.weights(problem, caps, privacy)
         if self.allocation != "uniform":
             options["allocation"] = weights
         if self.warm_start is not None:
-            moves = self._local_fits(problem, noised.clip_norm, self.warm_lam).sensitivities
+            moves = self._local_fits(problem, privacy.clip_norm, self.warm_lam).sensitivities
             options["first"] = WarmStartRelease(moves, self.warm_start)
         if self.guarantee == "paper":
-            if noised.mechanism != "laplace":
+            if privacy.mechanism != "laplace":
                 raise PrivacyError(
                     f"PeerToPeer.guarantee='paper' adds i.i.d. Laplace noise, mechanism 'laplace'; the releases have "
-                    f"{noised.mechanism!r}."
+                    f"{privacy.mechanism!r}."
                 )
             longest = weights[int(np.argmax(caps))].tolist()
             if self.warm_start is not None:  # the first release's own weight
                 longest = [self.warm_start / (1 - self.warm_start) * len(longest), *longest]
-            delta = noised.resolved_delta(int(work.network.counts.sum()))
+            delta = privacy.resolved_delta(int(self._work(problem).network.counts.sum()))
             options["published"] = PublishedClaim(
                 lambda z: kov_heterogeneous([w / z for w in longest], delta),
                 REFUTED + (REFUTED_START if self.start == "local" else ""),
@@ -292,15 +293,39 @@ class PeerToPeer(LinearAlgorithm, AsyncAlgorithm):
             public["warm"] = torch.zeros(1, dtype=torch.int64)
         return State(public, problem.client_store({}))
 
-    def step(self, problem: Problem, state: State, block: EventTable, channel: OwnerChannel) -> State:
-        """All wake-ups of a block, of all replicates; in place. The first one makes the warm start before them."""
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, GradientMessage], Own]:
+        # the gradient of the agent's records at its own model, or, if it is there for the first time, at its
+        # neighbours' mean
+        if self.guarantee == "paper":
+            raise ConfigError("PeerToPeer.guarantee='paper' reproduces the published run as one program.")
+        graph = GraphState(self._work(problem), {name: value.clone() for name, value in public.items()})
+        graph.arrive(clients.numpy()[None], round.time)
+        return {GRADIENT: graph.message}, own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        # (6): nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
+        assert released.clients is not None
+        new = {name: value.clone() for name, value in public.items()}
+        graph, part = GraphState(self._work(problem), new), released.clients.numpy()[None]
+        graph.arrive(part, released.time)
+        graph.update(part, released.values[GRADIENT].numpy()[None, None], released.step)
+        return new
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        """All activations of a block, of all replicates; in place. The first one makes the warm start before them."""
+        self.begin(problem, state, channel)
+        paper = self.guarantee == "paper" and channel.noise_multipliers is not None
+        GraphState(self._work(problem), state.public).run(block, channel, channel.bound if paper else None)
+        return state
+
+    def begin(self, problem: Problem, state: State, channel: Channel) -> None:
+        """Make the warm start, where there is one and it has not been made."""
         self._check_start(noised=channel.noise_multipliers is not None)
         if self.warm_start is not None and not int(state.public["warm"]):
             fits = self._local_fits(problem, channel.bound, self.warm_lam)
             make_warm_start(self.network(problem), fits, state.public, channel)
-        paper = self.guarantee == "paper" and channel.noise_multipliers is not None
-        GraphState(self._work(problem), state.public, channel, channel.bound if paper else None).run(block)
-        return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never

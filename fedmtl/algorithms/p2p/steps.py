@@ -178,9 +178,7 @@ class GraphState:
         agents = part[which, where]
         means = self.network.means(self.theta, where, agents, self.counted)
         keep, share, push = self.work.factors(agents, first + which)
-        self.theta[where, agents] = (
-            keep * self.theta[where, agents] + share * means - push * answers[which, where]
-        )
+        self.theta[where, agents] = keep * self.theta[where, agents] + share * means - push * answers[which, where]
         np.add.at(self.sent, where, self._neighbours(agents, where))
         if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True

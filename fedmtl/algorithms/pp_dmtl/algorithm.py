@@ -342,9 +342,7 @@ class PPDMTL(LinearAlgorithm):
 
         return ScaledRows(factors)
 
-    def _serve(
-        self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]
-    ) -> None:
+    def _serve(self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]) -> None:
         """The server's steps, and those of public q_t, on parts of a block: who acts (S, R) and their G_t (S, R, p)."""
         a2, threshold = self._steps(problem)
         prox = SharedProx(public, self.penalty, threshold)
@@ -380,7 +378,9 @@ class PPDMTL(LinearAlgorithm):
             row[0, where] = new
             store.scatter("own", torch.tensor([task]), row)
         return ScaledRows(
-            lambda task, which, where: loss.factors(points.numpy()[which, where], data.x[task].numpy(), data.y[task].numpy())
+            lambda task, which, where: loss.factors(
+                points.numpy()[which, where], data.x[task].numpy(), data.y[task].numpy()
+            )
         )
 
     def _query_noise(self, channel: Channel, data: LinearData, clients: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ..._check import positive, positive_int
+from ..accounting.knorm import KNormDpEvent
 from .sources import tails_of
 
 if TYPE_CHECKING:

@@ -174,9 +174,7 @@ def tails_of(
         Two arrays (S R, size); a row is that of its source's ``tails`` for the key and the use.
     """
     if len(sources) == 1 or not all(isinstance(source, SeededSource) for source in sources):
-        each = [
-            source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)
-        ]
+        each = [source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)]
         sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
         return sign, tail
     seeds = torch.tensor([source.key(purpose) for source in sources if isinstance(source, SeededSource)])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ...algorithms.base import AsyncAlgorithm, Problem, State
+from ...algorithms.base import Problem, State
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of, ranges, select
@@ -26,7 +26,6 @@ from ...privacy.audit import Finding
 from ...privacy.audit.findings import exact
 from ...privacy.channel import Recording
 from ...random import derive_key
-from ...schedules import EventTable
 from ..trainer import Trainer
 from .rerun import states
 
@@ -66,7 +65,7 @@ def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Findin
     counts = trainer.data.train.counts
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes = {"values": int(counts[client])}
-    if not isinstance(trainer.algorithm, AsyncAlgorithm) and not isinstance(trainer.privacy, RecordPrivacy):
+    if not trainer.algorithm.one_at_a_time and not isinstance(trainer.privacy, RecordPrivacy):
         sizes |= {"many records": 2 * int(counts.max()) + 1, "one record": 1}
     findings = []
     for kind, size in sizes.items():
@@ -110,7 +109,7 @@ def seen(
     run = states(trainer, data, rounds, record=record, replay=replay, tap=tap, finish=finish)
     for when, (state, event) in enumerate(run):
         if event is not None and not found.first:
-            clients = event.client if isinstance(event, EventTable) else event.clients
+            clients = event.clients
             found.first = tuple(k for k in clients.flatten().tolist() if k >= 0)
         for name, rows in state.private.snapshot(0).items():
             found.note(when - 1, f"{name!r} in the store", everybody, rows)

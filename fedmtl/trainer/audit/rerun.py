@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from ...algorithms.base import Problem, State
 from ...data import FederatedDataset
 from ...errors import BudgetExhausted
 from ...local import operation_threads
-from ...privacy import Channel, OwnerChannel
+from ...privacy import Channel
 from ...privacy.channel import Recording
 from ...privacy.tap import Tap
 from ..problem import build_problem
@@ -28,10 +27,10 @@ def states(
     record: list[tuple[int, str, Tensor]] | None = None,
     replay: Recording | None = None,
     tap: Tap | None = None,
-    opened: Callable[[Channel | OwnerChannel], None] | None = None,
+    opened: Callable[[Channel], None] | None = None,
     finish: Callable[[Problem, State], None] | None = None,
 ) -> Generator[tuple[State, Any], None, None]:
-    """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every event.
+    """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every block.
 
     Under record-level privacy the messages of clients are functions of the released gradients, and only these are
     forced.
@@ -47,15 +46,11 @@ def states(
         finish: is called with the problem and the last state.
 
     Yields:
-        The state, which the next event may change in place, and the event, None before the first.
+        The state, which the next block may change in place, and the block, None before the first.
     """
     problem, algorithm = problem_of(trainer, data), trainer.algorithm
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit", replay=replay)
-        if isinstance(channel, Channel):
-            if channel.records is not None:
-                channel._replay = None
-            problem = replace(problem, records=channel.records)
         if opened is not None:
             opened(channel)
         channel.record, channel.tap = record, tap
@@ -64,11 +59,11 @@ def states(
         with closing(channel):
             channel.start(0)
             try:
-                for event in source.events(0):
-                    source.begin(event)
-                    state = algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
-                    yield state, event
-                    if source.last(event).step + 1 >= rounds:
+                for block in source.blocks(0):
+                    source.begin(block)
+                    state = algorithm.step(problem, state, block, channel)
+                    yield state, block
+                    if block.step + 1 >= rounds:
                         break
             except BudgetExhausted:
                 pass
@@ -87,5 +82,5 @@ def problem_of(trainer: Trainer, data: FederatedDataset) -> Problem:
         trainer.seed,
         "cpu",
         trainer.dtype,
-        store_folder=None,
+        protects_records=trainer.protects_records,
     )
