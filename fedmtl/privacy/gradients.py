@@ -231,7 +231,7 @@ def _rates(rate: Any, clients: int) -> np.ndarray:
     fits = given.shape in ((), (clients,)) and given.dtype.kind in "fiu"
     if not fits or not bool(((given > 0) & (given <= 1)).all()):
         raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or one for each of {clients} clients.")
-    return np.broadcast_to(given.astype(np.float64), (clients,))
+    return np.array(np.broadcast_to(given, (clients,)), dtype=np.float64)
 
 
 # What the releases cost
