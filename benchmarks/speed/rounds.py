@@ -136,7 +136,7 @@ class Workload:
 
     def _step(self, step: int) -> None:
         event = next(self.events)
-        self.channel.begin(event.step, self.rank[event.cohort])
+        self.channel.begin(event.first, self.rank[event.cohort])
         self.state = self.algorithm.step(self.problem, self.state, event, self.channel)
 
     def _rows(self, clients: Tensor) -> Tensor:

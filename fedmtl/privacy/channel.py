@@ -142,7 +142,7 @@ class Channel:
         self._released: set[str] = set()
         self._lock = threading.Lock()
         if gradients is not None:
-            self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
+            self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)  # the same list
             self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
             self._order = gradients.order
             self._window: _Window | None = None
@@ -170,9 +170,13 @@ class Channel:
         return tuple(self._plans.values())
 
     @property
-    def source(self) -> str:
-        """``"seeded"`` or ``"secure"``."""
-        return self.sources[0].name
+    def source(self) -> NoiseSource:
+        """Where the random bits of the first repetition come from."""
+        return self.sources[0]
+
+    @source.setter
+    def source(self, source: NoiseSource) -> None:
+        self.sources[0] = source
 
     @property
     def denominator(self) -> float:
@@ -247,7 +251,7 @@ class Channel:
         uses, caps = self.account.participations[0], self.account.caps
         if self.gradients is not None:  # accounts of clients, cohorts of ranks
             uses, caps = uses[self._order], None if caps is None else caps[self._order]
-        ranks = self.sampler.draw(step, self.sources[0].coins("cohort", step), torch.from_numpy(uses))
+        ranks = self.sampler.draw(step, self.source.coins("cohort", step), torch.from_numpy(uses))
         if self.gradients is None or caps is None:
             return ranks
         return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
@@ -413,9 +417,9 @@ class Channel:
         if value is None:
             total = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
             std = settings.count_std(self.denominator)
-            noise = torch.from_numpy(self.sources[0].normal(f"noise/{key}", step, 1)) * std
+            noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
             bound = count_sensitivity(release.relation)
-            value = privatize(total, noise, self.sources[0], bound=bound, norm="l2", scale=std)[0] / self.denominator
+            value = privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
         self._note(step, key, value)
         norm = settings.updated_norm(release.clip.bound, noisy_fraction(float(value)))
         self.releases[name] = release.clipped_at(norm)
@@ -534,7 +538,7 @@ class Channel:
                     f"the release that clips every record."
                 )
         assert self._window is not None
-        room = 1 - MARGIN if self.source == "secure" else 1.0  # for the grid's rounding
+        room = 1 - MARGIN if self.source.name == "secure" else 1.0  # for the grid's rounding
         divisors = self._window.divisors[self._place - self._window.first + which, where]
         product: np.ndarray = means * (divisors[:, None] * room)
         return product
@@ -567,7 +571,7 @@ class Channel:
             self._draw_noise(window, start, count)
         noise = window.noise[start - window.drawn : start - window.drawn + count]
         divisors = window.divisors[start : start + count, :, None]
-        if self.source != "secure":
+        if self.source.name != "secure":
             total += noise
             total /= divisors
             return total
@@ -576,7 +580,7 @@ class Channel:
         if some.size:
             scales = torch.from_numpy(window.scales[start + some, 0])
             sums, own = torch.from_numpy(total[some, 0]), torch.from_numpy(noise[some, 0])
-            value, width = privatize(sums, own, self.sources[0], bound=self.bound, norm=norm, scale=scales)
+            value, width = privatize(sums, own, self.source, bound=self.bound, norm=norm, scale=scales)
             assert isinstance(width, Tensor)
             n = divisors[some[-1], 0, 0]
             step = window.first + start + int(some[-1])
@@ -587,7 +591,7 @@ class Channel:
     def _draw_noise(self, window: _Window, start: int, count: int) -> None:
         """Draw the noise of the activations from place ``start`` on: of those that have begun, and of more that are
         charged where drawing it again is free."""
-        last = len(window.clients) if self.source == "seeded" else self._end - window.first
+        last = len(window.clients) if self.source.name == "seeded" else self._end - window.first
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
         part = slice(start, min(last, start + width))
         noise = self._units("noise/gradient", window.clients[part], window.uses[part])
@@ -692,7 +696,7 @@ class Channel:
         assert plan is not None
         expected = torch.from_numpy(plan.expected)[clients]
         if self.terms is not None:
-            law, source = LAWS[str(self.mechanism)](1.0), self.sources[0]
+            law, source = LAWS[str(self.mechanism)](1.0), self.source
             scale = torch.from_numpy(self.terms.multipliers[0])[clients] * self.bound  # neighbours leave a record out
             drawn = law.draw_rows(source, f"noise/gradient/{step}", round, plan.addresses[clients], total.shape[1])
             noise = (torch.from_numpy(drawn) * scale[:, None]).to(total.device)

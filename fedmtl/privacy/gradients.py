@@ -135,16 +135,15 @@ class GradientPlan:
 
     def __post_init__(self) -> None:
         n = len(self.ids)
+        set_, x = object.__setattr__, self.x
         positive_int(self, dimension=self.dimension, trainings=self.trainings)
-        set_ = object.__setattr__
+        if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
+            raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n} clients.")
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
         if self.keys is None:
             set_(self, "keys", torch.arange(n))
-        x = self.x
-        if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
-            raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n} clients.")
         set_(self, "rate", _rates(self.rate, n))
         if self.first is not None:
             self.first.check(self.counts)

@@ -167,7 +167,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
     if terms is not None and terms.cost.refuted is None:
         worst = epsilons.max(0)
         by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
-    secure = channel.source == "secure"
+    secure = channel.source.name == "secure"
     stds = [release.noise_std for release in channel.releases.values()]
     relation = law.relation if law is not None else "none" if records is None else records.relation
     return PrivacyReport(
@@ -192,7 +192,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         names=names,
         releases=_releases(channel, len(names)),
         accountant=account.cost.accountant if account.cost is not None else "none",
-        source=channel.source,
+        source=channel.source.name,
         numerics="float64 on a public power-of-two grid" if secure else "float64",
         guarantee=_guarantee(channel),
         ledger=channel.ledger_name,

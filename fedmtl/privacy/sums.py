@@ -207,7 +207,7 @@ class RecordDraws:
     """
 
     def __init__(self, plan: GradientPlan, sources: Sequence[NoiseSource]) -> None:
-        self.counts, self.rates, self.sources = plan.counts, plan.rates, list(sources)
+        self.counts, self.rates, self.sources = plan.counts, plan.rates, sources
         self.sampled = bool((self.rates < 1).any())
         self.arriving = plan.arrivals is not None
         self.partial = self.sampled or self.arriving

@@ -91,7 +91,7 @@ class BoundSchedule:
         stream = self._stream(seed, indices, start)
         while stream.position < start:
             stream.take(min(_SKIP, start - stream.position))
-        time, client, _ = stream.take(stop - start)
+        time, client = stream.take(stop - start)
         self._last = ((seed, indices), stream)
         return Block(start, torch.from_numpy(time), torch.from_numpy(client)[:, :, None])
 

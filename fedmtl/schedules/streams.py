@@ -43,25 +43,25 @@ class Stream(ABC):
         self._pace, self._rows, self._away = pace, rows, away
         self._clients = len(pace.caps)
         self._replicates = len(rows.client) // self._clients
-        self._ready = (np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._ready = (np.empty(0), np.empty(0, np.int64))
         self._head, self._left = np.zeros((2, self._replicates), np.int64)  # of each replicate's part of what is ready
         self._clock = np.zeros(self._replicates)
         self.position = 0
 
-    def take(self, count: int) -> tuple[Array, Ints, Ints]:
-        """Time, client and activation of the next ``count`` events, each (R, count).
+    def take(self, count: int) -> tuple[Array, Ints]:
+        """Time and client of the next ``count`` events, each (R, count).
 
         A replicate whose clients have all finished is filled up with client -1 at the time of its last event.
         """
         while (need := count - self._left).max() > 0 and self._extend(need):
             pass
-        time, row, activation = self._ready
+        time, row = self._ready
         given = np.minimum(self._left, count)
         there = np.arange(count) < given[:, None]
         place = (self._head[:, None] + np.arange(count))[there]
         out = np.repeat(self._clock[:, None], count, axis=1)
-        client, acts = np.full((2, self._replicates, count), -1, np.int64)
-        out[there], client[there], acts[there] = time[place], self._rows.client[row[place]], activation[place]
+        client = np.full((self._replicates, count), -1, np.int64)
+        out[there], client[there] = time[place], self._rows.client[row[place]]
         some = given > 0
         self._clock[some] = out[some, given[some] - 1]
         late = ~there & some[:, None]
@@ -69,23 +69,22 @@ class Stream(ABC):
         self._head += given
         self._left -= given
         self.position += count
-        return out, client, acts
+        return out, client
 
     @abstractmethod
     def _extend(self, need: Ints) -> bool:
         """Make more events ready, about ``need`` (R,) of each replicate; False when there are no more."""
 
-    def _push(self, time: Array, row: Ints, activation: Ints) -> None:
+    def _push(self, time: Array, row: Ints) -> None:
         """Append events that are in order of time within each replicate and not before those that are ready."""
         left = np.arange(self._left.max(initial=0)) < self._left[:, None]
         kept = (self._head[:, None] + np.arange(left.shape[1]))[left]
-        fresh = (time, row, activation)
-        joined = [np.concatenate([old[kept], new]) for old, new in zip(self._ready, fresh, strict=True)]
-        replicate = self._rows.replicate[joined[1]]
+        times, rows = (np.concatenate([old[kept], new]) for old, new in zip(self._ready, (time, row), strict=True))
+        replicate = self._rows.replicate[rows]
         if self._replicates > 1:
             order = np.argsort(replicate, kind="stable")
-            joined = [column[order] for column in joined]
-        self._ready = (joined[0], joined[1], joined[2])
+            times, rows = times[order], rows[order]
+        self._ready = (times, rows)
         self._left = np.bincount(replicate, minlength=self._replicates)
         self._head = np.cumsum(self._left) - self._left
 
@@ -110,7 +109,7 @@ class Merged(Stream):
         self._rate = 1.0 / (pace.latency.typical(self._clients) * pace.scale)[rows.client]
         self._next = np.zeros(len(rows.client), np.int64)
         self._last = np.zeros(len(rows.client))
-        self._pending: tuple[Array, Ints, Ints] = (np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._pending: tuple[Array, Ints] = (np.empty(0), np.empty(0, np.int64))
 
     def _extend(self, need: Ints) -> bool:
         going = self._going()
@@ -128,13 +127,13 @@ class Merged(Stream):
         while len(short):
             pieces.extend(self._walk(short, horizon[self._rows.replicate[short]]))
             short = short[self._going()[short] & (self._last[short] <= horizon[self._rows.replicate[short]])]
-        time, row, activation = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        time, row = (np.concatenate(column) for column in zip(*pieces, strict=True))
         replicate = self._rows.replicate[row]
         final = time < self._frontier(self._going())[replicate]
-        self._pending = (time[~final], row[~final], activation[~final])
-        time, row, activation = time[final], row[final], activation[final]
+        self._pending = (time[~final], row[~final])
+        time, row = time[final], row[final]
         order = np.lexsort((row, time))
-        self._push(time[order], row[order], activation[order])
+        self._push(time[order], row[order])
         return True
 
     def _going(self) -> NDArray[np.bool_]:
@@ -144,14 +143,14 @@ class Merged(Stream):
         """(R,) the earliest last time of clients that go on; infinite if there are none."""
         return np.where(going, self._last, np.inf).reshape(self._replicates, self._clients).min(axis=1)
 
-    def _walk(self, rows: Ints, horizon: Array) -> list[tuple[Array, Ints, Ints]]:
+    def _walk(self, rows: Ints, horizon: Array) -> list[tuple[Array, Ints]]:
         """Carry ``rows`` on towards their horizons, rows with about as many answers to make at once."""
         expected = np.minimum((horizon - self._last[rows]) * self._rate[rows], _WIDEST)
         count = np.minimum(expected + np.sqrt(expected) + 1.0, self._caps[rows] - self._next[rows])
         size = np.ceil(np.log2(np.clip(count, 1, _WIDEST))).astype(np.int64)
         return [self._step(rows[size == s], 1 << int(s)) for s in np.unique(size)]
 
-    def _step(self, rows: Ints, count: int) -> tuple[Array, Ints, Ints]:
+    def _step(self, rows: Ints, count: int) -> tuple[Array, Ints]:
         gaps = self._gaps(rows, self._next[rows], count)
         time = np.cumsum(np.concatenate([self._last[rows, None], gaps], axis=1), axis=1)[:, 1:]
         if self._away is not None:
@@ -165,7 +164,7 @@ class Merged(Stream):
         done = np.minimum(count, self._caps[rows] - self._next[rows])
         self._next[rows] += done
         self._last[rows] = time[np.arange(len(rows)), done - 1]
-        return time[real], np.broadcast_to(rows[:, None], real.shape)[real], activation[real]
+        return time[real], np.broadcast_to(rows[:, None], real.shape)[real]
 
 
 class Waiting(Stream):
@@ -193,12 +192,9 @@ class Waiting(Stream):
         ends = self._ends(gaps, acts)
         time = np.repeat(ends, self._clients, axis=0)
         row = np.broadcast_to(every[:, None], time.shape)
-        activation = np.broadcast_to(self._round + np.arange(rounds), time.shape)
         shape = (self._replicates, self._clients, rounds)
-        time, row, activation, real = (
-            x.reshape(shape).transpose(0, 2, 1).ravel() for x in (time, row, activation, acts & (time < np.inf))
-        )
-        self._push(time[real], row[real], activation[real])
+        time, row, real = (x.reshape(shape).transpose(0, 2, 1).ravel() for x in (time, row, acts & (time < np.inf)))
+        self._push(time[real], row[real])
         self._round += rounds
         self._now = ends[:, -1]
         return True

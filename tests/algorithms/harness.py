@@ -1,9 +1,12 @@
-"""Runs an algorithm event by event, without the trainer."""
+"""Runs an algorithm block by block, without the trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +14,9 @@ from fedmtl import models
 from fedmtl.algorithms import Problem, State
 from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
-from fedmtl.schedules import rounds as round_events
+from fedmtl.schedules import Block, rounds
 from fedmtl.trainer.problem import build_problem
+from tests.privacy.activations import Activations
 
 
 def problem_of(data, *, rounds=10, model=None, loss="mse", seed=0, execution=None) -> Problem:
@@ -48,11 +52,11 @@ def run(
     rank = torch.argsort(order)
     if watch is not None:
         watch(-1, state)
-    for event in round_events(channel.draw, order, start=0, stop=problem.rounds):
-        channel.begin(event.step, rank[event.cohort])
-        state = algorithm.step(problem, state, event, channel)
+    for block in rounds(channel.draw, order, start=0, stop=problem.rounds):
+        channel.begin(block.first, rank[block.cohort])
+        state = algorithm.step(problem, state, block, channel)
         if watch is not None:
-            watch(event.step, state)
+            watch(block.step, state)
     channel.close()
     return state
 
@@ -60,3 +64,64 @@ def run(
 def everyone(problem: Problem, algorithm, state: State) -> Tensor:
     """All personal models (n, D)."""
     return algorithm.personalize(problem, state, torch.arange(problem.clients))
+
+
+@dataclass(frozen=True)
+class GivenCaps:
+    """A schedule of which only the caps are known."""
+
+    caps: np.ndarray
+
+
+def open_activations(
+    algorithm, problem: Problem, clients, privacy, *, caps=None, seed=3, **options: Any
+) -> Activations:
+    """The channel of activations ``clients`` (R, S); caps are what the busiest repetition of each client needs."""
+    clients = torch.as_tensor(clients)
+    if caps is None:
+        uses = [np.bincount(row[row >= 0], minlength=problem.clients) for row in clients.numpy()]
+        caps = np.maximum(np.stack(uses).max(0), 1)
+    plans = algorithm.plan(replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps)))
+    options = {"seed": seed, "replicates": len(clients)} | options
+    return Activations(open_channel(privacy, plans, "as given", **options))
+
+
+def block_of(clients, first=0, time=None) -> Block:
+    """Activations ``clients`` (R, S), one time unit apart unless there are times."""
+    clients = torch.as_tensor(clients)
+    steps = torch.arange(first, first + clients.shape[1]).double().expand(clients.shape)
+    return Block(first, steps if time is None else torch.as_tensor(time), clients[:, :, None])
+
+
+def blocks_of(clients, pieces=None, times=None) -> Iterator[Block]:
+    """Blocks of ``pieces`` activations."""
+    clients = torch.as_tensor(clients)
+    pieces = clients.shape[1] if pieces is None else pieces
+    for start in range(0, clients.shape[1], pieces):
+        part = slice(start, start + pieces)
+        yield block_of(clients[:, part], start, None if times is None else times[:, part])
+
+
+def run_activations(
+    algorithm, problem: Problem, clients, privacy=None, *, pieces=None, times=None, state=None, **options
+):
+    """The state after all activations, and the channel; blocks of ``pieces``."""
+    channel = open_activations(algorithm, problem, clients, privacy, **options)
+    channel.record = []
+    state = algorithm.init(problem, len(clients)) if state is None else state
+    for block in blocks_of(clients, pieces, times):
+        channel.begin(block.first, block.client)
+        state = algorithm.step(problem, state, block, channel.channel)
+    return state, channel
+
+
+def noise_of(algorithm, problem: Problem, clients, privacy, **options) -> np.ndarray:
+    """(S, R, D): what the channel adds, from releases of zeros."""
+    channel = open_activations(algorithm, problem, clients, privacy, **options)
+    channel.begin(0, torch.as_tensor(clients))
+    counts = problem.data.train.counts.tolist()
+    each = [
+        channel.release(lambda k, where: torch.zeros(len(where), counts[k], dtype=torch.float64))
+        for _ in range(np.shape(clients)[1])
+    ]
+    return torch.stack(each).numpy()

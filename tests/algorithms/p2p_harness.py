@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from fedmtl.data import FederatedDataset
 from fedmtl.graphs import Graph
-from fedmtl.privacy import RecordPrivacy, open_owner_channel
+from fedmtl.privacy import RecordPrivacy
 
 from .harness import problem_of
 
@@ -52,60 +51,11 @@ def arrays(problem):
     return [(train.x.double().numpy()[a:b], y[a:b]) for a, b in pairwise(train.offsets.tolist())]
 
 
-def block_of(clients, first=0, time=None):
-    clients = torch.as_tensor(clients)
-    steps = torch.arange(first, first + clients.shape[1])
-    time = steps.double().expand(clients.shape) if time is None else time
-    return SimpleNamespace(step=steps, time=time, client=clients)
-
-
-def open_channel(algorithm, problem, clients, privacy, **options):
-    clients = torch.as_tensor(clients)
-    uses = np.stack([np.bincount(row[row >= 0], minlength=problem.clients) for row in clients.numpy()]).max(0)
-    caps = algorithm.caps(problem, np.maximum(uses, 1))
-    own = algorithm.channel_options(problem, privacy, caps)
-    return open_owner_channel(
-        privacy,
-        algorithm.rows(problem),
-        ids=problem.data.ids,
-        caps=caps,
-        seed=3,
-        replicates=len(clients),
-        **own,
-        **options,
-    )
-
-
-def run(algorithm, problem, clients, privacy=None, *, pieces=None, times=None, **options):
-    """The state after all events, and the channel; blocks of ``pieces`` events."""
-    clients = torch.as_tensor(clients)
-    channel = open_channel(algorithm, problem, clients, privacy, **options)
-    channel.record = []
-    state = algorithm.init(problem, replicates=len(clients))
-    pieces = clients.shape[1] if pieces is None else pieces
-    for start in range(0, clients.shape[1], pieces):
-        part = slice(start, start + pieces)
-        block = block_of(clients[:, part], start, None if times is None else times[:, part])
-        channel.begin(start, block.client)
-        state = algorithm.step(problem, state, block, channel)
-    return state, channel
-
-
 def schedule(replicates, events, seed, *, nobody=0.1, count=6):
     rng = np.random.default_rng(seed)
     clients = rng.integers(0, count, (replicates, events))
     clients[rng.random(clients.shape) < nobody] = -1
     return torch.from_numpy(clients)
-
-
-def noise_of(algorithm, problem, clients, privacy):
-    """Noise of the answers, (S, R, d), without any data."""
-    channel = open_channel(algorithm, problem, clients, privacy)
-    channel.begin(0, clients)
-    out = []
-    for _ in range(clients.shape[1]):
-        out.append(channel.release(lambda k, where: torch.zeros(len(where), COUNTS[k], dtype=torch.float64)))
-    return torch.stack(out).numpy()
 
 
 def slope(loss, margin, y):

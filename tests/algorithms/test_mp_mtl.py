@@ -20,7 +20,7 @@ from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import SecureSource, SeededSource, open_channel
-from fedmtl.schedules import Event
+from fedmtl.schedules import Block
 from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
@@ -64,7 +64,7 @@ def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, 
     state = algorithm.init(problem, replicates)
     for step in range(problem.rounds):
         channel.begin(step, channel.draw(step))
-        event = Event(step, torch.zeros(1), torch.arange(problem.clients)[None])
+        event = Block(step, torch.zeros(1, 1), torch.arange(problem.clients)[None, None])
         state = algorithm.step(problem, state, event, channel)
     return state
 
@@ -422,7 +422,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, store: str, monkeypatch: 
         pass
 
     class Stop:
-        def on_event(self, event: Event, state: State) -> None:
+        def on_event(self, event: Block, state: State) -> None:
             if event.step == 4:
                 raise Crash
 

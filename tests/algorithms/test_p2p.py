@@ -13,22 +13,10 @@ from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring, complete
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.sources import open_activations
 
-from .p2p_harness import (
-    COUNTS,
-    NOISED,
-    D,
-    agents,
-    arrays,
-    mean_gradient,
-    noise_of,
-    objective,
-    random_graph,
-    run,
-    schedule,
-    slow,
-)
+from .harness import noise_of
+from .harness import run_activations as run
+from .p2p_harness import COUNTS, NOISED, D, agents, arrays, mean_gradient, objective, random_graph, schedule, slow
 
 SMOOTH = {"logistic": 0.25, "squared": 2.0}
 N = len(COUNTS)

@@ -21,7 +21,8 @@ from fedmtl.schedules import Dropouts, ExponentialLatency
 from fedmtl.trainer.problem import build_problem
 
 from ..trainer.settings import quick_figures
-from .p2p_harness import COUNTS, NOISED, D, agents, arrays, mean_gradient, random_graph, run, schedule
+from .harness import run_activations as run
+from .p2p_harness import COUNTS, NOISED, D, agents, arrays, mean_gradient, random_graph, schedule
 
 N = len(COUNTS)
 CLIP_ONLY = RecordPrivacy(clip_norm=0.4, epsilon=math.inf)
@@ -133,7 +134,7 @@ def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
         device="cpu",
         progress=False,
     ).fit()
-    low, _, high = result.privacy.by_owner
+    low, _, high = result.privacy.by_client
     assert high == pytest.approx(2.0, rel=1e-3), "all five answers, before and after an absence"
     assert low < 1.9, "c4 never came back"
     assert result.stopped == "rounds"

@@ -22,8 +22,9 @@ from fedmtl.privacy import RecordPrivacy
 from fedmtl.privacy.accounting.kov import kov_heterogeneous
 from fedmtl.schedules import Dropouts
 
-from .harness import problem_of
-from .p2p_harness import COUNTS, D, agents, arrays, block_of, mean_gradient, open_channel, random_graph, run, slow
+from .harness import block_of, open_activations, problem_of
+from .harness import run_activations as run
+from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, slow
 
 N = len(COUNTS)
 LAWS = ("laplace", "l2_laplace", "gaussian")
@@ -334,10 +335,10 @@ def test_a_raw_local_start_is_refused_with_privacy_and_only_then() -> None:
     algorithm = PeerToPeer(row_norm=1.0, graph=graph, start="local", lam=0.1)
     with pytest.raises(PrivacyError, match="start='local' begins with models fitted to the raw records"):
         run(algorithm, problem, torch.tensor([[0]]), law("gaussian"))
-    channel = open_channel(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+    channel = open_activations(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
     channel.begin(0, torch.tensor([[0]]))
     with pytest.raises(PrivacyError, match="start='local'"):  # also where a channel was opened for other settings
-        algorithm.step(problem, algorithm.init(problem), block_of([[0]]), channel)
+        algorithm.step(problem, algorithm.init(problem), block_of([[0]]), channel.channel)
     state, _ = run(algorithm, problem, torch.tensor([[-1]]))
     for i, (x, y) in enumerate(arrays(problem)):
         theta = state.public["theta"][0, i].numpy()
@@ -351,7 +352,7 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     privacy = law("laplace", clip_norm=0.3)
     clients = torch.arange(N)[None]
     state, channel = run(paper, problem, clients, privacy)
-    opened = open_channel(sound, problem, clients, privacy)
+    opened = open_activations(sound, problem, clients, privacy)
     opened.begin(0, clients)
     noise = np.stack([opened.release(lambda k, w: torch.zeros(1, COUNTS[k])).numpy()[0] for _ in range(N)])
     expected = slow(

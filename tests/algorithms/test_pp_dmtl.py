@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,8 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.local.nuclear import NuclearProx
 from fedmtl.local.proximal import prox_nuclear
-from fedmtl.privacy import RecordPrivacy, SeededSource, open_owner_channel
+from fedmtl.privacy import RecordPrivacy, SeededSource
+from tests.algorithms.harness import open_activations, run_activations
 
 from .harness import problem_of
 
@@ -51,41 +51,21 @@ def arrays(problem):
     return [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
 
 
-def block_of(clients, first=0):
-    clients = torch.as_tensor(clients)
-    steps = torch.arange(first, first + clients.shape[1])
-    return SimpleNamespace(step=steps, time=torch.zeros(clients.shape, dtype=torch.float64), client=clients)
+def caps_of(clients, tasks):
+    """Everyone may act as often as the busiest task of any repetition."""
+    rows = torch.as_tensor(clients).numpy()
+    return np.full(tasks, max(1, *(np.bincount(row[row >= 0], minlength=tasks).max() for row in rows)))
 
 
 def open_channel(algorithm, problem, clients, privacy, **options):
-    clients = torch.as_tensor(clients)
-    uses = max(np.bincount(row[row >= 0], minlength=problem.clients).max() for row in clients.numpy())
-    caps = algorithm.caps(problem, np.full(problem.clients, max(1, uses)))
-    options |= algorithm.channel_options(problem, privacy, caps)
-    return open_owner_channel(
-        privacy,
-        algorithm.rows(problem),
-        ids=problem.data.ids,
-        caps=caps,
-        seed=3,
-        replicates=len(clients),
-        published=algorithm.published(problem),
-        **options,
-    )
+    return open_activations(algorithm, problem, clients, privacy, caps=caps_of(clients, problem.clients), **options)
 
 
-def run(algorithm, problem, clients, privacy=None, *, pieces=None, **options):
+def run(algorithm, problem, clients, privacy=None, **options):
     """The state after all events, and the channel; blocks of ``pieces`` events."""
     clients = torch.as_tensor(clients)
-    channel = open_channel(algorithm, problem, clients, privacy, **options)
-    channel.record = []
-    state = algorithm.init(problem, replicates=len(clients))
-    pieces = clients.shape[1] if pieces is None else pieces
-    for start in range(0, clients.shape[1], pieces):
-        part = block_of(clients[:, start : start + pieces], start)
-        channel.begin(start, part.client)
-        state = algorithm.step(problem, state, part, channel)
-    return state, channel
+    caps = caps_of(clients, problem.clients)
+    return run_activations(algorithm, problem, clients, privacy, caps=caps, **options)
 
 
 def schedule(replicates, events, seed, *, nobody=0.1, count=TASKS):
@@ -266,7 +246,9 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) 
     for r in range(2):
         kept = []
         for k, t in enumerate(clients[r].tolist()):
-            _, tail = SeededSource(3, r).tails("records", 0, COUNTS[max(t, 0)], torch.tensor([k]))
+            use = clients[r, :k].tolist().count(t)
+            key = problem.data.keys[max(t, 0)][None]
+            _, tail = SeededSource(3, r).tails("records", torch.tensor([use]), COUNTS[max(t, 0)], key)
             kept.append(2 * tail[0] < 0.4)
             sizes.append(kept[-1].mean())
         args = {"clip": 0.3, "inner": inner[:, r], "query": 1 / 0.5, "kept": kept}
@@ -274,7 +256,7 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(guarantee: str) 
     assert 0.3 < np.mean(sizes) < 0.5
     assert np.std(sizes) > 0.05
     report = channel.report
-    assert "Poisson over the records of an owner, q = 0.4" in report.text()
+    assert "Poisson over the records of a client, q = 0.4" in report.text()
     if guarantee == "paper":  # two of epsilon 2 in one iteration
         assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(math.log(1 + 0.4 * (math.exp(4) - 1))))
     else:
@@ -626,12 +608,12 @@ def test_secure_noise_runs(guarantee: str, batch_rate: float) -> None:
 
 def test_rows_are_shortened_to_the_domain_and_the_bias_is_kept() -> None:
     problem = tasks(model=models.linear_regression(bias=True), length=3.0)
-    rows = PPDMTL(row_norm=0.5).rows(problem)
+    rows = PPDMTL(row_norm=0.5).data(problem).x
     for found, (x, _) in zip(rows, arrays(problem), strict=True):
         assert np.allclose(found[:, :D], x * (0.5 / 3), rtol=1e-6)
         assert (found[:, :D].norm(dim=1) <= 0.5).all()
         assert (found[:, D] == 1).all()
-    short = PPDMTL(row_norm=10.0).rows(problem)
+    short = PPDMTL(row_norm=10.0).data(problem).x
     assert np.allclose(short[0][:, :D], arrays(problem)[0][0])
 
 
@@ -708,4 +690,4 @@ def test_impossible_settings_are_refused(options: dict, match: str) -> None:
 
 def test_data_that_do_not_suit_are_refused() -> None:
     with pytest.raises(DataError, match="two classes"):
-        PPDMTL(row_norm=1.0).rows(tasks("squared"))
+        PPDMTL(row_norm=1.0).data(tasks("squared"))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from fedmtl.privacy.records import Owners, RecordReleases
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
@@ -13,7 +14,6 @@ from fedmtl import models
 from fedmtl.data import FederatedDataset
 from fedmtl.local import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally, train_privately
 from fedmtl.privacy import GaussianNoise, L2Clip, SeededSource
-from fedmtl.privacy.records import Owners, RecordReleases
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
 from tests.helpers import ragged_classification

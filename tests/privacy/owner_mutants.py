@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.algorithms.linear.data import DomainBound
@@ -27,7 +28,6 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.noise import grid
-from fedmtl.privacy.owner_records import OwnerRecords, Participation, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit.suite import audit_trainer
 

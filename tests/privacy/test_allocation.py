@@ -167,7 +167,7 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     first = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2)
     step(first, 0)
     loud = float(first.noise_std("c"))
-    first.account._ledger._file.close()  # type: ignore[union-attr]  # the process dies with uses 0 and 1 charged
+    first.account.ledger._file.close()  # type: ignore[union-attr]  # the process dies with uses 0 and 1 charged
     again = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2, resume=True)
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[2])
@@ -185,8 +185,8 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Pa
         channel = opened(fixed, noisy, ledger_path=path, resume=session > 0, block=1)
         step(channel, 0)
         assert channel.rows["c"].epsilon_at(channel.account.charged) <= 1.0
-        channel.account._ledger._file.close()  # type: ignore[union-attr]
-        channel.account._ledger._file = None  # type: ignore[union-attr]
+        channel.account.ledger._file.close()  # type: ignore[union-attr]
+        channel.account.ledger._file = None  # type: ignore[union-attr]
     channel = opened(fixed, noisy, ledger_path=path, resume=True, block=1)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)
@@ -257,7 +257,7 @@ def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
     together = opened(settings, one, replicates=4)
     alone = [opened(p, one) for p in settings]
     for r, channel in enumerate(alone):
-        channel._sources = (SeededSource(1, r),)
+        channel.sources = [SeededSource(1, r)]
     generator = torch.Generator().manual_seed(0)
     for t in range(3):
         rows = torch.randn(4, 20, 3, generator=generator, dtype=torch.float64)
@@ -267,7 +267,7 @@ def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
         torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-14)
         stds = [float(channel.noise_std("c")) for channel in alone]
         np.testing.assert_allclose(together.noise_std("c").numpy(), stds, rtol=1e-12)
-    np.testing.assert_allclose(together.epsilons.numpy(), [channel.epsilon for channel in alone], rtol=1e-9)
+    np.testing.assert_allclose(together.epsilons, [channel.epsilon for channel in alone], rtol=1e-9)
 
 
 def test_repetition_zero_is_the_single_run_and_the_others_have_other_noise() -> None:
@@ -298,7 +298,7 @@ def test_repetitions_stop_at_the_planned_step_and_continue_in_memory() -> None:
     again.restore(kept)
     again.start(1)
     assert all(torch.equal(step(again, t, rows), values[t]) for t in (1, 2))
-    assert torch.equal(again.epsilons, first.epsilons)
+    assert np.array_equal(again.epsilons, first.epsilons)
 
 
 def test_what_repetitions_do_not_go_with(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
 
 def crash(channel) -> None:
     """The process is gone: the system closes its files, and nothing else happens."""
-    channel.account._ledger._file.close()
+    channel.account.ledger._file.close()
 
 
 def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
@@ -63,13 +63,15 @@ def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
     whole = advance(door(None), 0, STEPS)
     first = door(path)
     values = advance(first, 0, 13)
-    assert first.charged_uses == 16  # two blocks of eight
-    assert first.uses == 13
+    assert first.account.charged == 16  # two blocks of eight
+    assert int(first.account.uses.max()) == 13
     crash(first)
     second = door(path, resume=True)
-    assert second.uses == 16  # until it says where it continues, all that was reserved may have been released
+    assert (
+        int(second.account.uses.max()) == 16
+    )  # until it says where it continues, all that was reserved may have been released
     replayed = advance(second, 10, STEPS)
-    assert second.charged_uses == second.uses == STEPS
+    assert second.account.charged == int(second.account.uses.max()) == STEPS
     second.close()
     assert all(torch.equal(a, b) for a, b in zip(whole, values[:10] + replayed, strict=True))
     assert second.report.epsilon == second.epsilon_at(STEPS)
@@ -90,13 +92,13 @@ def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
     values = advance(first, 0, 13)
     crash(first)
     second = door(path, resume=True, source="secure")
-    assert second.uses == 16
+    assert int(second.account.uses.max()) == 16
     again = advance(second, 10, 13)
     assert not any(torch.equal(a, b) for a, b in zip(values[10:], again, strict=True))
-    assert second.uses == 16 + 3
-    assert second.charged_uses == 16 + 8
+    assert int(second.account.uses.max()) == 16 + 3
+    assert second.account.charged == 16 + 8
     second.close()
-    assert second.charged_uses == 16 + 3  # the five unused of its own block return, the crashed block does not
+    assert second.account.charged == 16 + 3  # the five unused of its own block return, the crashed block does not
     assert second.report.epsilon == pytest.approx(second.epsilon_at(19))
 
 
@@ -108,10 +110,10 @@ def test_unused_reservations_return_on_a_clean_close_only(tmp_path: Path) -> Non
         first.close()
         first.close()
         second = door(path, resume=True, source=source)
-        assert second.charged_uses == 5
+        assert second.account.charged == 5
         advance(second, 5, 6)
         crash(second)
-        assert door(path, resume=True, source=source).charged_uses == 5 + 8
+        assert door(path, resume=True, source=source).account.charged == 5 + 8
 
 
 @pytest.mark.parametrize(
@@ -125,11 +127,11 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
     second = door(path, resume=True)
-    assert second.charged_uses == 8
+    assert second.account.charged == 8
     advance(second, 5, 9)
     second.close()
     assert path.read_bytes().startswith(whole + b'{"kind":"open","session":2,"previous":')
-    assert door(path, resume=True).charged_uses == 9
+    assert door(path, resume=True).account.charged == 9
 
 
 def test_damage_before_the_last_line_is_refused(tmp_path: Path) -> None:
@@ -332,7 +334,7 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     second = door(path, resume=True, sampler=sampler)
     values = advance(second, 14, STEPS)
     assert all(torch.equal(a, b) for a, b in zip(expected[14:], values, strict=True))
-    assert second.uses == whole.uses == second.charged_uses
+    assert int(second.account.uses.max()) == int(whole.account.uses.max()) == second.account.charged
     assert second.report.releases == STEPS
 
     secure = door(tmp_path / "secure", sampler=sampler, source="secure")
@@ -340,4 +342,4 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     crash(secure)
     again = door(tmp_path / "secure", resume=True, sampler=sampler, source="secure")
     advance(again, 5, 10)
-    assert int(again.account.client_uses.sum()) == 15 * 4
+    assert int(again.account.participations.sum()) == 15 * 4

@@ -10,7 +10,6 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy.noise import laws
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.random import id_key
@@ -186,28 +185,39 @@ def test_an_l2_laplace_vector_is_a_direction_of_normals_and_a_sum_of_exponential
 
 @pytest.mark.parametrize("dimension", [1, 3, 10])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_a_run_is_the_same_however_it_is_cut_and_whatever_is_beside_it(law, dimension, monkeypatch):
+def test_noise_belongs_to_the_client_its_use_and_the_repetition_whatever_is_beside_it(law, dimension):
     sources = [SeededSource(3, replicate) for replicate in range(5)]
-    whole = law.draw_run(sources, "noise", 0, 40, dimension)
+    uses = torch.arange(200).reshape(40, 5) % 7 + 2**31
+    keys = KEYS[torch.arange(200) % len(KEYS)].reshape(40, 5)
+    whole = law.draw_each(sources, "noise", uses, keys, dimension)
     assert whole.shape == (40, 5, dimension)
     for cuts in ([0, 1, 2, 3, 40], [0, 17, 40]):
-        parts = [law.draw_run(sources, "noise", a, b - a, dimension) for a, b in itertools.pairwise(cuts)]
+        parts = [law.draw_each(sources, "noise", uses[a:b], keys[a:b], dimension) for a, b in itertools.pairwise(cuts)]
         assert np.array_equal(np.concatenate(parts), whole)
-    for replicate, source in enumerate(sources):
-        assert np.array_equal(law.draw_run([source], "noise", 7, 20, dimension)[:, 0], whole[7:27, replicate])
-    monkeypatch.setattr(laws, "_RUN_ELEMENTS", 2 * 40 * dimension)  # few repetitions at once
-    assert np.array_equal(law.draw_run(sources, "noise", 0, 40, dimension), whole)
+    for r, source in enumerate(sources):
+        part = slice(7, 27)
+        single = law.draw_each([source], "noise", uses[part, r : r + 1], keys[part, r : r + 1], dimension)
+        assert np.array_equal(single[:, 0], whole[part, r])
+        rows = law.draw_rows(source, "noise", int(uses[8, r]), keys[8:9, r], dimension)
+        assert np.array_equal(rows[0], whole[8, r])
+
+
+def draws(law, sources, count, *, purpose="noise", first=0, size=10):
+    """(count, R, size): the first uses of so many clients."""
+    shape = (count, len(sources))
+    keys = torch.arange(count)[:, None].expand(shape)
+    return law.draw_each(sources, purpose, torch.full(shape, first), keys, size)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_runs_have_the_laws(source):
+def test_noise_of_clients_has_the_laws(source):
     sources = [source] if source.name == "secure" else [SeededSource(3, replicate) for replicate in range(4)]
     count = 6_000 // len(sources)
-    gaussian, laplace = (law.draw_run(sources, "noise", 5, count, 10).ravel() for law in LAWS[:2])
+    gaussian, laplace = (draws(law, sources, count, first=5).ravel() for law in LAWS[:2])
     assert not refuted(gaussian, stats.norm(scale=1.3))
     assert not energy_refuted(gaussian, 1.3)
     assert not refuted(laplace, stats.laplace(scale=0.7))
-    noise = LAWS[2].draw_run(sources, "noise", 5, count, 10)
+    noise = draws(LAWS[2], sources, count, first=5)
     assert not refuted(np.linalg.norm(noise, axis=2).ravel(), stats.gamma(10, scale=0.4))
     for numbers in (gaussian, laplace):
         rows = numbers.reshape(-1, 10)
@@ -216,16 +226,17 @@ def test_runs_have_the_laws(source):
             assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 6 / math.sqrt(left.size)
 
 
-def test_runs_of_other_addresses_are_other_numbers():
+def test_noise_of_other_addresses_is_other_numbers():
     sources = [SeededSource(seed, replicate) for seed in (3, 4) for replicate in (0, 1)]
-    draws = [
-        LaplaceNoise(1.0).draw_run(sources, purpose, first, 400, 10).transpose(1, 0, 2).reshape(4, -1)
+    law = LaplaceNoise(1.0)
+    numbers = [
+        draws(law, sources, 400, purpose=purpose, first=first).transpose(1, 0, 2).reshape(4, -1)
         for purpose in ("noise", "noise/a")
-        for first in (0, 400)
+        for first in (0, 1)
     ]
-    draws.append(LaplaceNoise(1.0).draw_rows(SeededSource(3), "noise", 0, torch.arange(400), 10).reshape(1, -1))
-    draws += [LaplaceNoise(1.0).draw_run([SecureSource()], "noise", 0, 400, 10).reshape(1, -1) for _ in range(2)]
-    rows = np.concatenate(draws)
+    numbers.append(law.draw_rows(SeededSource(3), "noise", 2, torch.arange(400), 10).reshape(1, -1))
+    numbers += [draws(law, [SecureSource()], 400).reshape(1, -1) for _ in range(2)]
+    rows = np.concatenate(numbers)
     assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 6.5 / math.sqrt(rows.shape[1])
 
 

@@ -18,7 +18,7 @@ from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
     FixedCohort,
     FullParticipation,
-    Owners,
+    GradientPlan,
     PoissonSampling,
     RecordPrivacy,
     ReleasePlan,
@@ -31,26 +31,30 @@ DIMENSION, BATCH = 6, 8
 STEPS = tuple(math.ceil(n / BATCH) for n in COUNTS)
 
 
-def owners(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> Owners:
+def owners(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> GradientPlan:
     n = len(counts)
     steps = [1 if batch is None else math.ceil(c / batch) for c in counts]
     ids = tuple(f"client-{k}" for k in range(n))
-    return Owners(
+    return GradientPlan(
         ids=ids,
         keys=torch.tensor([id_key(name) for name in ids]),
-        counts=torch.tensor(counts),
+        counts=np.array(counts),
         ranks=torch.arange(n).flip(0),  # not the order of the clients
-        steps=torch.tensor(steps),
+        rate=1.0 if batch is None else np.minimum(1.0, batch / np.array(counts)),
+        relation="zero_out",
+        steps=np.array(steps),
         batch_size=batch,
         dimension=dimension,
     )
 
 
-def door(privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: Owners | None = None, seed: int = 0, **options):
+def door(
+    privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: GradientPlan | None = None, seed: int = 0, **options
+):
     who = who or owners()
     plan = ReleasePlan(name="update", dimension=who.dimension, uses=rounds, stateful=True, from_training=True)
     bound = (sampler or FullParticipation()).bind(len(who.ids))
-    return open_channel(privacy, (plan,), bound, seed=seed, steps=rounds, owners=who, **options)
+    return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **options)
 
 
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, delta=1e-5)
@@ -74,7 +78,7 @@ def test_every_owner_draws_its_own_poisson_subset() -> None:
     for step in range(150):
         begin(channel, step)
         for local in range(3):
-            index, mask = channel.records.batch(clients, local)
+            index, mask = channel.local.batch(clients, local)
             draws += 1
             for k, n in enumerate((12, 30, 50)):
                 drawn = np.zeros(n)
@@ -98,9 +102,9 @@ def test_every_owner_draws_its_own_poisson_subset() -> None:
 def test_subsets_do_not_depend_on_who_is_drawn_together() -> None:
     channel = door(NOISED)
     begin(channel)
-    index, mask = channel.records.batch(torch.arange(5), 1)
+    index, mask = channel.local.batch(torch.arange(5), 1)
     for chosen in ([4], [2, 0], [1, 4, 3]):
-        part, inside = channel.records.batch(torch.tensor(chosen), 1)
+        part, inside = channel.local.batch(torch.tensor(chosen), 1)
         for row, k in enumerate(chosen):
             assert part[row][inside[row]].tolist() == index[k][mask[k]].tolist()
 
@@ -109,17 +113,17 @@ def test_a_batch_of_all_records_is_all_records() -> None:
     for batch in (None, 100):
         channel = door(NOISED, who=owners(batch=batch))
         begin(channel)
-        index, mask = channel.records.batch(torch.arange(5), 0)
+        index, mask = channel.local.batch(torch.arange(5), 0)
         for k, n in enumerate(COUNTS):
             assert index[k][mask[k]].tolist() == list(range(n))
     _, mask = _one(owners((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
     assert mask[0].sum() == 5  # an owner with fewer records than the batch takes all of them
 
 
-def _one(who: Owners):
+def _one(who: GradientPlan):
     channel = door(NOISED, who=who)
     begin(channel)
-    return channel.records
+    return channel.local
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "l2_laplace"])
@@ -134,10 +138,10 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     rows[3, 1] = math.nan
     small = torch.full((1, wide), 1e-6)
     nothing = torch.zeros(0, wide), torch.zeros(0, dtype=torch.int64)
-    with_rows = channel.records.release(clients, 0, iter([(rows, owner), (small, torch.tensor([1]))]))
+    with_rows = channel.local.release(clients, 0, iter([(rows, owner), (small, torch.tensor([1]))]))
     other = door(privacy, who=owners(dimension=wide))
     begin(other)
-    noise = other.records.release(clients, 0, [nothing])
+    noise = other.local.release(clients, 0, [nothing])
     order = 1 if mechanism == "laplace" else 2
     clean = rows.double()
     clean[3] = 0
@@ -163,8 +167,8 @@ def test_noise_belongs_to_the_owner_the_round_and_the_local_step() -> None:
         for number in range(rounds):
             begin(channel, number)
         for local in range(step):
-            channel.records.release(torch.tensor(clients), local, [EMPTY])
-        return channel.records.release(torch.tensor(clients), step, [EMPTY])
+            channel.local.release(torch.tensor(clients), local, [EMPTY])
+        return channel.local.release(torch.tensor(clients), step, [EMPTY])
 
     together = noise([0, 1, 2, 3, 4])
     assert torch.equal(noise([3, 1]), together[[3, 1]])
@@ -181,7 +185,7 @@ def test_one_record_moves_the_release_by_at_most_the_clip() -> None:
             rows = torch.ones(3, DIMENSION)
             rows[2] = value
             keep = rows if extra else rows[:2]
-            moved.append(channel.records.release(torch.tensor([2]), 0, [(keep, torch.zeros(len(keep)).long())]))
+            moved.append(channel.local.release(torch.tensor([2]), 0, [(keep, torch.zeros(len(keep)).long())]))
         assert float((moved[1] - moved[0]).norm()) <= 0.5 / BATCH
         assert bool(torch.isfinite(moved[1]).all())
 
@@ -190,19 +194,19 @@ def test_accounts_are_what_dp_accounting_says_of_each_owner() -> None:
     channel = door(NOISED, rounds=3)
     for step in range(3):
         begin(channel, step)
-    found = channel.account.cost.epsilons(channel.account.client_uses.numpy())
+    found = channel.account.epsilons()[0]
     for k, n in enumerate(COUNTS):
         event = dp_event.GaussianDpEvent(1.7)
         if n > BATCH:
             event = dp_event.PoissonSampledDpEvent(BATCH / n, event)
         expected = PLDAccountant().compose(event, 3 * STEPS[k]).get_epsilon(1e-5)
-        assert found[4 - k] == pytest.approx(expected, rel=2e-3)
+        assert found[k] == pytest.approx(expected, rel=2e-3)
     report = channel.report
     assert channel.epsilon == report.epsilon == found.max()
-    assert report.by_owner == (found.min(), np.median(found), found.max())
+    assert report.by_client == (found.min(), np.median(found), found.max())
     assert (report.unit, report.relation) == ("record", "zero_out")
     assert report.releases == 3 * sum(STEPS)
-    assert "q = 0.08 to 1 by owner" in report.text()
+    assert "q = 0.08 to 1 by client" in report.text()
 
 
 def test_owners_reach_the_budgets_of_their_own() -> None:
@@ -210,7 +214,7 @@ def test_owners_reach_the_budgets_of_their_own() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, delta=1e-5))
     for step in range(4):
         begin(channel, step)
-    found = channel.account.cost.epsilons(channel.account.client_uses.numpy())[::-1]
+    found = channel.account.epsilons()[0]
     wanted = np.array(list(budgets.values()))
     assert (found <= wanted).all()
     assert found == pytest.approx(wanted, rel=1e-3)
@@ -221,13 +225,13 @@ def test_the_budget_is_a_hard_cap_on_each_owner() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, epsilon=6.0, delta=1e-5)
     channel = door(privacy, rounds=40)
     drawn = [begin(channel, step) for step in range(40)]
-    uses = channel.account.client_uses.numpy()[::-1]
+    uses = channel.account.participations[0]
     cost = channel.account.cost
-    assert cost.epsilons(uses[::-1]).max() <= 6.0
+    assert cost.epsilons(uses).max() <= 6.0
     for k in range(5):  # one more participation would not fit
         more = uses.copy()
         more[k] += 1
-        assert uses[k] == 40 or cost.epsilons(more[::-1])[4 - k] > 6.0
+        assert uses[k] == 40 or cost.epsilons(more)[0, k] > 6.0
     assert min(uses) < 40
     assert [len(ranks) for ranks in drawn] == sorted((len(ranks) for ranks in drawn), reverse=True)
 
@@ -239,43 +243,43 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
     outside = [k for k in range(5) if k not in inside]
     everyone = torch.arange(5)
     expected = [STEPS[k] if k in inside else 0 for k in range(5)]
-    assert channel.records.steps(everyone).tolist() == expected
+    assert channel.local.steps(everyone).tolist() == expected
     with pytest.raises(PrivacyError, match="not reserved"):
-        channel.records.release(torch.tensor(outside[:1]), 0, [EMPTY])
+        channel.local.release(torch.tensor(outside[:1]), 0, [EMPTY])
     first = torch.tensor(inside[:1])
     with pytest.raises(PrivacyError, match="out of order"):
-        channel.records.release(first, expected[inside[0]] - 1, [EMPTY])
+        channel.local.release(first, expected[inside[0]] - 1, [EMPTY])
     again = door(NOISED)
     begin(again)
-    again.records.release(torch.tensor([1]), 0, [EMPTY])
+    again.local.release(torch.tensor([1]), 0, [EMPTY])
     with pytest.raises(PrivacyError, match="made already"):
-        again.records.release(torch.tensor([1]), 0, [EMPTY])
+        again.local.release(torch.tensor([1]), 0, [EMPTY])
     with pytest.raises(PrivacyError, match="not reserved"):
-        again.records.release(torch.tensor([3]), 1, [EMPTY])
+        again.local.release(torch.tensor([3]), 1, [EMPTY])
 
 
 def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() -> None:
-    who = replace(owners(), steps=2 * torch.tensor(STEPS), trainings=2)
+    who = replace(owners(), steps=2 * np.array(STEPS), trainings=2)
     channel = door(NOISED, who=who)
     begin(channel)
     clients, noise, subsets = torch.tensor([2, 4]), [], []
     for training in range(2):
-        first = channel.records.begin_training(clients)
+        first = channel.local.begin_training(clients)
         assert first == training * max(STEPS)
         for step in range(first, first + 5):  # client 2 makes 5 local steps a training, client 4 makes 13
-            subsets.append(channel.records.batch(clients, step)[0].flatten().tolist())
-            noise.append(channel.records.release(clients, step, [EMPTY]).flatten())
+            subsets.append(channel.local.batch(clients, step)[0].flatten().tolist())
+            noise.append(channel.local.release(clients, step, [EMPTY]).flatten())
         for step in range(first + 5, first + 13):
-            channel.records.release(clients[1:], step, [EMPTY])
-    assert who.step_numbers(2) == [0, 1, 2, 3, 4, 13, 14, 15, 16, 17]
+            channel.local.release(clients[1:], step, [EMPTY])
+    assert channel.local.step_numbers(2) == [0, 1, 2, 3, 4, 13, 14, 15, 16, 17]
     assert len({tuple(subset) for subset in subsets}) == len(subsets)
     assert torch.unique(torch.cat(noise)).numel() == 2 * 5 * 2 * DIMENSION
     with pytest.raises(PrivacyError, match="number 3 of one participation, but the algorithm declares 2"):
-        channel.records.begin_training(clients)
+        channel.local.begin_training(clients)
     with pytest.raises(PrivacyError, match="not reserved"):
-        channel.records.release(clients, 2 * max(STEPS), [EMPTY])
+        channel.local.release(clients, 2 * max(STEPS), [EMPTY])
     with pytest.raises(PrivacyError, match="same local training"):
-        channel.records.begin_training(torch.tensor([1, 2]))
+        channel.local.begin_training(torch.tensor([1, 2]))
 
 
 def test_nobody_takes_part_more_often_than_the_cap() -> None:
@@ -283,7 +287,7 @@ def test_nobody_takes_part_more_often_than_the_cap() -> None:
     cap = 13  # 30 x 2 / 5 = 12 on average, and one more
     for step in range(30):
         begin(channel, step)
-    assert channel.account.client_uses.max() <= cap
+    assert channel.account.participations.max() <= cap
     assert (channel.account.caps == cap).all()
 
 
@@ -292,19 +296,19 @@ def test_a_recording_gives_the_same_gradients() -> None:
     first.record = []
     begin(first)
     rows = torch.randn(4, DIMENSION, generator=torch.Generator().manual_seed(1))
-    value = first.records.release(torch.tensor([2, 4]), 0, [(rows, torch.tensor([0, 1, 1, 0]))])
+    value = first.local.release(torch.tensor([2, 4]), 0, [(rows, torch.tensor([0, 1, 1, 0]))])
     assert [(step, name) for step, name, _ in first.record] == [(0, "gradient/client-2/0"), (0, "gradient/client-4/0")]
     second = door(NOISED, seed=9, replay=first.record)
     begin(second)
-    assert torch.equal(second.records.release(torch.tensor([4, 2]), 0, [EMPTY]), value[[1, 0]])
+    assert torch.equal(second.local.release(torch.tensor([4, 2]), 0, [EMPTY]), value[[1, 0]])
     with pytest.raises(PrivacyError, match="gradient/client-1/0"):
-        second.records.release(torch.tensor([1]), 0, [EMPTY])
+        second.local.release(torch.tensor([1]), 0, [EMPTY])
 
 
 def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=math.inf))
     begin(channel)
-    assert not channel.records.release(torch.tensor([0]), 0, [EMPTY]).any()
+    assert not channel.local.release(torch.tensor([0]), 0, [EMPTY]).any()
     assert channel.epsilon == math.inf
     assert channel.report.headline == "not private: epsilon = inf, clip only, no noise"
 
@@ -322,7 +326,7 @@ def test_secure_noise_is_fresh_and_on_the_grid(tmp_path: Path) -> None:
     for name in "ab":
         channel = door(privacy, ledger_path=tmp_path / name)
         begin(channel)
-        values.append(channel.records.release(torch.tensor([2]), 0, [EMPTY]))
+        values.append(channel.local.release(torch.tensor([2]), 0, [EMPTY]))
         assert channel.report.headline.startswith("private: epsilon")
     assert not torch.isclose(*values).any()
     width = 2.0**-24  # well below C 2**-21 / sqrt(6): every value of the sum is a multiple of some power of two above
@@ -334,15 +338,17 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     drawn = [begin(channel, step).tolist() for step in range(2)]
     channel.close()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [[d] for d in drawn]
-    assert lines[0]["account"] == "owner"
+    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [
+        [sorted(4 - rank for rank in d)] for d in drawn
+    ]
+    assert lines[0]["account"] == "client"
     resumed = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True)
     resumed.start(2)
-    assert resumed.account.client_uses.sum() == 4
+    assert resumed.account.participations.sum() == 4
     assert resumed.draw(2) is not None
 
 
-@pytest.mark.parametrize("changed", [{"steps": torch.ones(5, dtype=torch.int64)}, {"batch_size": 16}, {"dimension": 9}])
+@pytest.mark.parametrize("changed", [{"steps": np.ones(5, dtype=np.int64)}, {"batch_size": 16}, {"dimension": 9}])
 def test_a_secure_ledger_is_not_continued_by_cheaper_steps(tmp_path: Path, changed: dict) -> None:
     """What was released before would be charged as if it had been released by the new steps."""
     privacy = replace(NOISED, source="secure", mechanism="l2_laplace")
@@ -361,7 +367,7 @@ def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) ->
     longer = door(privacy, rounds=9, ledger_path=tmp_path / "ledger.jsonl", resume=True)
     for step in range(1, 9):
         begin(longer, step)
-    assert longer.account.client_uses.tolist() == [3] * 5
+    assert longer.account.participations.tolist() == [[3] * 5]
     assert 1.9 < longer.report.epsilon <= 2.0
 
 
@@ -377,14 +383,14 @@ def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> N
     begin(second, 1)
     assert second.report.epsilon == spent.epsilon > second.epsilon
     assert second.report.releases == spent.releases
-    assert second.report.by_owner == spent.by_owner
+    assert second.report.by_client == spent.by_client
 
 
 def test_impossible_requests_are_refused_by_name() -> None:
     plan = ReleasePlan(name="statistics", dimension=3, uses=2, stateful=False)
     with pytest.raises(PrivacyError, match="'statistics' is not made of locally trained models"):
-        open_channel(NOISED, (plan,), FullParticipation().bind(5), seed=0, steps=2, owners=owners())
-    with pytest.raises(PrivacyError, match="needs the owners"):
+        open_channel(NOISED, (plan, owners()), FullParticipation().bind(5), seed=0, steps=2)
+    with pytest.raises(PrivacyError, match="needs a GradientPlan"):
         open_channel(NOISED, (), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(ConfigError, match="no budget for client 'client-1'"):
         door(RecordPrivacy(clip_norm=1.0, epsilon={"client-0": 1.0}))

@@ -70,16 +70,9 @@ def test_a_tail_is_never_half():
     assert sources.signs_and_tails(last, last)[1] == 0.5 - 2.0**-54
 
 
-def test_words_are_a_window_of_one_stream():
-    source = SeededSource(3)
-    whole = source.words("noise", 0, 50)
-    assert whole.dtype == np.uint64
-    for first in range(12):
-        for count in (1, 2, 5, 30):
-            assert np.array_equal(source.words("noise", first, count), whole[first : first + count])
-    far = 3 * 2**62 + 1
-    assert np.array_equal(source.words("noise", far, 9)[4:], source.words("noise", far + 4, 5))
-    bits = np.unpackbits(source.words("noise", 1, 4000).view(np.uint8)).reshape(-1, 64)
+def test_the_bits_of_clients_are_fair():
+    words = np.stack(sources.client_words(11, torch.arange(50), torch.arange(50) * 3, 40))
+    bits = np.unpackbits(words.reshape(-1).view(np.uint8)).reshape(-1, 64)
     assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
 
 

@@ -41,7 +41,7 @@ def back_at(intervals, time):
 
 
 def simulate(gaps, caps, events, intervals=None):
-    """A queue of next answers: (time, client, activation), one event at a time."""
+    """A queue of next activations: (time, client), one event at a time."""
     intervals = intervals or [[] for _ in gaps]
     queue = [(back_at(intervals[i], gaps[i][0]), i, 0) for i in range(len(gaps)) if caps[i] > 0]
     heapq.heapify(queue)
@@ -50,19 +50,19 @@ def simulate(gaps, caps, events, intervals=None):
         time, i, k = heapq.heappop(queue)
         if time == np.inf:
             continue
-        out.append((time, i, k))
+        out.append((time, i))
         if k + 1 < caps[i]:
             heapq.heappush(queue, (back_at(intervals[i], time + gaps[i][k + 1]), i, k + 1))
     return out
 
 
 def rows_of(table, replicate=0):
-    columns = (table.time[replicate].tolist(), table.client[replicate].tolist(), table.activation[replicate].tolist())
-    return list(zip(*columns, strict=True))
+    return list(zip(table.time[replicate].tolist(), table.client[replicate].tolist(), strict=True))
 
 
 def same(left, right):
-    return all(torch.equal(getattr(left, f), getattr(right, f)) for f in ("step", "time", "client", "activation"))
+    same_places = torch.equal(left.time, right.time) and torch.equal(left.clients, right.clients)
+    return same_places and left.first == right.first
 
 
 # --- laws
@@ -86,9 +86,9 @@ def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
 def test_capped_clocks_are_the_uncapped_ones_without_the_skipped_ticks():
     free = PoissonClocks(events=4_000).bind(7).events(0, 0, 4_000)
     seen, kept = np.zeros(7, int), []
-    for time, client, _ in rows_of(free):
+    for time, client in rows_of(free):
         if seen[client] < 1 + client:
-            kept.append((time, client, seen[client]))
+            kept.append((time, client))
             seen[client] += 1
     capped = PoissonClocks(per_client=[1, 2, 3, 4, 5, 6, 7]).bind(7)
     assert capped.steps == 28
@@ -154,7 +154,7 @@ def test_ties_come_in_the_order_of_clients_and_then_of_activations():
     bound = Latencies(latency=TraceLatency([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [2.0]]), events=12).bind(3)
     gaps = [[1.0, 0.0] * 20, [1.0, 0.0, 0.0, 0.0] * 10, [2.0] * 20]
     assert rows_of(bound.events(0, 0, 12)) == simulate(gaps, [40] * 3, 12)
-    assert [client for _, client, _ in simulate(gaps, [40] * 3, 12)] == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+    assert [client for _, client in simulate(gaps, [40] * 3, 12)] == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
 def test_many_clients_few_events():
@@ -162,7 +162,8 @@ def test_many_clients_few_events():
     keys, first = torch.arange(30_000), torch.zeros(30_000, dtype=torch.int64)
     waits = -np.log1p(-keyed_uniform(derive_key(0, "schedule/poisson"), keys, 0, first).numpy())
     table = bound.events(0, 0, 50)
-    early = table.activation[0] == 0
+    seen = table.client[0].tolist()
+    early = torch.tensor([client not in seen[:at] for at, client in enumerate(seen)])
     order = np.argsort(waits)[: int(early.sum())]
     assert table.client[0][early].tolist() == order.tolist()
 
@@ -179,7 +180,7 @@ def test_synchronous_rounds_end_with_their_slowest():
         for k in range(40):
             members = [i for i in range(4) if caps[i] > k]
             now += max(gaps[i][k] for i in members)
-            expected += [(now, i, k) for i in members]
+            expected += [(now, i) for i in members]
         assert rows_of(bound.events(4, 0, bound.steps, replicates=3), replicate) == expected
 
 
@@ -236,7 +237,7 @@ def test_answers_wait_until_their_client_is_back(random):
         now, over = 0.0, []
         for k in range(300):
             now = max(back_at(gone[i], now + gaps[i][k]) for i in range(4))
-            over += [(now, i, k) for i in range(4)] if now < np.inf else []
+            over += [(now, i) for i in range(4)] if now < np.inf else []
         found = [row for row in rows_of(rounds.events(5, 0, 1_200, replicates=2), replicate) if row[1] >= 0]
         assert [row[1:] for row in found] == [row[1:] for row in over]
         np.testing.assert_allclose([row[0] for row in found], [row[0] for row in over], rtol=1e-12)
@@ -281,14 +282,12 @@ def test_windows_and_replicates_do_not_change_a_run(name):
     settings = SCHEDULES[name]
     assert settings.bind(5).steps == 900
     whole = settings.bind(5).events(11, 0, 900, replicates=4)
-    assert whole.step.tolist() == list(range(900))
+    assert (whole.first, whole.step, len(whole)) == (0, 899, 900)
     assert bool((whole.time.diff(dim=1) >= 0).all())
     assert not torch.equal(whole.time[0], whole.time[1]) or name in ("constant", "ties")
     bound = settings.bind(5)
     for start, stop in ((0, 1), (1, 300), (300, 300), (450, 451), (10, 20), (0, 900), (899, 900), (37, 612)):
         assert same(bound.events(11, start, stop, replicates=4), whole.window(start, stop))
-    for table, start in zip(bound.windows(11, 100, 900, 170, replicates=4), range(100, 900, 170), strict=True):
-        assert same(table, whole.window(start, min(900, start + 170)))
     alone = bound.events(11, 500, 700, replicates=[2])
     assert torch.equal(alone.time, whole.time[2:3, 500:700])
     assert torch.equal(alone.client, whole.client[2:3, 500:700])
@@ -301,7 +300,7 @@ def test_the_window_is_the_same_across_the_pages_of_a_long_run():
     whole = bound.events(0, 0, 200_000)
     late = PoissonClocks(events=200_000).bind(13).events(0, 199_000, 200_000)
     assert same(late, whole.window(199_000, 200_000))
-    steps = list(bound.windows(0, 0, 200_000, 7_919))
+    steps = [bound.events(0, start, min(200_000, start + 7_919)) for start in range(0, 200_000, 7_919)]
     assert torch.equal(torch.cat([table.time for table in steps], dim=1), whole.time)
     assert torch.equal(torch.cat([table.client for table in steps], dim=1), whole.client)
 
@@ -335,10 +334,10 @@ def test_asynchronous_and_synchronous_take_the_same_latencies():
 
 def test_events_of_a_table():
     table = PoissonClocks(events=6).bind(3).events(0, 0, 6, replicates=2)
-    events = list(table.window(2, 5).events())
+    events = list(table.window(2, 5).steps())
     assert [event.step for event in events] == [2, 3, 4]
-    assert all(torch.equal(e.clients[:, 0], table.client[:, e.step]) for e in events)
-    assert all(torch.equal(e.time, table.time[:, e.step]) for e in events)
+    assert all(torch.equal(e.client[:, 0], table.client[:, e.step]) for e in events)
+    assert all(torch.equal(e.time[:, 0], table.time[:, e.step]) for e in events)
     assert (len(table), table.replicates) == (6, 2)
 
 
@@ -380,7 +379,6 @@ def test_an_owner_that_never_wakes():
         (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 6), r"within \[0, 5\]"),
         (lambda: PoissonClocks(events=5).bind(2).events(0, 3, 2), "events 3 to 2"),
         (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 2, replicates=0), "replicates is 0"),
-        (lambda: list(PoissonClocks(events=5).bind(2).windows(0, 0, 2, 0)), "size is 0"),
         (lambda: Latencies(latency=1.0, events=5), "must be a Latency"),
         (lambda: Latencies(latency=ConstantLatency(1.0)), "needs events, activations or both"),
         (lambda: Latencies(latency=ConstantLatency(1.0), events=5, scale=0.0), "scale is 0.0"),

@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_array
 
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import Adjacency, EventTable, PoissonClocks, block_bounds, blocks
+from fedmtl.schedules import Adjacency, block_bounds
 
 
 def brute(client, limit, clash):
@@ -22,11 +22,6 @@ def brute(client, limit, clash):
     return [*cuts, client.shape[1]] if client.shape[1] else [0]
 
 
-def table_of(client):
-    steps = client.shape[1]
-    return EventTable(torch.arange(steps), torch.zeros(client.shape, dtype=torch.float64), client, client)
-
-
 @pytest.mark.parametrize("replicates", [1, 3])
 @pytest.mark.parametrize("limit", [1, 5, 1000])
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
@@ -34,30 +29,30 @@ def test_blocks_of_a_graph_are_those_of_a_search(replicates, limit, density):
     rng = np.random.default_rng(int(100 * density) + limit)
     client = torch.from_numpy(rng.integers(-1, 40, (replicates, 250)))
     dense = np.triu(rng.random((40, 40)) < density).astype(float)  # one triangle and the diagonal
-    found = block_bounds(table_of(client), csr_array(dense), limit)
+    found = block_bounds(client, csr_array(dense), limit)
     expected = brute(client, limit, lambda a, b: dense[a, b] + dense[b, a] > 0)
     assert found.tolist() == expected
-    assert block_bounds(table_of(client), Adjacency.of(csr_array(dense)), limit).tolist() == expected
+    assert block_bounds(client, Adjacency.of(csr_array(dense)), limit).tolist() == expected
     assert density == 0.3 or limit == 1 or max(np.diff(expected)) > 1 or density == 1.0
 
 
 @pytest.mark.parametrize("limit", [1, 4, 100])
 def test_without_conflicts_a_client_still_acts_once_a_block(limit):
     client = torch.from_numpy(np.random.default_rng(0).integers(-1, 60, (2, 300)))
-    found = block_bounds(table_of(client), "none", limit).tolist()
+    found = block_bounds(client, "none", limit).tolist()
     assert found == brute(client, limit, lambda a, b: False)
-    assert block_bounds(table_of(client), csr_array((60, 60)), limit).tolist() == found
+    assert block_bounds(client, csr_array((60, 60)), limit).tolist() == found
 
 
 def test_all_conflict():
     client = torch.arange(7)[None]
-    assert block_bounds(table_of(client), "all", 100).tolist() == list(range(8))
+    assert block_bounds(client, "all", 100).tolist() == list(range(8))
 
 
 def test_stored_zeros_are_no_conflict():
     stored = csr_array((np.array([0.0, 2.0]), (np.array([0, 1]), np.array([1, 2]))), shape=(3, 3))
     client = torch.tensor([[0, 1, 2]])
-    assert block_bounds(table_of(client), stored, 9).tolist() == [0, 2, 3]
+    assert block_bounds(client, stored, 9).tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 50])
@@ -68,21 +63,12 @@ def test_the_pieces_of_a_long_table_agree(monkeypatch, chunk, limit):
     dense = (rng.random((90, 90)) < 0.01).astype(float)
     monkeypatch.setattr("fedmtl.schedules.commuting._CHUNK", chunk)
     expected = brute(client, limit, lambda a, b: dense[a, b] + dense[b, a] > 0)
-    assert block_bounds(table_of(client), csr_array(dense), limit).tolist() == expected
+    assert block_bounds(client, csr_array(dense), limit).tolist() == expected
     assert max(np.diff(expected)) > 2
 
 
-def test_the_tables_of_blocks_follow_each_other():
-    table = PoissonClocks(events=200).bind(10).events(0, 0, 200, replicates=2)
-    parts = list(blocks(table, "none", 4))
-    assert torch.equal(torch.cat([part.client for part in parts], dim=1), table.client)
-    assert torch.equal(torch.cat([part.step for part in parts]), table.step)
-    assert all(len(set(row)) == len(row) for part in parts for row in part.client.tolist())
-    assert list(blocks(table.window(0, 0), "none", 4)) == []
-
-
 def test_bad_conflicts_are_refused():
-    table = table_of(torch.tensor([[0, 4]]))
+    table = torch.tensor([[0, 4]])
     for conflicts, says in (
         ("some", "accepted: 'none', 'all'"),
         (csr_array((3, 4)), r"shape \(3, 4\)"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedmtl.privacy.records import RecordReleases
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, Ditto
@@ -17,7 +18,6 @@ from fedmtl.local import LocalSGD
 from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
 from fedmtl.privacy.audit.grid import on_grid, width_of
 from fedmtl.privacy.audit.records import owner_claims, training_freshness
-from fedmtl.privacy.records import RecordReleases
 from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stateless_rows, stopping_rule
 from fedmtl.trainer.audit.suite import owner_setup_of, setup_of
 from fedmtl.trainer.stopping import EarlyStopping

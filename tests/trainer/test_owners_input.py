@@ -12,9 +12,10 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
+from fedmtl.privacy import ScaledRows
 from fedmtl.schedules import ConstantLatency, TraceLatency
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 from .ledgers import participations
 from .settings import quick_figures
@@ -66,7 +67,7 @@ def test_an_owner_with_one_record_takes_part_under_its_own_sensitivity(method, t
     assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(3), ANSWERS))
     assert result.personal.shape == (3, D)
     assert bool(torch.isfinite(result.personal).all())
-    low, _, high = result.privacy.by_owner
+    low, _, high = result.privacy.by_client
     assert 1.99 < low <= high <= 2.0
     privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=0.7, mechanism=METHODS[method][1], delta=1e-5)
     spread = []
@@ -80,11 +81,12 @@ def test_an_owner_with_one_record_takes_part_under_its_own_sensitivity(method, t
 def released(run: Trainer) -> torch.Tensor:
     """The releases of the only owner that answers, of gradients that are 0: its noise."""
     problem = build_problem(run.data, run.model, "auto", run.execution, run.rounds, 0, "cpu", "float64")
-    channel, source = open_activations(run.algorithm, problem, run.schedule, run.privacy, seed=0)
+    channel, source = open_run(run.algorithm, problem, run.schedule, run.privacy, seed=0)
     channel.record = []
-    for block in source.events(0):
+    for block in source.blocks(0):
         source.begin(block)
-        channel.release_run(len(block), lambda k, which, where: torch.zeros(len(where), COUNTS[k]).double())
+        silent = ScaledRows(lambda k, which, where: np.zeros((len(where), COUNTS[k])))
+        channel.release("gradient", silent, count=len(block))
     return torch.stack([value[0] for _, _, value in channel.record])
 
 
@@ -98,7 +100,7 @@ def test_an_owner_that_never_wakes_is_charged_nothing_and_holds_up_nobody(method
     }[how]
     result = trainer(method, schedule=schedule, folder=tmp_path / "run").fit()
     assert participations(tmp_path / "run/private/ledger.jsonl") == {0: ANSWERS, 2: ANSWERS}
-    low, middle, high = result.privacy.by_owner
+    low, middle, high = result.privacy.by_client
     assert low == 0
     assert 1.99 < middle <= high <= 2.0
     assert bool(torch.isfinite(result.personal).all())
@@ -108,7 +110,7 @@ def test_an_owner_that_never_wakes_is_charged_nothing_and_holds_up_nobody(method
 @pytest.mark.parametrize("method", METHODS)
 def test_budgets_that_differ_are_each_owners_own(method):
     result = trainer(method, epsilon={"o0": 4.0, "o1": 1.0, "o2": 2.0}).fit()
-    assert [round(e, 2) for e in result.privacy.by_owner] == [1.0, 2.0, 4.0]
+    assert [round(e, 2) for e in result.privacy.by_client] == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("method", METHODS)

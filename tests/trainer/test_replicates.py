@@ -29,7 +29,7 @@ from fedmtl import (
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
-from fedmtl.privacy import SeededSource, open_owner_channel, owner_opening
+from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report.tables import collect, group
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.problem import build_problem
@@ -96,7 +96,7 @@ def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_replicate_is_a_run_of_its_own(case, monkeypatch):
+def test_every_replicate_is_a_run_of_its_own(case):
     """Run m alone, an event at a time, from its own schedule and noise, without the trainer."""
     run = trainer(case)
     algorithm, found = run.algorithm, run.fit().replicates
@@ -104,11 +104,9 @@ def test_every_replicate_is_a_run_of_its_own(case, monkeypatch):
     bound = bind_schedule(run.schedule, problem)
     problem = replace(problem, rounds=bound.steps)
     for m, numbers in enumerate(found):
-        monkeypatch.setattr(owner_opening, "SeededSource", lambda seed, _, m=m: SeededSource(seed, m))
         privacy = replace(run.privacy, epsilon=EPSILONS[m // RUNS])
-        own = getattr(algorithm, "channel_options", lambda *_: {})(problem, privacy, bound.caps)
-        x = algorithm.rows(problem)
-        channel = open_owner_channel(privacy, x, ids=DATA.ids, caps=bound.caps, seed=SEED, **own)
+        plans = algorithm.plan(problem, bound)
+        channel = open_channel(privacy, plans, "alone", seed=SEED, source=SeededSource(SEED, m))
         state = algorithm.init(problem)
         for step in range(bound.steps):
             event = bound.events(SEED, step, step + 1, replicates=[m])

@@ -80,7 +80,7 @@ def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
     result = trainer(early_stopping=ALWAYS, folder=tmp_path / "run").fit()
     assert (result.stopped, result.final["round"]) == ("early", 4)
     assert result.epsilon == result.privacy.epsilon == pytest.approx(epsilon(6), rel=1e-3)
-    assert result.privacy.forfeited
+    assert result.privacy.remaining_charged
     assert "charged as all the planned rounds" in result.summary()
     assert [
         line["uses"] for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "forfeit"
@@ -89,13 +89,13 @@ def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
     assert (again.stopped, again.final["round"], again.epsilon) == ("early", 4, result.epsilon)
     whole = trainer(folder=tmp_path / "whole").fit()
     assert (whole.stopped, whole.epsilon) == ("rounds", result.epsilon)
-    assert not whole.privacy.forfeited
+    assert not whole.privacy.remaining_charged
 
 
 def test_a_stop_at_the_last_round_is_none(tmp_path):
     result = trainer(early_stopping=EarlyStopping(patience=2, min_delta=1e9)).fit()
     assert (result.stopped, result.final["round"]) == ("rounds", 6)
-    assert not result.privacy.forfeited
+    assert not result.privacy.remaining_charged
 
 
 def test_where_participations_are_charged_everybody_is_charged_up_to_the_cap():
@@ -126,8 +126,8 @@ def test_an_interrupted_early_stop_stays_charged(tmp_path):
 
     first = opened(False)
     first.begin(0, first.draw(0))
-    first.forfeit(1)
-    first.account._ledger._file.close()  # killed
+    first.charge_remaining(1)
+    first.account.ledger._file.close()  # killed
     second = opened(True)
     second.start(1)
     assert second.epsilon == pytest.approx(epsilon(6), rel=1e-3)

@@ -153,7 +153,7 @@ def run(
         rows = rows * (clip / rows.norm(dim=2, keepdim=True).clamp(min=clip))
         signal.append((rows.mT @ rows).norm(dim=(1, 2)))
         began = time.perf_counter()
-        channel.begin(event.step, rank[event.cohort])
+        channel.begin(event.first, rank[event.cohort])
         state = algorithm.step(problem, state, event, channel)
         seconds += time.perf_counter() - began
         noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)

@@ -47,8 +47,8 @@ class GridValue:
         return int((cells * self.width / self.divisor != self.value).sum())
 
 
-def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: float | Tensor) -> Tensor:
-    """Width of the public grid: a power of two, at most ``scale * 2**-20``; float64, () or one for each of (k,) rows.
+def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: float | Tensor) -> float | Tensor:
+    """Width of the public grid: a power of two, at most ``scale * 2**-20``; a number, or float64 (k,) by row.
 
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
     apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
@@ -68,7 +68,8 @@ def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: fl
     positive_int("grid_width", dimension=dimension)
     spread = float(dimension) if norm == "l1" else math.sqrt(dimension)
     mantissa, exponent = torch.frexp(torch.minimum(bound * 2.0**-21 / spread, size * 2.0**-20))
-    return torch.ldexp(torch.ones_like(mantissa), exponent - 1)
+    width = torch.ldexp(torch.ones_like(mantissa), exponent - 1)
+    return width if width.ndim else float(width)
 
 
 def privatize(
@@ -79,7 +80,7 @@ def privatize(
     bound: float | Tensor,
     norm: Norm,
     scale: float | Tensor,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, float | Tensor | None]:
     """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here.
 
     Args:
@@ -91,14 +92,14 @@ def privatize(
         scale: size of the noise on one coordinate (root mean square); a number, or (k,) of k rows.
 
     Returns:
-        (..., D) float64, and the width of the grid, () or (k,); None without one, in seeded mode.
+        (..., D) float64, and the width of the grid, a number or (k,); None without one, in seeded mode.
     """
     if source.name != "secure":
         return total + noise, None
     width = grid_width(bound, norm, total.shape[-1], scale)
     dither = torch.from_numpy(source.coins("dither", 0).uniform(noise.numel())).view(noise.shape)
-    place = width.to(total.device)
-    return to_grid(total, noise, place[..., None] if place.ndim else place, dither.to(total.device)), width
+    cell = width.to(total.device)[:, None] if isinstance(width, Tensor) else width
+    return to_grid(total, noise, cell, dither.to(total.device)), width
 
 
 def to_grid(total: Tensor, noise: Tensor, width: float | Tensor, dither: Tensor | None = None) -> Tensor:

@@ -14,9 +14,10 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import RecordPrivacy, WarmStartRelease, open_owner_channel
+from fedmtl.privacy import RecordPrivacy, WarmStartRelease
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from tests.privacy.activations import open_activations
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
@@ -30,7 +31,7 @@ def rows(counts=COUNTS, dimension: int = D) -> list[torch.Tensor]:
 
 def door(privacy=PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, seed: int = 0, **options):
     x = rows(counts, dimension)
-    return open_owner_channel(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
+    return open_activations(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
 
 
 def nothing(owner: int, *where: torch.Tensor) -> torch.Tensor:
@@ -44,11 +45,11 @@ def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
     channel = door(allocation=WEIGHTS)
     assert channel.noise_multipliers == pytest.approx(np.full(3, 4 / 2.0), rel=1e-4)  # mean weight 1: z = cap / epsilon
     channel.begin(0, torch.tensor([[0, 0, 2]]))
-    assert channel.account.epsilons() == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
+    assert channel.account.epsilons()[0] == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
     for _ in range(3):
         channel.release(nothing)
     channel.begin(3, torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2]]))
-    assert channel.account.epsilons() == pytest.approx([2.0] * 3, rel=1e-4)
+    assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
     assert (channel.account.epsilons() <= 2.0).all()
 
 
@@ -63,7 +64,7 @@ def test_gaussian_answers_of_unequal_weight_are_one_of_the_joint_precision() -> 
     channel.begin(0, torch.tensor([[0, 0, 0]]))
     z = channel.noise_multipliers[0] / math.sqrt((1 + 4 + 9) / 16)  # weights 1, 2, 3 over their mean 4
     expected = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(1e-5)
-    assert channel.account.epsilons()[0] == pytest.approx(expected, rel=2e-3)
+    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=2e-3)
 
 
 def test_l2_laplace_answers_of_unequal_weight_are_composed_one_by_one() -> None:
@@ -73,7 +74,7 @@ def test_l2_laplace_answers_of_unequal_weight_are_composed_one_by_one() -> None:
     assert epsilon(dp_event.ComposedDpEvent(events), 1, 1e-5) == pytest.approx(3.0, rel=1e-4)
     channel.begin(0, torch.tensor([[0, 0]]))
     expected = epsilon(dp_event.ComposedDpEvent(events[:2]), 1, 1e-5)
-    assert channel.account.epsilons()[0] == pytest.approx(expected, rel=1e-9)
+    assert channel.account.epsilons()[0, 0] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
@@ -105,7 +106,7 @@ def test_noise_falls_with_the_weight_of_the_answer(mechanism: str) -> None:
 def test_equal_weights_are_no_weights() -> None:
     plain, weighted = door(), door(allocation=[np.full(4, 7.0)] * 3)
     assert np.array_equal(plain.noise_multipliers, weighted.noise_multipliers)
-    assert not weighted.account.terms.weighted
+    assert not weighted.terms.weighted
 
 
 def test_a_fixed_multiplier_caps_by_the_weights_in_order() -> None:
@@ -115,11 +116,11 @@ def test_a_fixed_multiplier_caps_by_the_weights_in_order() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"allocation of owner 1 has shape \(3,\); it may answer 4 times"):
+    with pytest.raises(ConfigError, match=r"allocation of client 1 has shape \(3,\); it may act 4 times"):
         door(allocation=[np.ones(4), np.ones(3), np.ones(4)])
     with pytest.raises(ConfigError, match="positive finite weights"):
         door(allocation=[np.array([1.0, 0.0, 1.0, 1.0]), *WEIGHTS[1:]])
-    with pytest.raises(ConfigError, match="weights for 2 owners, there are 3"):
+    with pytest.raises(ConfigError, match="weights for 2 clients, there are 3"):
         door(allocation=WEIGHTS[:2])
 
 
@@ -135,7 +136,7 @@ def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: to
     gradients[1][0, 3] = math.nan
     gradients[1][1, 4] = 1e30
     options = {"ids": IDS, "caps": np.array([4] * 3), "seed": 0, "replicates": 2}
-    channels = [open_owner_channel(privacy, None, counts=np.array(COUNTS), dimension=D, **options) for _ in range(3)]
+    channels = [open_activations(privacy, None, counts=np.array(COUNTS), dimension=D, **options) for _ in range(3)]
     owners = torch.tensor([[1, 0], [1, 2]])
     for channel in channels:
         channel.begin(0, owners)
@@ -150,14 +151,12 @@ def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: to
             norms = torch.linalg.vector_norm(rows, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
             expected = (rows * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
             assert torch.allclose(found[s][r] - noise[r], expected, rtol=1e-5, atol=1e-9)
-    channel = open_owner_channel(privacy, None, counts=np.array(COUNTS), dimension=D, **options)
+    channel = open_activations(privacy, None, counts=np.array(COUNTS), dimension=D, **options)
     channel.begin(0, owners)
-    with pytest.raises(ConfigError, match=r"of shape \(2, 20, 3\); it must be \(2, 20, 4\)"):
+    with pytest.raises(ConfigError, match=r"of shape \(2, 20, 3\); needed: \(2, 20, 4\)"):
         channel.release_rows(lambda k, where: gradients[k][where][..., :3])
     with pytest.raises(ConfigError, match="opened without rows"):
         channel.release(nothing)
-    with pytest.raises(ConfigError, match="needs their rows x, or counts"):
-        open_owner_channel(privacy, None, **options)
 
 
 # Records that arrive
@@ -211,11 +210,11 @@ def test_owners_without_data_are_nobody() -> None:
         ({"arrivals": [np.zeros(n, dtype=int) for n in (4, 20, 60)]}, r"arrivals\[0\] has shape \(4,\)"),
         ({"arrivals": [-np.ones(n, dtype=int) for n in COUNTS]}, r"arrivals\[0\].*whole number of at least 0"),
         ({"arrivals": [np.zeros(5, dtype=int)]}, "arrivals has 1 arrays"),
-        ({"caps": (4, 4)}, r"caps has shape \(2,\).*each of 3 owners"),
+        ({"caps": (4, 4)}, r"caps has shape \(2,\).*each of 3 clients"),
         ({"caps": ((4, 4, 4),)}, r"caps has shape \(1, 3\)"),
         ({"caps": (4, -1, 4)}, "caps .*whole number of at least 0"),
         ({"caps": (4, 2.5, 4)}, "caps .*dtype float64"),
-        ({"rate": np.array([0.5, 0.5])}, "rate is .*each of 3 owners"),
+        ({"rate": np.array([0.5, 0.5])}, "rate is .*each of 3 clients"),
         ({"rate": "all"}, "rate is 'all'"),
     ],
 )
@@ -227,12 +226,12 @@ def test_wrong_arrays_are_refused(options: dict, match: str) -> None:
 def test_wrong_rows_are_refused() -> None:
     options = {"ids": IDS, "caps": np.array([4] * 3), "seed": 0}
     for x in ([], rows()[:2], [*rows()[:2], torch.zeros(5, 3)], [torch.zeros(4)] * 3):
-        with pytest.raises(ConfigError, match=r"x must have rows \(n_i, D\) of each of 3 owners"):
-            open_owner_channel(PURE, x, **options)
+        with pytest.raises(ConfigError, match=r"x must have rows \(n_i, 4\) of each of 3 clients"):
+            open_activations(PURE, x, **options)
     with pytest.raises(ConfigError, match="dimension is 0"):
-        open_owner_channel(PURE, None, counts=np.ones(3, dtype=int), dimension=0, **options)
+        open_activations(PURE, None, counts=np.ones(3, dtype=int), dimension=0, **options)
     with pytest.raises(ConfigError, match="counts has shape"):
-        open_owner_channel(PURE, None, counts=np.ones(2, dtype=int), dimension=3, **options)
+        open_activations(PURE, None, counts=np.ones(2, dtype=int), dimension=3, **options)
 
 
 # The first release
@@ -253,9 +252,9 @@ def test_the_first_release_has_its_share_of_the_budget() -> None:
     assert channel.epsilon == 0
     channel.release_first(zeros)
     # pure epsilons: share of 2 for the first, the rest in equal parts; an owner that never answers spends it all
-    assert channel.account.epsilons() == pytest.approx([0.5, 0.5, 2.0], rel=1e-4)
+    assert channel.account.epsilons()[0] == pytest.approx([0.5, 0.5, 2.0], rel=1e-4)
     channel.begin(0, torch.tensor([[0] * 4 + [1] * 6]))
-    assert channel.account.epsilons() == pytest.approx([2.0] * 3, rel=1e-4)
+    assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
     assert (channel.account.epsilons() <= 2.0).all()
     report = channel.report
     assert (report.releases, report.names) == (13, ("first", "gradient"))
@@ -310,26 +309,28 @@ def test_repetitions_have_first_noise_of_their_own() -> None:
 def test_the_first_release_happens_once_and_before_any_answer() -> None:
     channel = door(first=first())
     channel.begin(0, torch.tensor([[0, 1]]))
-    assert channel.account.epsilons()[2] == pytest.approx(0.5, rel=1e-4), "charged with the first block at the latest"
+    assert channel.account.epsilons()[0, 2] == pytest.approx(0.5, rel=1e-4), (
+        "charged with the first block at the latest"
+    )
     channel.release_first(zeros)
     for _ in range(2):
-        with pytest.raises(PrivacyError, match="happens once, before any answer"):
+        with pytest.raises(PrivacyError, match="happens once, before any activation"):
             channel.release_first(zeros)
         channel.release(nothing)
     late = door(first=first())
     late.begin(0, torch.tensor([[0, 1]]))
     late.release(nothing)
-    with pytest.raises(PrivacyError, match="happens once, before any answer"):
+    with pytest.raises(PrivacyError, match="happens once, before any activation"):
         late.release_first(zeros)
     with pytest.raises(PrivacyError, match="opened without a first release"):
         door().release_first(zeros)
-    with pytest.raises(PrivacyError, match="first vector of owner 0 has not 4 numbers"):
+    with pytest.raises(PrivacyError, match="first vector of client 0 has not 4 numbers"):
         door(first=first()).release_first(lambda owner: torch.zeros(D + 1))
     broken = door(first=first()).release_first(lambda owner: torch.full((D,), math.nan))
     assert torch.equal(broken, door(first=first()).release_first(zeros)), "what is not finite counts as zero"
     with pytest.raises(ConfigError, match=r"share is 1\.0"):
         first(1.0)
-    with pytest.raises(ConfigError, match="positive finite number for each of 3 owners"):
+    with pytest.raises(ConfigError, match="positive finite number for each of 3 clients"):
         door(first=WarmStartRelease(np.array([1.0, 0.0, 1.0]), 0.5))
 
 
@@ -347,7 +348,7 @@ def test_the_first_release_is_on_the_disk_before_its_noise(tmp_path: Path) -> No
     value = channel.release_first(vector)
     channel.begin(0, torch.tensor([[0, 1]]))
     answer = channel.release(nothing)
-    channel.account._ledger._file.close()  # killed
+    channel.account.ledger._file.close()  # killed
     again = door(first=first(), ledger_path=path, resume=True)
     again.start(0)
     assert torch.equal(again.release_first(zeros), value), "seeded: the same release, charged once"
@@ -358,10 +359,10 @@ def test_the_first_release_is_on_the_disk_before_its_noise(tmp_path: Path) -> No
     assert kinds().count("first") == 1
     later = door(first=first(), ledger_path=path, resume=True)
     later.start(2)
-    with pytest.raises(PrivacyError, match="before any answer"):
+    with pytest.raises(PrivacyError, match="before any activation"):
         later.release_first(zeros)
     later.begin(2, torch.tensor([[2]]))
-    assert later.account.epsilons() == pytest.approx([0.5 + 0.375] * 3, rel=1e-4)
+    assert later.account.epsilons()[0] == pytest.approx([0.5 + 0.375] * 3, rel=1e-4)
     later.close()
     with pytest.raises(ResumeError, match="kinds"):
         door(ledger_path=path, resume=True)
@@ -375,12 +376,12 @@ def test_a_secure_first_release_that_a_crash_lost_is_not_made_again(tmp_path: Pa
     channel.release_first(zeros)
     channel.begin(0, torch.tensor([[0, 1]]))
     channel.release(nothing)
-    channel.account._ledger._file.close()
+    channel.account.ledger._file.close()
     again = door(privacy, first=first(), ledger_path=tmp_path / "l", resume=True)
     again.start(1)  # a checkpoint after it
     again.begin(1, torch.tensor([[1]]))
-    assert again.account.epsilons() == pytest.approx([0.5 + 0.375, 0.5 + 2 * 0.375, 0.5], rel=1e-4)
-    again.account._ledger._file.close()
+    assert again.account.epsilons()[0] == pytest.approx([0.5 + 0.375, 0.5 + 2 * 0.375, 0.5], rel=1e-4)
+    again.account.ledger._file.close()
     lost = door(privacy, first=first(), ledger_path=tmp_path / "l", resume=True)
     lost.start(0)
     with pytest.raises(BudgetExhausted, match="first release was charged in an earlier session"):
@@ -391,8 +392,8 @@ def test_a_secure_first_release_that_a_crash_lost_is_not_made_again(tmp_path: Pa
 
 def test_a_run_that_stops_early_forfeits_the_first_release_too() -> None:
     channel = door(first=first())
-    channel.forfeit(0)
-    assert channel.account.epsilons() == pytest.approx([2.0] * 3, rel=1e-4)
+    channel.charge_remaining(0)
+    assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
     assert channel.report.releases == 15
 
 
@@ -410,7 +411,7 @@ def test_checkpoints_of_repetitions_keep_what_was_charged() -> None:
         channel.begin(3, owners[:, 3:])
         values.append(channel.release_run(2, nothing))
     assert torch.equal(values[-1], values[-2]), "weights go on where the earlier session stopped"
-    assert np.array_equal(after.account.epsilons_by_repetition(), whole.account.epsilons_by_repetition())
+    assert np.array_equal(after.account.epsilons(), whole.account.epsilons())
     late = door(**options)
     late.start(3)
     with pytest.raises(ResumeError, match="comes after a first release, which was never charged"):

@@ -15,9 +15,10 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import PublishedClaim, RecordPrivacy, open_owner_channel, to_grid
+from fedmtl.privacy import PublishedClaim, RecordPrivacy, SeededSource, to_grid
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
+from tests.privacy.activations import open_activations
 
 COUNTS, D = (5, 20, 60), 4
 IDS = ("a", "b", "c")
@@ -32,7 +33,7 @@ LAPLACE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0
 
 
 def door(privacy: RecordPrivacy | None = LAPLACE, *, caps=(4, 4, 4), dimension: int = D, seed: int = 0, **options):
-    return open_owner_channel(privacy, rows(dimension), ids=IDS, caps=np.array(caps), seed=seed, **options)
+    return open_activations(privacy, rows(dimension), ids=IDS, caps=np.array(caps), seed=seed, **options)
 
 
 def ones(owner: int, where: torch.Tensor) -> torch.Tensor:
@@ -84,7 +85,7 @@ def test_replacing_one_record_moves_a_release_by_at_most_its_sensitivity() -> No
     for one, other in ((1e9, -1e9), (math.inf, -1e9), (math.nan, 3e300), (1e-3, -1e300), (0.0, math.inf)):
         values = []
         for factor in (one, other):
-            channel = open_owner_channel(LAPLACE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
+            channel = open_activations(LAPLACE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
             channel.begin(0, torch.tensor([[0]]))
             scale = torch.tensor([[5.0, -2.0, factor, 0.1, 7.0]], dtype=torch.float64)
             values.append(channel.release(lambda k, where, scale=scale: scale))
@@ -98,7 +99,7 @@ def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
     channel.begin(0, torch.tensor([[0, 1, 0]]))
     for _ in range(3):
         channel.release(nothing)
-    with pytest.raises(BudgetExhausted, match="owner 0 would act 3 times, above its cap of 2"):
+    with pytest.raises(BudgetExhausted, match="client 0 would take part 3 times, above its cap of 2"):
         channel.begin(3, torch.tensor([[1, 0]]))
     assert channel.account.uses.tolist() == [[2, 1, 0]]
     channel.begin(3, torch.tensor([[1, -1]]))
@@ -111,7 +112,7 @@ def test_pure_epsilons_add_up_to_each_owners_budget() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, mechanism="laplace", delta=0.0), caps=(2, 5, 8))
     assert channel.noise_multipliers == pytest.approx(np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4)
     channel.begin(0, torch.tensor([[0, 0, 1, 1, 1, 1, 1, *[2] * 8]]))
-    assert channel.account.epsilons() == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
+    assert channel.account.epsilons()[0] == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
     assert (channel.account.epsilons() <= np.array([0.5, 1.0, 4.0])).all()
     report = channel.report
     assert (report.unit, report.relation, report.delta) == ("record", "replace", 0.0)
@@ -124,7 +125,7 @@ def test_approximate_epsilons_are_what_dp_accounting_says() -> None:
         RecordPrivacy(clip_norm=0.5, noise_multiplier=6.0, mechanism="laplace", delta=1e-5), caps=(30, 30, 30)
     )
     channel.begin(0, torch.tensor([[1] * 30 + [2] * 5]))
-    found = channel.account.epsilons()
+    found = channel.account.epsilons()[0]
     assert found[0] == 0.0
     for owner, uses in ((1, 30), (2, 5)):
         expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(6.0), uses).get_epsilon(1e-5)
@@ -143,19 +144,8 @@ def test_repetitions_are_the_single_runs() -> None:
     together = door(caps=(9, 9, 9), replicates=5)
     together.begin(0, owners)
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
-    from fedmtl.privacy.noise.sources import SeededSource
-    from fedmtl.privacy.owner_account import OwnerAccount
-    from fedmtl.privacy.owner_channel import OwnerChannel
-
     for r in range(5):
-        alone = OwnerChannel(
-            (LAPLACE,),
-            together._sums,
-            together.participation,
-            [SeededSource(0, r)],
-            OwnerAccount(np.array([9] * 3), terms=together.account.terms, ledger=None),
-            ids=IDS,
-        )
+        alone = door(caps=(9, 9, 9), source=SeededSource(0, r))
         alone.begin(0, owners[r : r + 1])
         for step in range(7):
             value = alone.release(lambda k, where, r=r: (r + 1.0) * ones(k, where))
@@ -194,7 +184,7 @@ def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
 
 
 def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 privacy settings for 3 repetitions"):
+    with pytest.raises(ConfigError, match="2 privacy settings were given for 3 repetitions"):
         door([LAPLACE, LAPLACE], replicates=3)
     with pytest.raises(ConfigError, match="differ in epsilon or noise_multiplier alone"):
         door([LAPLACE, replace(LAPLACE, clip_norm=1.0)], replicates=2)
@@ -240,7 +230,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     values = [first.release(ones) for _ in range(3)]
     first.begin(3, torch.tensor([[2, 2, 1]]))
     first.release(ones)
-    first.account._ledger._file.close()  # killed
+    first.account.ledger._file.close()  # killed
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [[[0], [1], [2]], [[2], [2], [1]]]
     second = opened()
@@ -255,7 +245,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     assert third.account.uses.tolist() == [[1, 1, 0]]
     assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them owner 2's
     assert third.report.releases == 7
-    with pytest.raises(ResumeError, match="Activation 4 was charged to another owner"):
+    with pytest.raises(ResumeError, match="Step 4 was charged to other clients"):
         third.begin(2, torch.tensor([[2, 2, 1]]))
     third.close()
     with pytest.raises(ResumeError, match="charged only 7"):
@@ -286,10 +276,10 @@ def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begi
     channel.close()
     assert (channel.report.epsilon, channel.report.releases) == (channel.epsilon, 5)
     again = door(ledger_path=path, resume=True)
-    assert again.account._ledger.uses().tolist() == [1, 2, 2]
+    assert again.account.ledger.uses().tolist() == [1, 2, 2]
     again.start(6)
-    with pytest.raises(ResumeError, match="Activation 5 was charged to another owner"):
-        door(ledger_path=tmp_path / "other.jsonl").account._reserve(again.account._ledger, 5, np.array([0]))
+    with pytest.raises(ResumeError, match="Step 5 was charged to other clients"):
+        again.account._write_participations(again.account.ledger, 5, np.array([[0]]))
     again.close()
 
     full, secret = tmp_path / "full.jsonl", tmp_path / "secure.jsonl"
@@ -315,9 +305,9 @@ def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
     for _ in range(2):
         channel.release(ones)
     assert channel.report.epsilon == channel.epsilon == pytest.approx(0.5)
-    channel.forfeit(2)
+    channel.charge_remaining(2)
     assert channel.report.epsilon == channel.epsilon == pytest.approx(2.0)
-    assert channel.report.by_owner == pytest.approx((2.0, 2.0, 2.0))
+    assert channel.report.by_client == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
@@ -325,7 +315,7 @@ def test_a_secure_replay_is_charged_again(tmp_path: Path) -> None:
     first = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l")
     first.begin(0, torch.tensor([[0, 1]]))
     value = first.release(ones)
-    first.account._ledger._file.close()
+    first.account.ledger._file.close()
     second = door(privacy, caps=(9, 9, 9), ledger_path=tmp_path / "l", resume=True)
     second.start(0)
     second.begin(0, torch.tensor([[0, 1]]))
@@ -340,7 +330,7 @@ def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
     released = []
     for value in (row, 0.0):
         x[1][0] = value
-        channel = open_owner_channel(privacy, x, ids=IDS, caps=np.array([4, 4, 4]), seed=0)
+        channel = open_activations(privacy, x, ids=IDS, caps=np.array([4, 4, 4]), seed=0)
         channel.begin(0, torch.tensor([[1]]))
         released.append(channel.release(lambda k, where: torch.full((1, COUNTS[k]), factor, dtype=torch.float64)))
     assert (released[0] - released[1]).norm() <= 0.5 / COUNTS[1]
@@ -449,8 +439,8 @@ def test_a_report_has_the_multipliers_of_all_owners_that_may_act() -> None:
     z = channel.noise_multipliers
     assert z is not None
     assert z.argmin() == 1
-    assert f"of multipliers {z.min():.5g} to {z.max():.5g} by owner" in channel.report.text()
-    assert "by owner" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()
+    assert f"of multipliers {z.min():.5g} to {z.max():.5g} by client" in channel.report.text()
+    assert "multipliers" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()
 
 
 def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
@@ -459,7 +449,7 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     assert channel.epsilon == 0.0
     channel.begin(0, torch.tensor([[0]]))
     report = channel.report
-    assert (channel.epsilon, report.epsilon, report.by_owner) == (math.inf, math.inf, None)
+    assert (channel.epsilon, report.epsilon, report.by_client) == (math.inf, math.inf, None)
     assert (report.claimed, report.guarantee) == (0.75, "paper")
     assert report.refuted == "a private state is not protected"
     assert report.headline.startswith("not private")
