@@ -134,8 +134,8 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
         central, own = scalar_loop(
             x, y, loss, 0.05, learner.theta_max, a, clients[r].tolist(), noise[:, r], NOISY.clip_norm, **says
         )
-        assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=1e-7)
-        assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=1e-7)
+        assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=5e-7)
+        assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=5e-7)
     assert float(state.public["theta_l"].abs().max()) > 1e-3
     assert torch.equal(learner.shared(state), state.public["theta_l"][0])
     everyone = learner.personalize(work, state, torch.arange(4))

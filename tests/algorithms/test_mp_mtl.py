@@ -60,7 +60,7 @@ def repeated(algorithm: MPMTL, problem: Problem, privacy: Any, replicates: int, 
     plans = algorithm.plan(problem, bound)
     channel = open_channel(privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates)
     if sources is not None:
-        channel._sources = sources
+        channel.sources[:] = sources
     state = algorithm.init(problem, replicates)
     for step in range(problem.rounds):
         channel.begin(step, channel.draw(step))

@@ -80,11 +80,11 @@ def test_replicates_are_single_runs() -> None:
 )
 def test_both_stop_rules_calibrate_the_noise_to_the_wakeups_of_an_agent(schedule_of, answers) -> None:
     problem, algorithm = agents(rounds=10**6), PeerToPeer(row_norm=1.0, graph=random_graph(N))
-    channel, source = open_activations(algorithm, problem, schedule_of, NOISED, seed=0)
+    channel, source = open_run(algorithm, problem, schedule_of, NOISED, seed=0)
     assert channel.caps.tolist() == [3] * N
     state = algorithm.init(problem)
     channel.start(0)
-    for block in source.events(0):
+    for block in source.blocks(0):
         source.begin(block)
         state = algorithm.step(problem, state, block, channel)
     uses = channel.account.uses[0]

@@ -303,7 +303,7 @@ def test_agents_without_data_pass_on_what_they_hear() -> None:
             gradient = noise[k, 0] + 2 * ridge * theta[i]
             theta[i] = (1 - alpha) * theta[i] + alpha * (around - 0.7 * c * gradient)
         assert np.allclose(state.public["theta"][0].numpy(), theta, rtol=1e-10)
-        assert channel.account.epsilons()[1] == 0
+        assert channel.account.epsilons()[0, 1] == 0
         assert channel.epsilon == pytest.approx(2.0, rel=1e-3)
     warm, _ = run(PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, warm_start=0.5, lam=0.2), problem, clients, privacy)
     assert bool(torch.isfinite(warm.public["theta"]).all())
