@@ -82,10 +82,10 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
 
 
 def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], where: str) -> None:
-    """Labels y (N, ...) of dtype int64 in ``0 .. classes - 1``."""
+    """Labels y (N, ...) in ``0 .. classes - 1`` of dtype int64, or uint8 where there are several of two classes."""
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
-    if y.dtype != torch.int64:
+    if y.dtype != torch.int64 and not (classes == 2 and y.ndim > 1 and y.dtype == torch.uint8):
         raise DataError(f"{where}: field 'y' has dtype {y.dtype}; labels must be torch.int64.")
     bad = (y < 0) | (y >= classes)
     if bad.any():

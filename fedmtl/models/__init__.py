@@ -5,6 +5,7 @@ A factory takes the shape of the data and returns a module, so that a model can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def softmax_regression(*, bias: bool = True) -> ModelFactory:
     """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
 
     def build(spec: DataSpec) -> nn.Module:
-        linear = nn.Linear(_features(spec), _outputs(spec), bias=bias)
+        linear = nn.Linear(_features(spec), spec.outputs, bias=bias)
         for parameter in linear.parameters():
             nn.init.zeros_(parameter)
         return nn.Sequential(nn.Flatten(), linear)
@@ -53,10 +54,30 @@ def softmax_regression(*, bias: bool = True) -> ModelFactory:
 
 
 def linear_regression(*, bias: bool = True) -> ModelFactory:
-    """A linear map to one real number, from zero weights."""
+    """A linear map to one real number for each target, from zero weights."""
 
     def build(spec: DataSpec) -> nn.Module:
-        linear = nn.Linear(_features(spec), 1, bias=bias)
+        linear = nn.Linear(_features(spec), math.prod(spec.targets), bias=bias)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
+        return nn.Sequential(nn.Flatten(), linear)
+
+    return build
+
+
+def logistic_regression(*, bias: bool = True) -> ModelFactory:
+    """Logistic regression from zero weights: one logit for two classes, or one for each label of an example.
+
+    With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes are for
+    :func:`softmax_regression`.
+    """
+
+    def build(spec: DataSpec) -> nn.Module:
+        if spec.classes != 2:
+            raise ModelError(
+                f"logistic_regression is for 2 classes or several labels, not {spec.classes}; use softmax_regression."
+            )
+        linear = nn.Linear(_features(spec), math.prod(spec.targets), bias=bias)
         for parameter in linear.parameters():
             nn.init.zeros_(parameter)
         return nn.Sequential(nn.Flatten(), linear)
@@ -76,7 +97,7 @@ def mlp(*, hidden: int = 64, layers: int = 1, dropout: float = 0.0) -> ModelFact
             if dropout > 0.0:
                 blocks.append(nn.Dropout(dropout))
             width = hidden
-        return nn.Sequential(*blocks, nn.Linear(width, _outputs(spec)))
+        return nn.Sequential(*blocks, nn.Linear(width, spec.outputs))
 
     return build
 
@@ -102,18 +123,11 @@ def femnist_cnn() -> ModelFactory:
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * side[0] * side[1], _outputs(spec)),
+            nn.Linear(64 * side[0] * side[1], spec.outputs),
         )
 
     return build
 
 
 def _features(spec: DataSpec) -> int:
-    size = 1
-    for n in spec.shape:
-        size *= n
-    return size
-
-
-def _outputs(spec: DataSpec) -> int:
-    return 1 if spec.classes is None else spec.classes
+    return math.prod(spec.shape)

@@ -28,8 +28,9 @@ from ._names import CHOICE_NOT_COVERED, title_of
 METRICS = (
     *("accuracy", "mse", "worst_tenth", "spread"),
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
+    *("recall_at_5", "weighted_recall_at_5", "global_recall_at_5"),
 )
-PRINTED = METRICS[:4]
+PRINTED = (*METRICS[:4], "recall_at_5")
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 DATA = ("data", "clients")
 METHOD = (*DATA, "lam", "mu", "update", "server_lr", "sampler", "planned_rounds")

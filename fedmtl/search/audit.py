@@ -98,7 +98,8 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> li
         _LEVEL,
     )
     search = _Search(settings, plan, None)
-    even = SimpleNamespace(personal_accuracy=dict.fromkeys(range(len(search.settings._first.data)), 0.5))
+    ids = search.settings._first.data.ids
+    even = SimpleNamespace(ids=ids, personal_accuracy=dict.fromkeys(ids, 0.5))
     scores = [search._score(index, 0, even) for index in range(_SCORES)]  # type: ignore[arg-type]
     shared = exact(
         "selection: fresh scores",

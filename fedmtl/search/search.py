@@ -323,7 +323,7 @@ class _Search:
 
     def _score(self, index: int, candidate: int, result: Result) -> float:
         """The noised mean score, through a channel of its own with its own ledger."""
-        place, n = self._place(index), len(result.personal_accuracy)
+        place, n = self._place(index), len(result.ids)
         plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
@@ -346,7 +346,11 @@ class _Search:
         with closing(channel):
             everyone = channel.draw(0)
             channel.begin(0, everyone)
-            scores = client_scores(torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound)
+            scores = torch.full((n,), 0.5, dtype=torch.float64)  # a client that has nothing to test on adds nothing
+            own = torch.tensor([client in result.personal_accuracy for client in result.ids])
+            scores[own] = client_scores(
+                torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound
+            )
             return float(channel.release(SCORE, (scores - 0.5)[:, None], everyone)) + 0.5
 
     def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:

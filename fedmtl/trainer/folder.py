@@ -134,10 +134,9 @@ class RunFolder:
             )
         else:
             self._plot(result)
-        ids = list(result.personal_accuracy)
         write_bytes(self.private / "clients.csv", _csv(client_rows(result, data)))
         report = result.privacy.to_dict()
-        summary = settings | {"clients": len(ids)} | report | result.numbers()
+        summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
         summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
         write_json(self.private / "result.json", _plain(summary))
@@ -169,7 +168,7 @@ class RunFolder:
         histories = {name: run.history for name, run in result.baselines.items()}
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
-        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
+        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric != "mse")
 
 
 def _listed(path: Path) -> bool:
@@ -178,15 +177,16 @@ def _listed(path: Path) -> bool:
 
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
-    """One row a client: sizes, and the score of its own, of the shared and of the baselines' models."""
+    """One row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty where the
+    client has nothing to test on."""
     train, test = data.train.counts.tolist(), data.test.counts.tolist()
     rows = []
     for place, client in enumerate(data.ids):
-        row = {"client": client, "train_examples": train[place], "test_examples": test[place]}
-        row["personal"] = result.personal_accuracy[client]
+        row: dict[str, Any] = {"client": client, "train_examples": train[place], "test_examples": test[place]}
+        row["personal"] = result.personal_accuracy.get(client, "")
         if result.shared_accuracy is not None:
-            row["global"] = result.shared_accuracy[client]
-        row |= {name: run.personal_accuracy[client] for name, run in result.baselines.items()}
+            row["global"] = result.shared_accuracy.get(client, "")
+        row |= {name: run.personal_accuracy.get(client, "") for name, run in result.baselines.items()}
         rows.append(row)
     return rows
 

@@ -28,14 +28,16 @@ class Result:
         epsilon: spent.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
+        ids: the clients' ids.
         personal: (n, D), the clients' models.
         shared: (D,), the released model, if the algorithm has one.
-        personal_accuracy: test accuracy (or mean squared error) of each client's own model, by id.
+        personal_accuracy: the metric of each client's own model on its test examples, by id, without the clients that
+            have no test examples.
         shared_accuracy: the same for the shared model; ``None`` without one.
         final: the last row of the history.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
             it stopped improving.
-        metric: ``"accuracy"`` or ``"mse"``.
+        metric: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
         replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
@@ -54,6 +56,7 @@ class Result:
     epsilon: float
     privacy: PrivacyReport
     history: list[dict[str, Any]]
+    ids: tuple[str, ...]
     personal: Tensor
     shared: Tensor | None
     personal_accuracy: dict[str, float]
@@ -78,10 +81,9 @@ class Result:
         Raises:
             ConfigError: no client of that id.
         """
-        ids = list(self.personal_accuracy)
-        if client not in self.personal_accuracy:
-            raise ConfigError(f"There is no client {client!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
-        return self._module(self.personal[ids.index(client)])
+        if client not in self.ids:
+            raise ConfigError(f"There is no client {client!r}; the clients are {self.ids[0]!r} .. {self.ids[-1]!r}.")
+        return self._module(self.personal[self.ids.index(client)])
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -106,6 +108,7 @@ class Result:
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
         said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
+        said["scored_clients"] = len(self.personal_accuracy)
         said |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
             return said | {k: v for k, v in self.final.items() if k != "time"}
@@ -115,7 +118,9 @@ class Result:
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
         last = self.final
-        clients = f"{len(self.personal_accuracy):,} clients"
+        clients, scored = f"{len(self.ids):,} clients", len(self.personal_accuracy)
+        if scored < len(self.ids):
+            clients += f" ({scored:,} scored, the others have nothing to test on)"
         head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self.step}s"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"

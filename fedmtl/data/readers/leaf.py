@@ -256,7 +256,7 @@ def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
             f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; they must agree."
         )
     if not y:
-        raise DataError(f"{where} has no examples; every client needs at least 1 training and 1 test example.")
+        raise DataError(f"{where} has no examples; every client needs at least 1.")
     try:
         return store(_numbers(x, where, "x")), _numbers(y, where, "y")
     except _PixelError as error:

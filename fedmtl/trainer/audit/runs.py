@@ -20,6 +20,7 @@ from ...privacy.audit import Finding, OwnerSetup, Setup
 from ...privacy.audit.findings import exact, skipped, too_large
 from ...privacy.audit.stated import early_stop
 from ...privacy.audit.statistics import auditor
+from ..evaluation import METRICS
 from ..problem import build_problem
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
@@ -29,7 +30,7 @@ from .rerun import states
 _LARGE = 1e4
 _SLACK = 1 + 1e-6
 _HISTORIES = 200
-_MEASURED = ("loss", "accuracy", "mse", "worst_tenth", "spread", "global_accuracy", "objective", "time")
+_MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "objective", "time")
 
 
 def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
