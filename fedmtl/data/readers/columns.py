@@ -40,11 +40,16 @@ def read_frame(file: Path, needed: Sequence[str], text: Sequence[str]) -> pd.Dat
         DataError: an unreadable or empty file, or a missing column.
     """
     frame = load_frame(file, tuple(text))
+    check_columns(frame, needed, file)
+    return frame
+
+
+def check_columns(frame: pd.DataFrame, needed: Sequence[str], file: Path) -> None:
+    """Raise :class:`DataError` unless the table has the columns ``needed``."""
     for column in needed:
         if column not in frame.columns:
             known = ", ".join(map(repr, frame.columns))
             raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
-    return frame
 
 
 def numbers(
@@ -91,6 +96,19 @@ def texts(frame: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
-    """Positions (n,) int64 of texts (n,) in ``categories``; -1 where a text is none of them."""
+    """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
     match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
     return np.where(match.any(axis=1), match.argmax(axis=1), -1)
+
+
+def known_codes(values: np.ndarray, categories: Sequence[str], column: str, file: Path, accepted: str) -> np.ndarray:
+    """Return the :func:`codes` of texts that must all be among ``categories``.
+
+    Raises:
+        DataError: another text, named with its row and ``column``.
+    """
+    found = codes(values, categories)
+    if (found < 0).any():
+        row = int((found < 0).argmax())
+        raise DataError(f"{file}: row {row}, column {column!r} holds {str(values[row])!r}; accepted: {accepted}.")
+    return found

@@ -10,7 +10,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,22 +69,20 @@ def read_leaf(
     if test_fraction is not None:
         check_fraction(test_fraction)
     train, test = _read_sides(root, _as_float)
-    clients = _merge(train, test, root)
-    kept = [client for client in clients if len(clients[client][1]) >= min_examples]
+    merged = _merge(train, test, root)
+    clients, kind = _large_enough(merged, min_examples, root), _target_kind(merged)
     title = root.name if name is None else name
-    if not kept:
-        raise DataError(f"{root}: no client has {min_examples} or more examples (min_examples).")
-
-    kind = _target_kind(clients)
 
     def tensors(side: dict[str, Pair]) -> dict[str, Tensors]:
         return {
-            client: _pair(side[client], shape, kind, f"{root}: client {client!r}") for client in kept if client in side
+            client: _pair(side[client], shape, kind, f"{root}: client {client!r}")
+            for client in clients
+            if client in side
         }
 
     if test and test_fraction is None:
         return FederatedDataset.from_tensors(
-            _present(tensors(train), kept, root),
+            _present(tensors(train), clients, root),
             test=tensors(test),
             classes=classes,
             transform=transform,
@@ -122,10 +120,7 @@ def read_femnist(
     root = Path(root)
     positive_int("read_femnist", min_examples=min_examples)
     check_fraction(test_fraction)
-    clients = _merge(*_read_sides(root, _as_pixels), root)
-    clients = {client: pair for client, pair in clients.items() if len(pair[1]) >= min_examples}
-    if not clients:
-        raise DataError(f"{root}: no client has {min_examples} or more examples (min_examples).")
+    clients = _large_enough(_merge(*_read_sides(root, _as_pixels), root), min_examples, root)
     exact = all(x.dtype == np.uint8 for x, _ in clients.values())
     kind = _target_kind(clients)
     pairs = {}
@@ -322,6 +317,14 @@ def _merge(train: dict[str, Pair], test: dict[str, Pair], root: Path) -> dict[st
     return merged
 
 
+def _large_enough(clients: dict[str, Pair], least: int, root: Path) -> dict[str, Pair]:
+    """Leave out clients with fewer than ``least`` examples; some must remain."""
+    large = {client: pair for client, pair in clients.items() if len(pair[1]) >= least}
+    if not large:
+        raise DataError(f"{root}: no client has {least} or more examples (min_examples).")
+    return large
+
+
 def _alike(x: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Pixels in the other array's kind of storage: uint8 if both are, float32 otherwise."""
     if x.dtype == np.uint8 and other.dtype != np.uint8:
@@ -329,8 +332,8 @@ def _alike(x: np.ndarray, other: np.ndarray) -> np.ndarray:
     return x
 
 
-def _present(train: dict[str, Tensors], kept: list[str], root: Path) -> dict[str, Tensors]:
-    for client in kept:
+def _present(train: dict[str, Tensors], clients: Iterable[str], root: Path) -> dict[str, Tensors]:
+    for client in clients:
         if client not in train:
             raise DataError(f"{root}: client {client!r} has no training examples; every client needs at least 1.")
     return train
