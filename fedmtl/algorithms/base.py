@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
+from ..errors import ConfigError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
+from ..local.optimizers import Strength
 from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
 from ..privacy import BoundSampler, OwnerChannel, RecordReleases, ReleasePlan
@@ -94,8 +96,10 @@ class Problem:
         clients: Tensor,
         *,
         round: int,
-        lam: float = 0.0,
+        lam: Strength = 0.0,
         anchor: Tensor | None = None,
+        divergence: Loss | None = None,
+        moving: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Every client's model after its local run.
@@ -108,7 +112,11 @@ class Problem:
             start: (D,) or (k, D).
             clients: int64 (k,).
             round: addresses batches and dropout masks.
-            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,).
+            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D)
+                with one strength for each coordinate.
+            divergence: what the pull measures in place of the squared distance, see
+                :func:`fedmtl.local.train_locally`; not with ``records``.
+            moving: bool (D,), the coordinates that are trained; None for all.
             out: (k, D), where the models go; may be ``start``.
 
         Returns:
@@ -116,7 +124,9 @@ class Problem:
         """
         result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
         if self.records is not None:
-            return self._train_privately(solver, start, clients, result, self.records, round, lam, anchor)
+            if divergence is not None:
+                raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
+            return self._train_privately(solver, start, clients, result, self.records, round, lam, anchor, moving)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = torch.arange(len(clients)) % LANES
@@ -144,9 +154,11 @@ class Problem:
                         self.loss,
                         solver,
                         plan.part(part),
-                        start if start.dim() == 1 else start[own],
-                        lam=lam,
-                        anchor=anchor,
+                        _rows_of(start, own),
+                        lam=_rows_of(lam, own),
+                        anchor=_rows_of(anchor, own),
+                        divergence=divergence,
+                        moving=moving,
                     )
                     result[own[kept]] = models[kept]
 
@@ -161,8 +173,9 @@ class Problem:
         result: Tensor,
         records: RecordReleases,
         round: int,
-        lam: float,
+        lam: Strength,
         anchor: Tensor | None,
+        moving: Tensor | None,
     ) -> Tensor:
         if round == PERSONALIZE_ROUND:
             return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
@@ -176,16 +189,22 @@ class Problem:
                 self.data,
                 self.loss,
                 solver,
-                start if start.dim() == 1 else start[place],
+                _rows_of(start, place),
                 clients=clients[own],
                 round=round,
                 records=records,
-                lam=lam,
-                anchor=anchor,
+                lam=_rows_of(lam, place),
+                anchor=_rows_of(anchor, place),
+                moving=moving,
             )
 
         self.executor.map(work, len(clients))
         return result
+
+
+def _rows_of(value: Any, places: Tensor) -> Any:
+    """The rows of a tensor (k, D) at ``places``; anything else, such as (D,) for all clients, as it is."""
+    return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
 @dataclass(frozen=True)

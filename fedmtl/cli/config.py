@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 Config = dict[str, Any]
-GROUPS = ("algorithm", "data", "model", "schedule", "privacy")
+GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune")
 _INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
 _INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
     "LinearLoss.name": "algorithm.loss",
@@ -343,7 +343,7 @@ def _instantiate(config: Config, group: str) -> Any:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
-    if not config[group]:
+    if not config.get(group):
         return None
     with ByKey(config):
         return instantiate(OmegaConf.create(config[group]), _convert_="all")

@@ -184,6 +184,9 @@ def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
     for place, client in enumerate(data.ids):
         row: dict[str, Any] = {"client": client, "train_examples": train[place], "test_examples": test[place]}
         row["personal"] = result.personal_accuracy.get(client, "")
+        if result.finetuned is not None:
+            row |= {f"{name} model": score.get(client, "") for name, score in result.finetuned.scores.items()}
+            row |= {"chosen": result.finetuned.chosen[client]} if result.finetuned.chosen else {}
         if result.shared_accuracy is not None:
             row["global"] = result.shared_accuracy.get(client, "")
         row |= {name: run.personal_accuracy.get(client, "") for name, run in result.baselines.items()}

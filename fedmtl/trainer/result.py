@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -17,6 +17,9 @@ from ..models import BoundedInputs
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout
+
+if TYPE_CHECKING:
+    from .finetuning import Finetuned
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Result:
         bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
             and for every score, and the models of :meth:`model_for` and :meth:`shared_model` do so themselves.
         shortened: the share of the training and of the test records, by side, that were; not private.
+        finetuned: where the clients finetuned after the run, the scores before and after; ``personal``,
+            ``personal_accuracy`` and ``final`` are then those of the finetuned models.
     """
 
     algorithm: str
@@ -74,6 +79,7 @@ class Result:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     bound: RowBound | None = None
     shortened: Mapping[str, float] = field(default_factory=dict)
+    finetuned: Finetuned | None = None
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -109,6 +115,7 @@ class Result:
         """The summary's numbers, as plain values."""
         said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
         said["scored_clients"] = len(self.personal_accuracy)
+        said |= {} if self.finetuned is None else self.finetuned.numbers()
         said |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
             return said | {k: v for k, v in self.final.items() if k != "time"}
@@ -139,6 +146,9 @@ class Result:
             f"  personal models   {metric} {last[metric]:.4g}   worst tenth {last['worst_tenth']:.4g}   "
             f"spread {last['spread']:.4g}" + (f"   nMSE {last['nmse']:.4g}" if "nmse" in last else ""),
         ]
+        if self.finetuned is not None:
+            before = last[f"{'global' if self.finetuned.start == 'shared' else 'trained'}_{metric}"]
+            lines += self.finetuned.lines(metric, before)
         if self.shared is not None:
             lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.4g}")
         if self.bound is not None and any(self.shortened.values()):
@@ -149,12 +159,31 @@ class Result:
         if self.baselines:
             lines.append("  comparison, not released:")
             for name, run in self.baselines.items():
-                row = run.final
-                lines.append(
-                    f"    {name:<15} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
-                    f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
-                )
+                for label, row in run.stages(name):
+                    lines.append(
+                        f"    {label:<23} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
+                        f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
+                    )
+            lines.append(f"  best of these     {self._best()}")
         return lines
+
+    def stages(self, name: str) -> list[tuple[str, dict[str, float]]]:
+        """What the run's personal models score, by label: as trained, and finetuned where they were. ``name`` is that
+        of the run, and each mapping has the ``metric``, ``worst_tenth`` and ``spread``."""
+        names = (self.metric, "worst_tenth", "spread")
+        last = {key: self.final[key] for key in names}
+        if self.finetuned is None:
+            return [(name, last)]
+        before = {key: self.final[f"trained_{key}"] for key in names}
+        return [(name, before), (f"{name} + finetuning", last)]
+
+    def _best(self) -> str:
+        """The best mean score of this run and of its baselines, and what comes next."""
+        metric, sign = self.metric, 1 if self.metric == "mse" else -1
+        own = [(f"{label} (this run)", row) for label, row in self.stages(self.algorithm)]
+        others = [stage for name, run in self.baselines.items() for stage in run.stages(name)]
+        first, second = sorted([*own, *others], key=lambda stage: sign * stage[1][metric])[:2]
+        return f"{first[0]}, {first[1][metric]:.4g}; next {second[0]}, {second[1][metric]:.4g}"
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
