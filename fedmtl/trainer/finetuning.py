@@ -107,10 +107,7 @@ def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions:
 def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[FederatedDataset, FederatedDataset | None]:
     """The data of the run, and those with the clients' validation records as test side, where they choose.
 
-    The split of a client depends on its own id and number of records alone.
-
-    Raises:
-        DataError: a client with a single training record.
+    The split of a client depends on its own id and number of records alone; one with a single record trains on it.
     """
     if finetune is None or not finetune.validation:
         return data, None
@@ -197,7 +194,7 @@ def _final(result: Result, problem: Problem, found: Metrics) -> dict[str, Any]:
 def _chosen(
     problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
 ) -> tuple[Tensor, dict[str, str]]:
-    """Each client's model of the least mean loss on its own validation records, the first of several that are equal."""
+    """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
     names = ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
     losses = torch.stack([_own_losses(judged, models[name]) for name in names])
@@ -210,15 +207,16 @@ def _chosen(
 
 
 def _own_losses(problem: Problem, models: Tensor) -> Tensor:
-    """Mean loss of each client's model (n, D) on its own test side: float64 (n,).
+    """Mean loss of each client's model (n, D) on its own test side: float64 (n,), NaN without records.
 
     Clients are computed one at a time, so that the rounding of one does not depend on how many records another has.
     """
-    losses = torch.zeros(problem.clients, dtype=torch.float64)
+    losses = torch.full((problem.clients,), torch.nan, dtype=torch.float64)
+    counts = problem.data.test.counts.tolist()
 
     def work(stack: StackedModule, part: slice) -> None:
-        for place in range(part.start, part.stop):
-            index = problem.data.test.offsets[place] + torch.arange(int(problem.data.test.counts[place]))
+        for place in (place for place in range(part.start, part.stop) if counts[place]):
+            index = problem.data.test.offsets[place] + torch.arange(counts[place])
             row = models[place][None]
             x, y = problem.data.gather("test", index[None], dtype=row.dtype, device=row.device)
             losses[place] = example_losses(problem.loss, stack.predict(row, x), y).double().mean()

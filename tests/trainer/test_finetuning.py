@@ -10,10 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl import PMTL, FedAvg, Finetune, Local, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, personalize
+from fedmtl import (
+    PMTL,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    personalize,
+)
 from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import ConfigError
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.finetuning import held_out, shares
 from fedmtl.trainer.verify import verify
@@ -140,8 +151,12 @@ def test_validation_records_are_each_clients_own_affair() -> None:
         {"a": (torch.ones(1, 2), torch.tensor([0])), "b": (torch.ones(3, 2), torch.tensor([0, 1, 0]))},
         test={name: (torch.ones(1, 2), torch.tensor([1])) for name in "ab"},
     )
-    with pytest.raises(DataError, match="'a' has 1 example"):
-        held_out(single, finetune)
+    fit, validation = held_out(single, finetune)
+    assert fit.train.counts.tolist() == [1, 2]
+    assert validation.test.counts.tolist() == [0, 1]
+    assert trainer(data=single, finetune=finetune, schedule=FullParticipation()).fit().finetuned.chosen["a"] == (
+        "finetuned"
+    )
 
 
 def test_the_audit_sees_the_finetuned_models() -> None:
