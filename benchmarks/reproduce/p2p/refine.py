@@ -26,7 +26,7 @@ from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, s
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
 from fedmtl.algorithms.linear.data import LinearLoss  # noqa: E402
-from fedmtl.algorithms.linear.fit import fit_own  # noqa: E402
+from fedmtl.algorithms.linear.solve import fit_own  # noqa: E402
 
 PULLS = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
 EPSILONS = (1.0, 10.0)

@@ -39,8 +39,7 @@ from ...errors import ConfigError
 from ...privacy import RecordPrivacy, open_owner_channel
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
-from ..linear.optimum import Optimum
-from .fitness import Fitness
+from .fitness import Fitness, Optimum
 from .learner_data import LearnerData
 
 if TYPE_CHECKING:

@@ -243,20 +243,6 @@ class LinearData:
         return torch.cat(self.x), torch.cat(self.y)
 
 
-def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no records
-    make it fail.
-
-    Args:
-        matrix: (..., p, p).
-        right: (..., p) or (..., p, k), as in ``torch.linalg.solve``.
-    """
-    found, info = torch.linalg.solve_ex(matrix, right)
-    dims = tuple(range(info.dim(), found.dim()))
-    solved = (info == 0) & torch.isfinite(found).all(dims) if dims else info == 0
-    return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
-
-
 def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Whether a linear model has a bias.
 

@@ -47,7 +47,7 @@ from ...privacy.noise.registry import LAWS
 from ...schedules import Dropouts, EventTable
 from ..base import AsyncAlgorithm, Problem, State
 from ..linear.data import LinearAlgorithm, prepared
-from ..linear.fit import fit_own
+from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
 from .availability import Availability, arrival_steps
 from .model import LinearRecords, ModelRecords
