@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, issparse
 
 from .._check import positive, positive_int
+from .._files import csv_rows
 from ..errors import ConfigError, DataError
 from .graph import Graph
 
@@ -128,29 +127,15 @@ def from_edges(path: str | Path, ids: Sequence[str], *, isolated: bool = False) 
         DataError: a missing file or a malformed row; the message names the row.
         ConfigError: an unknown agent, or a pair with two different weights.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"{file}: no such file; edges are a CSV file with the columns agent,neighbour,weight.")
     place = {name: i for i, name in enumerate(ids)}
     weights: dict[tuple[int, int], float] = {}
-    with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as lines:
-        reader = csv.reader(lines)
-        header = tuple(cell.strip() for cell in next(reader, []))
-        if header not in (("agent", "neighbour", "weight"), ("agent", "neighbour")):
-            raise DataError(
-                f"{file}, row 1: the header is {','.join(header)!r}; it must be 'agent,neighbour,weight' or "
-                f"'agent,neighbour'."
+    for where, cells in csv_rows(Path(path), "agent,neighbour,weight", "agent,neighbour", what="edges are"):
+        pair, weight = _edge(cells, place, where)
+        if weights.setdefault(pair, weight) != weight:
+            raise ConfigError(
+                f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here and "
+                f"{weights[pair]:g} before; weights must be symmetric."
             )
-        for cells in reader:
-            where = f"{file}, row {reader.line_num}"
-            if len(cells) != len(header):
-                raise DataError(f"{where}: {len(cells)} cells; a row is {','.join(header)}.")
-            pair, weight = _edge([cell.strip() for cell in cells], place, where)
-            if weights.setdefault(pair, weight) != weight:
-                raise ConfigError(
-                    f"{where}: the pair {cells[0].strip()!r}, {cells[1].strip()!r} has the weight {weight:g} here and "
-                    f"{weights[pair]:g} before; weights must be symmetric."
-                )
     ends = np.array(sorted(weights), dtype=np.int64).reshape(-1, 2)
     values = np.array([weights[i, j] for i, j in ends.tolist()])
     return _symmetric(ends[:, 0], ends[:, 1], values, tuple(ids), isolated=isolated)

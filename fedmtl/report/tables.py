@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .._files import write_bytes
+from .._files import read_json, write_bytes
 from .._rounding import rounded_up
 from ..errors import DataError
 from ._names import CHOICE_NOT_COVERED, title_of
@@ -120,9 +119,9 @@ def read_rows(run: Path) -> list[Row]:
     Raises:
         DataError: a file is not valid JSON or lacks the algorithm; the message names it.
     """
-    result = _read_json(run / "private" / "result.json")
+    result = read_json(run / "private" / "result.json")
     protection = run / "public" / "privacy.json"
-    privacy = _read_json(protection) if protection.is_file() else {}
+    privacy = read_json(protection) if protection.is_file() else {}
     baselines = result.get("baselines") or {}
     if not isinstance(baselines, dict):
         raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
@@ -314,16 +313,6 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
         noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
         settings=tuple((key, str(outcome[key])) for key in keys if outcome.get(key) is not None),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold one JSON object.")
-    return content
 
 
 def _number(file: Path, key: str, value: Any, *, missing: float) -> float:

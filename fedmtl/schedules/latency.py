@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import numbers
 from abc import ABC, abstractmethod
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from .._check import non_negative, positive
+from .._files import csv_rows
 from ..errors import ConfigError, DataError
 
 Array = NDArray[np.float64]
@@ -199,31 +198,20 @@ def _checked(seconds: list[Any], where: str) -> Array:
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
     """Latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; a trace is a CSV file with the columns client,seconds.")
     traces: dict[str, list[float]] = {}
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
-        reader = csv.reader(lines)
-        header = [cell.strip() for cell in next(reader, [])]
-        if header != ["client", "seconds"]:
-            raise DataError(f"{path}, row 1: the header is {','.join(header)!r}; it must be 'client,seconds'.")
-        for cells in reader:
-            row = f"{path}, row {reader.line_num}"
-            if len(cells) != 2:
-                raise DataError(f"{row}: {len(cells)} cells; a row is client,seconds.")
-            client, value = cells[0].strip(), cells[1].strip()
-            if not client:
-                raise DataError(f"{row}: no client; a row is client,seconds.")
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = math.nan
-            if not math.isfinite(seconds) or seconds < 0:
-                said = repr(value) if value else "missing"
-                raise DataError(
-                    f"{row}: the latency of client {client!r} is {said}; it must be a finite number of at least 0."
-                )
-            traces.setdefault(client, []).append(seconds)
+    for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
+        if not client:
+            raise DataError(f"{where}: no client; a row is client,seconds.")
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds) or seconds < 0:
+            text = repr(value) if value else "missing"
+            raise DataError(
+                f"{where}: the latency of client {client!r} is {text}; it must be a finite number of at least 0."
+            )
+        traces.setdefault(client, []).append(seconds)
     if not traces:
         raise DataError(f"{path}: no rows under the header; every client needs at least one.")
     return traces

@@ -29,6 +29,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from .. import __version__
+from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError, ResumeError
 from ..privacy.accounting.knorm import KNormDpEvent
@@ -192,9 +193,9 @@ class _Verifier:
                 f"{folder.root} holds no finished run: private/result.json is missing. Go on with fedmtl resume, or "
                 f"name the run's own folder (a baseline and a candidate of a search are parts of one)."
             )
-        self.report = _read(folder.public / "privacy.json")
+        self.report = read_json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
-        self.result = _read(folder.private / "result.json") if self.private else {}
+        self.result = read_json(folder.private / "result.json") if self.private else {}
         self.checks: list[Check] = []
 
     def verification(self) -> Verification:
@@ -250,7 +251,7 @@ class _Verifier:
             if not (part / MANIFEST).is_file():
                 self._note(f"files: {part.name}", FAILED, f"{part.name}/{MANIFEST} is missing")
                 continue
-            manifest = _read(part / MANIFEST)
+            manifest = read_json(part / MANIFEST)
             files, wrong = manifest.get("files", {}), []
             for name, digest in files.items():
                 path = part / name
@@ -769,16 +770,6 @@ def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges) -> list[str
         elif not fit(step, ranks):
             problems.append(f"step {step} has a cohort that {schedule['class'].removeprefix('Bound')} does not draw")
     return problems
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold one JSON object.")
-    return content
 
 
 def _number(text: str) -> float:
