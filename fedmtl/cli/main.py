@@ -215,10 +215,10 @@ def _report(words: list[str], debug: bool) -> int:
     parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
     options = parser.parse_args(words)
-    made = report(options.folders, options.out)
-    for folder in made.unfinished:
+    files = report(options.folders, options.out)
+    for folder in files.unfinished:
         say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
-    print(f"{made.table}\n{made.markdown}\n{made.figure}")
+    print(f"{files.table}\n{files.markdown}\n{files.figure}")
     return 0
 
 

@@ -99,17 +99,17 @@ def exp_angle(
     positive("exp_angle", gamma=gamma)
     if not 0 <= cut < 1:
         raise ConfigError(f"exp_angle.cut is {cut!r}; it must be at least 0 and below 1.")
-    given = np.asarray(models, dtype=np.float64)
-    named = _ids(ids, len(given), "exp_angle")
-    rows = _unit_rows(given, named, "exp_angle")
-    n, found = len(rows), []
+    vectors = np.asarray(models, dtype=np.float64)
+    named = _ids(ids, len(vectors), "exp_angle")
+    rows = _unit_rows(vectors, named, "exp_angle")
+    n, edges = len(rows), []
     block = max(1, _ROWS // max(1, n))
     for start in range(0, n, block):
         w = np.exp((np.clip(rows[start : start + block] @ rows.T, -1.0, 1.0) - 1.0) / gamma)
         i, j = np.nonzero(w >= max(cut, 1e-300))
         above = i + start < j
-        found.append((i[above] + start, j[above], w[i[above], j[above]]))
-    row, column, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+        edges.append((i[above] + start, j[above], w[i[above], j[above]]))
+    row, column, weight = (np.concatenate(part) for part in zip(*edges, strict=True))
     return _symmetric(row, column, weight, named, isolated=isolated)
 
 
@@ -199,12 +199,12 @@ def clusters(
         dense = np.where(number[:, None] == number[None, :], inside, between)
         np.fill_diagonal(dense, 0.0)
         return Graph(csr_array(dense), named)
-    found = []
+    pairs = []
     for label in range(int(number.max()) + 1):
         members = np.flatnonzero(number == label)
         i, j = np.triu_indices(len(members), 1)
-        found.append((members[i], members[j]))
-    row, column = (np.concatenate(part) for part in zip(*found, strict=True))
+        pairs.append((members[i], members[j]))
+    row, column = (np.concatenate(part) for part in zip(*pairs, strict=True))
     return _symmetric(row, column, np.full(len(row), float(inside)), named)
 
 

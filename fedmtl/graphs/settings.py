@@ -87,8 +87,8 @@ class Clusters:
         for name in data.ids:
             if name not in self.labels:
                 raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
-        found = [self.labels[name] for name in data.ids]
-        return clusters(found, inside=self.inside, between=self.between, ids=data.ids)
+        labels = [self.labels[name] for name in data.ids]
+        return clusters(labels, inside=self.inside, between=self.between, ids=data.ids)
 
 
 @dataclass(frozen=True)

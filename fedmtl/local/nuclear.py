@@ -94,11 +94,11 @@ class NuclearProx:
             return prox_nuclear(a, t, method="svd")
         gram = a @ a.mT
         if basis is not None and basis.shape[0] == len(gram) and basis.dtype == a.dtype:
-            found = self._carry(place, gram, basis, t, allowed)
-            if found is not None:
+            decomposition = self._carry(place, gram, basis, t, allowed)
+            if decomposition is not None:
                 self.carried += 1
                 self._waits.pop(place, None)
-                q, s = found
+                q, s = decomposition
                 return (q * (1.0 - t / s)) @ (q.mT @ a)
             wait = min(2 * self._waits.get(place, (0, 1))[1], 64)
             self._waits[place] = (wait, wait)

@@ -141,12 +141,12 @@ def _by_svd(x: Tensor, t: Threshold) -> Tensor:
 def _by_gram(x: Tensor, t: Threshold) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    kept = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
+    factors = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
     side = w.shape[-1]
-    if side > 64 and 2 * (rank := int((kept > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
-        v, kept = v[..., side - rank :], kept[..., side - rank :]
-        return (v * kept[..., None, :]) @ (v.mT @ x) if wide else (x @ v) @ (v * kept[..., None, :]).mT
-    factor = (v * kept[..., None, :]) @ v.mT
+    if side > 64 and 2 * (rank := int((factors > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
+        v, factors = v[..., side - rank :], factors[..., side - rank :]
+        return (v * factors[..., None, :]) @ (v.mT @ x) if wide else (x @ v) @ (v * factors[..., None, :]).mT
+    factor = (v * factors[..., None, :]) @ v.mT
     return factor @ x if wide else x @ factor
 
 
@@ -169,7 +169,7 @@ def threshold_of(t: Threshold, x: Tensor) -> Threshold:
         return float(t)
     level = torch.as_tensor(t, dtype=x.dtype, device=x.device)
     if level.dim() > x.dim() - 2 or any(
-        mine not in (1, other) for mine, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
+        size not in (1, other) for size, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
     ):
         raise ConfigError(f"the threshold has shape {tuple(level.shape)}; x has leading axes {tuple(x.shape[:-2])}.")
     if not bool(((level >= 0) & (level < math.inf)).all()):

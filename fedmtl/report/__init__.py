@@ -49,7 +49,7 @@ def report(
     first = Path(folders[0])
     inside = first / "private" if (first / "private" / "result.json").is_file() else first
     target = Path(out) if out is not None else inside / "report"
-    made = Report(
+    files = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
         markdown=write_text(target / "table.md", markdown_text(groups)),
         figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric),
@@ -59,4 +59,4 @@ def report(
         from rich.console import Console
 
         Console().print(rich_table(groups))
-    return made
+    return files

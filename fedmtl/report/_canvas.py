@@ -99,8 +99,8 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / axes.figure.dpi  # inches
     gap = (high - low) * (0.17 / max(height, 0.5))
-    shown = spread_out([y for _, y, _, _ in ends], gap, low, high)
-    for (x, y, text, colour), where in zip(ends, shown, strict=True):
+    heights = spread_out([y for _, y, _, _ in ends], gap, low, high)
+    for (x, y, text, colour), where in zip(ends, heights, strict=True):
         axes.annotate(
             text,
             xy=(x, y),

@@ -166,9 +166,9 @@ def plot_epsilon(
     axes = figure.subplots()
     dress(axes, xlabel=step, ylabel="epsilon spent", title=f"Privacy spent by {step}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    kept = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
-    private = len(kept) == len(rounds) and bool(kept)
-    _epsilon_line(axes, [r for r, _ in kept], [e for _, e in kept], colour=INK, private=private)
+    finite = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
+    private = len(finite) == len(rounds) and bool(finite)
+    _epsilon_line(axes, [r for r, _ in finite], [e for _, e in finite], colour=INK, private=private)
     footnote(figure, PUBLIC)
     return save(figure, path)
 
@@ -242,12 +242,12 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
 
 def _column(rows: History, key: str) -> tuple[list[float], list[float]]:
     """Rounds and values of ``key``, without the rows where it is missing or not finite."""
-    kept = [
+    points = [
         (float(row["round"]), float(row[key]))
         for row in rows
         if row.get(key) is not None and math.isfinite(float(row[key]))
     ]
-    return [r for r, _ in kept], [v for _, v in kept]
+    return [r for r, _ in points], [v for _, v in points]
 
 
 def _is_private(history: History) -> bool:

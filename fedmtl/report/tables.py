@@ -76,17 +76,17 @@ class Group:
     @property
     def data(self) -> str:
         """The data's name and number of clients; results on different data do not compare."""
-        mine = dict(self.settings)
-        told = [mine[key] + (" clients" if key == "clients" else "") for key in DATA if key in mine]
-        return ", ".join(told)
+        settings = dict(self.settings)
+        words = [settings[key] + (" clients" if key == "clients" else "") for key in DATA if key in settings]
+        return ", ".join(words)
 
     def label(self, varying: Sequence[str]) -> str:
         """The method's name with those of its settings that vary between the groups of a report."""
-        mine = dict(self.settings)
-        if "sampler" in mine:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
-            mine["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", mine["sampler"])
-        told = [f"{key.removeprefix('planned_')}={mine[key]}" for key in varying if mine.get(key)]
-        return " ".join([title_of(self.algorithm), *told])
+        settings = dict(self.settings)
+        if "sampler" in settings:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
+            settings["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", settings["sampler"])
+        words = [f"{key.removeprefix('planned_')}={settings[key]}" for key in varying if settings.get(key)]
+        return " ".join([title_of(self.algorithm), *words])
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path]]:

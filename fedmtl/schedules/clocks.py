@@ -105,9 +105,9 @@ class BoundSchedule:
             yield self.events(seed, first, min(stop, first + size), replicates=replicates)
 
     def _stream(self, seed: int, replicates: tuple[int, ...], start: int) -> Stream:
-        kept, self._last = self._last, None  # a stream that an error interrupts is not used again
-        if kept is not None and kept[0] == (seed, replicates) and kept[1].position <= start:
-            return kept[1]
+        last, self._last = self._last, None  # a stream that an error interrupts is not used again
+        if last is not None and last[0] == (seed, replicates) and last[1].position <= start:
+            return last[1]
         rows = KeyedDraws(seed, replicates, self._keys)
         away = Absences(self._dropouts, rows, self._names) if self._dropouts is not None else None
         return (Waiting if self._waits else Merged)(self._pace, rows, away)
@@ -224,9 +224,9 @@ def _names_and_keys(
     clients: int, names: Sequence[str] | None, keys: Tensor | None
 ) -> tuple[Sequence[str], NDArray[np.int64]]:
     positive_int("bind", clients=clients)
-    for what, given in (("names", names), ("keys", keys)):
-        if given is not None and len(given) != clients:
-            raise ConfigError(f"{len(given)} {what} were given for {clients} clients; give one a client.")
+    for what, values in (("names", names), ("keys", keys)):
+        if values is not None and len(values) != clients:
+            raise ConfigError(f"{len(values)} {what} were given for {clients} clients; give one a client.")
     if keys is not None:
         key = keys.detach().cpu().to(torch.int64).numpy().copy()
     elif names is not None:

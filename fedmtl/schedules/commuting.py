@@ -46,8 +46,8 @@ class Adjacency:
         if conflicts.shape[0] != conflicts.shape[1]:
             raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n).")
         entries = conflicts.tocoo()
-        there = (entries.data != 0) & (entries.row != entries.col)
-        row, column = entries.row[there], entries.col[there]
+        nonzero = (entries.data != 0) & (entries.row != entries.col)
+        row, column = entries.row[nonzero], entries.col[nonzero]
         ends = (np.concatenate([row, column]), np.concatenate([column, row]))
         pattern = csr_array((np.ones(len(ends[0]), np.int64), ends), shape=conflicts.shape)
         pattern.sum_duplicates()
@@ -87,9 +87,9 @@ def block_bounds(table: EventTable, conflicts: Conflicts, limit: int) -> Tensor:
     for client in table.client.numpy():
         for start in range(0, events, chunk):
             past = max(0, start - limit)  # what is further back is in no block of these events
-            found = _last_conflict(client[past : start + chunk], start - past, graph)
+            conflict = _last_conflict(client[past : start + chunk], start - past, graph)
             part = latest[start : start + chunk]
-            np.maximum(part, np.where(found >= 0, found + past, -1), out=part)
+            np.maximum(part, np.where(conflict >= 0, conflict + past, -1), out=part)
     reach = np.maximum.accumulate(latest).tolist() if events else []
     return torch.from_numpy(_cuts(reach, limit))
 
@@ -137,16 +137,16 @@ def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | Non
     if graph is None:
         return latest[first:]
     address = owner * events + order  # rises: sorted by client, then by event
-    asked = order[order >= first]
-    degree = np.diff(graph.indptr)[client[asked]]
-    asked, degree = asked[degree > 0], degree[degree > 0]
-    if not len(asked):
+    queries = order[order >= first]
+    degree = np.diff(graph.indptr)[client[queries]]
+    queries, degree = queries[degree > 0], degree[degree > 0]
+    if not len(queries):
         return latest[first:]
     start = np.cumsum(degree) - degree
     inner = np.arange(degree.sum()) - np.repeat(start, degree)
-    other = graph.indices[np.repeat(graph.indptr[client[asked]], degree) + inner].astype(np.int64)
-    place = np.searchsorted(address, other * events + np.repeat(asked, degree)) - 1
-    found = (place >= 0) & (owner[place] == other)
-    newest = np.maximum.reduceat(np.where(found, order[place], -1), start)
-    latest[asked] = np.maximum(latest[asked], newest)
+    other = graph.indices[np.repeat(graph.indptr[client[queries]], degree) + inner].astype(np.int64)
+    place = np.searchsorted(address, other * events + np.repeat(queries, degree)) - 1
+    adjacent = (place >= 0) & (owner[place] == other)
+    newest = np.maximum.reduceat(np.where(adjacent, order[place], -1), start)
+    latest[queries] = np.maximum(latest[queries], newest)
     return latest[first:]

@@ -152,13 +152,13 @@ class TraceLatency(Latency):
             if len(self.source) != len(names):
                 raise ConfigError(f"{where} has {len(self.source)} lists; it must have one a client, {len(names)}.")
             traces = dict(zip(names, map(list, self.source), strict=True))
-        found = []
+        lists = []
         for name in names:
             if name not in traces:
                 raise DataError(f"{where}: client {name!r} has no row; every client needs at least one latency.")
-            found.append(_checked(traces[name], f"{where}: client {name!r}"))
-        counts = np.array([len(seconds) for seconds in found], np.int64)
-        return _Lookup(np.concatenate(found), np.cumsum(counts) - counts, counts)
+            lists.append(_checked(traces[name], f"{where}: client {name!r}"))
+        counts = np.array([len(seconds) for seconds in lists], np.int64)
+        return _Lookup(np.concatenate(lists), np.cumsum(counts) - counts, counts)
 
     def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
         raise ConfigError("TraceLatency must be resolved for the clients' names first.")

@@ -71,9 +71,9 @@ def search_report(
         epsilon, budget: of the whole search.
         candidates, mean, shape, score, score_noise: see :class:`SearchReport`.
     """
-    mine: dict[str, Any] = {field.name: getattr(run, field.name) for field in fields(PrivacyReport)}
+    facts: dict[str, Any] = {field.name: getattr(run, field.name) for field in fields(PrivacyReport)}
     notes = tuple(text for text in run.outside if text not in OUTSIDE)
-    mine |= {
+    facts |= {
         "epsilon": epsilon,
         "budget": budget,
         "accountant": "rdp",
@@ -84,4 +84,4 @@ def search_report(
         "releases": run.releases + 1 if released else 0,
         "outside": SEARCH_OUTSIDE + notes,
     }
-    return SearchReport(**mine, candidates=candidates, mean=mean, shape=shape, score=score, score_noise=score_noise)
+    return SearchReport(**facts, candidates=candidates, mean=mean, shape=shape, score=score, score_noise=score_noise)

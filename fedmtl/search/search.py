@@ -213,11 +213,11 @@ class PrivateSearch:
         secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
         with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
             search = _Search(self, plan, root)
-            found = search.run()
+            result = search.run()
         if root is not None:
             root.seal()
             search.date(root.public)
-        return found
+        return result
 
 
 @dataclass
@@ -241,7 +241,7 @@ class _Search:
     def run(self) -> SearchResult:
         self._announce()
         chosen, scores = self._begin()
-        kept: Result | None = None
+        best_run: Result | None = None
         for index in range(len(scores), len(chosen)):
             began = time.monotonic()
             self._clear(index)
@@ -249,14 +249,14 @@ class _Search:
             scores.append(self._score(index, chosen[index], result))
             self._write(chosen, scores)
             if _best(scores) == index:
-                kept = result
+                best_run = result
             self._say(index, chosen[index], scores[-1], time.monotonic() - began)
         best = _best(scores)
         if best is None:
             return self._result(chosen, scores, None, None)
-        if kept is None:  # the best was trained before an interruption
-            kept = self._train(best, chosen[best])
-        return self._result(chosen, scores, best, kept)
+        if best_run is None:  # the best was trained before an interruption
+            best_run = self._train(best, chosen[best])
+        return self._result(chosen, scores, best, best_run)
 
     # The secret coins, and what is kept of them
 
@@ -269,9 +269,9 @@ class _Search:
         path = self._state
         if path is not None and path.exists():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                self.began = float(found["began"])
-                return [self.names.index(name) for name in found["candidates"]], list(found["scores"])
+                state = json.loads(path.read_text(encoding="utf-8"))
+                self.began = float(state["began"])
+                return [self.names.index(name) for name in state["candidates"]], list(state["scores"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
         if path is not None and (path.parent / "candidates").exists():
@@ -355,8 +355,8 @@ class _Search:
 
     def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:
         if self.settings.progress:
-            told = f"noised score {score:.3f}, {seconds:.0f} s"
-            print(f"private: repetition {index + 1}, {self.names[candidate]}: {told}", file=sys.stderr, flush=True)
+            text = f"noised score {score:.3f}, {seconds:.0f} s"
+            print(f"private: repetition {index + 1}, {self.names[candidate]}: {text}", file=sys.stderr, flush=True)
 
     def _announce(self) -> None:
         """How loud the noise is, once for each candidate: a line for each repetition would tell how many there are."""
@@ -387,7 +387,7 @@ class _Search:
         if run is not None:  # any look at the chosen run costs the whole search
             history = [row | {"epsilon": report.epsilon} for row in run.history]
             run = replace(run, epsilon=report.epsilon, privacy=report, history=history, final=history[-1], folder=root)
-        found = SearchResult(
+        result = SearchResult(
             chosen=None if best is None else self.names[chosen[best]],
             score=None if best is None else scores[best],
             best=run,
@@ -396,20 +396,20 @@ class _Search:
             folder=root,
         )
         if self.root is not None:
-            self._publish(self.root, found, best)
-        return found
+            self._publish(self.root, result, best)
+        return result
 
-    def _publish(self, root: RunFolder, found: SearchResult, best: int | None) -> None:
-        write_json(root.public / "privacy.json", found.privacy.to_dict())
-        write_json(root.public / "search.json", {"chosen": found.chosen, "score": found.score})
+    def _publish(self, root: RunFolder, result: SearchResult, best: int | None) -> None:
+        write_json(root.public / "privacy.json", result.privacy.to_dict())
+        write_json(root.public / "search.json", {"chosen": result.chosen, "score": result.score})
         place = None if best is None else self._place(best)
-        if place is None or found.best is None or found.chosen is None:
+        if place is None or result.best is None or result.chosen is None:
             return
         model = place.public / "model.safetensors"
         if model.exists():
             write_bytes(root.public / model.name, model.read_bytes())
-        trainer = self.settings.candidates[found.chosen]
-        root.write_result(found.best, trainer._settings() | {"candidate": found.chosen}, trainer.data)
+        trainer = self.settings.candidates[result.chosen]
+        root.write_result(result.best, trainer._settings() | {"candidate": result.chosen}, trainer.data)
 
     def date(self, public: Path) -> None:
         """The published files bear the time at which the search began: the end would tell the number of repetitions."""

@@ -129,5 +129,5 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row; where a round has a row for each budget, the budget is part of their names."""
     budget = row.get("budget")
     prefix = "" if budget is None else f"budget_{rounded_up(budget, 6)}/"
-    kept = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
-    return {f"{prefix}{k}": v for k, v in kept if math.isfinite(v)}
+    numbers = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
+    return {f"{prefix}{k}": v for k, v in numbers if math.isfinite(v)}

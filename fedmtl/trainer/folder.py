@@ -77,10 +77,10 @@ class RunFolder:
         """
         if not self.checkpoint.exists():
             return
-        kept = Checkpoint.ledger_of(self.checkpoint)
-        if kept is not None and not read_chain(self.ledger).has(kept):
+        head = Checkpoint.ledger_of(self.checkpoint)
+        if head is not None and not read_chain(self.ledger).has(head):
             raise ResumeError(
-                f"{self.ledger} does not have line {kept.lines} with which {self.checkpoint.name} was written: the "
+                f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} was written: the "
                 f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )

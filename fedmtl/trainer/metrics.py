@@ -159,8 +159,8 @@ def normalized_numbers(problem: Problem, mse: Tensor) -> dict[str, Tensor]:
     part = problem.data.test
     if problem.data.classes is not None or part.y.ndim != 1:
         return {}
-    found = normalized(mse, part.y.cpu(), part.offsets)
-    return {"nmse": found.mean, "pooled_nmse": found.pooled}
+    errors = normalized(mse, part.y.cpu(), part.offsets)
+    return {"nmse": errors.mean, "pooled_nmse": errors.pooled}
 
 
 def evaluate_auc(problem: Problem, algorithm: AnyAlgorithm, state: State, side: Side = "test") -> Tensor:
@@ -186,7 +186,7 @@ def evaluate_auc(problem: Problem, algorithm: AnyAlgorithm, state: State, side: 
 
 def _scores(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -> Tensor:
     """Scores (N,) of the examples of ``clients``, in their order, under models (k, D)."""
-    part, found = problem.data.side(side), []
+    part, scores = problem.data.side(side), []
     with problem.executor.stack() as stack:
         for row, client in zip(rows, clients.tolist(), strict=True):
             index = torch.arange(int(part.offsets[client]), int(part.offsets[client + 1]))
@@ -196,8 +196,8 @@ def _scores(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -> Tens
                 raise DataError(
                     f"The model has {outputs.shape[1]} outputs; AUC needs one, or one for each of 2 classes."
                 )
-            found.append((outputs[:, -1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]).double().cpu())
-    return torch.cat(found)
+            scores.append((outputs[:, -1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]).double().cpu())
+    return torch.cat(scores)
 
 
 def _sums(values: Tensor, offsets: Tensor) -> Tensor:

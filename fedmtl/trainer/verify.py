@@ -85,15 +85,17 @@ class Verification:
 
     def counts(self) -> dict[str, int]:
         """Number of checks by verdict."""
-        found = Counter(check.verdict for check in self.checks)
-        return {verdict: found[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
+        numbers = Counter(check.verdict for check in self.checks)
+        return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
 
     def text(self) -> str:
         """One line a check, and one of the whole."""
         wide = max(len(check.name) for check in self.checks)
         lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
-        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
-        return "\n".join([*lines, "", f"{told}: " + ("what was checked fits" if self.fits else "the run does not fit")])
+        total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        return "\n".join(
+            [*lines, "", f"{total}: " + ("what was checked fits" if self.fits else "the run does not fit")]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: the certificate that can travel with a model."""
@@ -132,39 +134,39 @@ class _Charges:
 
     @classmethod
     def of(cls, lines: list[dict[str, Any]]) -> _Charges:
-        found = cls(bool(lines[0]["replays_free"]))
+        charges = cls(bool(lines[0]["replays_free"]))
         session, reached, closed = 0, 0, True
         for number, line in enumerate(lines[1:], start=2):
             kind = line["kind"]
             if kind == "open":
                 if line["session"] != session + 1:
-                    found.problems.append(f"line {number}: session {line['session']} follows session {session}")
+                    charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
                 session, closed = line["session"], False
-                mine: int | None = None  # the next step of this session
+                following: int | None = None  # the next step of this session
             elif kind in ("reserve", "first", "forfeit", "close") and (line["session"] != session or closed):
-                found.problems.append(f"line {number}: {kind} outside of an open session")
+                charges.problems.append(f"line {number}: {kind} outside of an open session")
             if kind == "reserve":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
-                if first >= end or (mine is not None and first != mine) or first > reached:
-                    found.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
+                if first >= end or (following is not None and first != following) or first > reached:
+                    charges.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
                 if cohorts is not None and len(cohorts) != end - first:
-                    found.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
+                    charges.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
                     cohorts = None
                 for step in range(first, end):
-                    if (session, step) in found.steps:
-                        found.problems.append(f"line {number}: step {step} is charged twice in one session")
-                    found.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
-                mine, reached = end, max(reached, end)
+                    if (session, step) in charges.steps:
+                        charges.problems.append(f"line {number}: step {step} is charged twice in one session")
+                    charges.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
+                following, reached = end, max(reached, end)
             elif kind == "first":
-                found.firsts += 1
+                charges.firsts += 1
             elif kind == "forfeit":
-                found.forfeited = int(line["uses"])
+                charges.forfeited = int(line["uses"])
             elif kind == "close":
                 closed = True
                 for step in line["unused"]:
-                    if found.steps.pop((session, step), ()) == ():
-                        found.problems.append(f"line {number}: step {step} is returned and was not charged")
-        return found
+                    if charges.steps.pop((session, step), ()) == ():
+                        charges.problems.append(f"line {number}: step {step} is returned and was not charged")
+        return charges
 
     @cached_property
     def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
@@ -222,17 +224,17 @@ class _Verifier:
         self._report()
         self._readable("grid", lambda: self._grid(None if chain is None else chain.lines[0]))
         self._model()
-        found = self.report
+        report = self.report
         return Verification(
-            found.get("run"), found.get("ledger_head"), found.get("epsilon"), found.get("delta"), tuple(self.checks)
+            report.get("run"), report.get("ledger_head"), report.get("epsilon"), report.get("delta"), tuple(self.checks)
         )
 
     def _note(self, name: str, verdict: str, detail: str) -> None:
         self.checks.append(Check(name, verdict, detail))
 
     def _say(self, name: str, wrong: list[str], detail: str) -> None:
-        told = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        self._note(name, FAILED if wrong else CONFIRMED, told or detail)
+        text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        self._note(name, FAILED if wrong else CONFIRMED, text or detail)
 
     def _readable(self, name: str, check: Callable[[], None]) -> None:
         """A check whose line fails where a file lacks what it reads."""
@@ -273,11 +275,13 @@ class _Verifier:
         if not path.is_file():
             if self.report.get("run") is None:
                 claimed = self.report.get("names") and self.report.get("epsilon") != "inf"
-                lost = self.private and claimed and not self.result.get("replicates")
+                absent = self.private and claimed and not self.result.get("replicates")
                 text = (
-                    "a finite epsilon is reported, and there is no ledger" if lost else "no ledger: nothing was charged"
+                    "a finite epsilon is reported, and there is no ledger"
+                    if absent
+                    else "no ledger: nothing was charged"
                 )
-                self._note("chain", FAILED if lost else OPEN, text)
+                self._note("chain", FAILED if absent else OPEN, text)
             else:
                 missing = FAILED if self.private else OPEN
                 self._note("chain", missing, "the ledger is not here")
@@ -285,8 +289,8 @@ class _Verifier:
         try:
             chain = read_chain(path, version=VERSION)
         except ResumeError as error:
-            told = str(error).replace(str(path), path.name)
-            self._note("chain", FAILED, told.split(". ")[0])  # without what a resume would do about it
+            reason = str(error).replace(str(path), path.name)
+            self._note("chain", FAILED, reason.split(". ")[0])  # without what a resume would do about it
             return None
         if chain.size < path.stat().st_size:
             self._note("chain", FAILED, "the last line is torn; fedmtl resume drops it")
@@ -307,10 +311,10 @@ class _Verifier:
             elif any(line["kind"] not in ("seal", "moved") for line in chain.lines[head.lines :]):
                 wrong.append("the ledger goes on after the head in privacy.json")
             self._say("head", wrong, f"line {head.lines} is the head in privacy.json")
-        kept = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
-        if kept is not None:
-            text = f"line {kept.lines} is the head in the checkpoint"
-            self._say("checkpoint", [] if chain.has(kept) else [f"not so: {text}"], text)
+        stored = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
+        if stored is not None:
+            text = f"line {stored.lines} is the head in the checkpoint"
+            self._say("checkpoint", [] if chain.has(stored) else [f"not so: {text}"], text)
         seals = [line for line in chain.lines if line["kind"] == "seal"]
         wrong = [] if seals else ["the ledger has no seal: the run ended before its files were listed"]
         for part in (self.folder.public, self.folder.private):
@@ -390,12 +394,12 @@ class _Verifier:
         charges = _Charges.of(lines)
         costs = _costs(header, charges)
         wrong = charges.problems + costs.problems
-        done, kept = int(self.result["rounds"]), _step(self.folder.checkpoint)
+        done, stored = int(self.result["rounds"]), _step(self.folder.checkpoint)
         known = {step for step, _ in charges.charged}
         if not set(range(done)) <= known:
             wrong.append(f"{done} steps are done, and not all of them are charged")
-        if kept is not None and kept != done:
-            wrong.append(f"result.json has {done} rounds, the checkpoint {kept}")
+        if stored is not None and stored != done:
+            wrong.append(f"result.json has {done} rounds, the checkpoint {stored}")
         if self.result.get("stopped") == "early" and charges.forfeited is None:
             wrong.append("the run stopped early, and the steps that were planned are not charged")
         planned = self.result.get("planned_rounds")
@@ -423,15 +427,15 @@ class _Verifier:
             self._note("epsilon", FAILED, f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one")
             return
         delta, least, open_kinds = float(header["delta"]), 0.0, 0
-        asked = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
-        for part in asked:
-            found = least_epsilon(part, delta, max(float(claim), 1e-6))
-            open_kinds += found is None
-            least = max(least, found or 0.0)
+        tested = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
+        for part in tested:
+            bound = least_epsilon(part, delta, max(float(claim), 1e-6))
+            open_kinds += bound is None
+            least = max(least, bound or 0.0)
         among = (
-            "" if len(asked) == len(costs.parts) else f" (the largest of {len(asked)} of {len(costs.parts)} clients)"
+            "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested)} of {len(costs.parts)} clients)"
         )
-        if asked and open_kinds == len(asked):
+        if tested and open_kinds == len(tested):
             self._note("epsilon", OPEN, "no second accountant has this law of noise")
         else:
             text = f"at least {least:.6g}{among} by the second accountant, {rounded_up(claim, 6)} in privacy.json"
@@ -445,7 +449,7 @@ class _Verifier:
 
     def _headline(self) -> None:
         text, claim = str(self.report.get("headline")), self.report.get("epsilon")
-        shown = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
+        figures = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
         wrong = []
         opening = "simulated: " if self.report.get("source") == "seeded" else "private: epsilon = "
         if not self.report.get("names"):
@@ -454,11 +458,11 @@ class _Verifier:
             opening = "not private: epsilon = inf"
         if not text.startswith(opening):
             wrong.append(f"the headline is {text!r}, and must begin with {opening!r}")
-        if shown is not None and isinstance(claim, (int, float)) and _number(shown[1]) < claim:
-            wrong.append(f"the headline shows epsilon = {shown[1]}, the report has {claim!r}")
+        if figures is not None and isinstance(claim, (int, float)) and _number(figures[1]) < claim:
+            wrong.append(f"the headline shows epsilon = {figures[1]}, the report has {claim!r}")
         delta = self.report.get("delta")
-        if shown is not None and shown[2] and isinstance(delta, float) and _number(shown[2]) < delta:
-            wrong.append(f"the headline shows delta = {shown[2]}, the report has {delta!r}")
+        if figures is not None and figures[2] and isinstance(delta, float) and _number(figures[2]) < delta:
+            wrong.append(f"the headline shows delta = {figures[2]}, the report has {delta!r}")
         result = self.result.get("epsilon", claim)
         if result != claim:
             wrong.append(f"epsilon is {claim!r} in privacy.json and {result!r} in result.json")
@@ -518,12 +522,12 @@ class _Verifier:
                 parts = [file.get_tensor(name).flatten() for name in file.keys()]  # noqa: SIM118
             with safe_open(self.folder.checkpoint, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
-                kept = [file.get_tensor(name) for name in names]
+                tensors = [file.get_tensor(name) for name in names]
         except (OSError, SafetensorError) as error:
             self._note("model", FAILED, f"cannot be read: {error}")
             return
         model = torch.cat(parts)
-        rows = [row for one in kept for row in _rows(one, model)]
+        rows = [row for one in tensors for row in _rows(one, model)]
         same = any(_made_of(row, parts) for row in rows)
         if rows:
             text = "model.safetensors has the numbers of the shared model in the checkpoint"
@@ -703,11 +707,11 @@ def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
     if charges.forfeited is not None:
         uses = caps
-    made: dict[tuple[float, float, int], None] = {}
+    compositions: dict[tuple[float, float, int], None] = {}
     for k in np.flatnonzero(uses).tolist():
-        made[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
+        compositions[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
     parts = []
-    for z, q, count in made:
+    for z, q, count in compositions:
         event = _law(header["privacy"]["mechanism"], z, header["dimension"])
         parts.append([(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, count)])
     releases = int((uses * steps).sum())
@@ -734,8 +738,8 @@ def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     begun = bool(charges.firsts) or charges.forfeited is not None
     if firsts.any() and len(charges.charged) and not begun:
         problems.append("the first release is not charged")
-    asked = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
-    parts = [_answers(kinds[k], u, header, first=begun) for k, u in asked if u or (begun and kinds[k]["first"] > 0)]
+    pairs = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
+    parts = [_answers(kinds[k], u, header, first=begun) for k, u in pairs if u or (begun and kinds[k]["first"] > 0)]
     releases = int(uses.sum()) + (int(firsts.sum()) if begun else 0)
     detail = f"at most {int(uses.max(initial=0))} answers of one client"
     return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")

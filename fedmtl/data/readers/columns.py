@@ -85,8 +85,8 @@ def numbers(
         row = int((wrong | outside).argmax())
         accepted = "a finite number" if not np.isfinite(high) else f"a number from {low:g} to {high:g}"
         value = series.iloc[row]
-        found = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
-        raise DataError(f"{file}: row {row}, column {column!r} {found}; accepted: {accepted}.")
+        state = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
+        raise DataError(f"{file}: row {row}, column {column!r} {state}; accepted: {accepted}.")
     return values
 
 
@@ -107,8 +107,8 @@ def known_codes(values: np.ndarray, categories: Sequence[str], column: str, file
     Raises:
         DataError: another text, named with its row and ``column``.
     """
-    found = codes(values, categories)
-    if (found < 0).any():
-        row = int((found < 0).argmax())
+    positions = codes(values, categories)
+    if (positions < 0).any():
+        row = int((positions < 0).argmax())
         raise DataError(f"{file}: row {row}, column {column!r} holds {str(values[row])!r}; accepted: {accepted}.")
-    return found
+    return positions

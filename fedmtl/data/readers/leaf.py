@@ -170,16 +170,16 @@ def _read_parts(root: Path, store: Store) -> dict[str, Pair]:
 
 def _parts(root: Path) -> Iterator[_Part]:
     files = sorted(p for p in root.iterdir() if p.suffix in (".json", ".zip")) if root.is_dir() else [root]
-    found = False
+    any_part = False
     for file in files:
         if file.suffix == ".zip":
             for part in _zip_parts(file):
-                found = True
+                any_part = True
                 yield part
         else:
-            found = True
+            any_part = True
             yield _Part(str(file), file.read_bytes)
-    if not found:
+    if not any_part:
         raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
 
 

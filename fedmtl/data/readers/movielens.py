@@ -229,9 +229,9 @@ class _Users:
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, ratings: Ratings, item: np.ndarray, kept: np.ndarray, least: int) -> _Users:
+    def of(cls, ratings: Ratings, item: np.ndarray, used: np.ndarray, least: int) -> _Users:
         """Of the rows ``kept``, the users with ``least`` of them; ``item`` are positions, one a row."""
-        rows = np.flatnonzero(kept)
+        rows = np.flatnonzero(used)
         users, counts = np.unique(ratings.user[rows], return_counts=True)
         if not (counts >= least).any():
             raise DataError(f"{ratings.file}: no user has {least} or more ratings (min_examples).")
@@ -277,8 +277,8 @@ def _read(
     ratings = read_ratings(root)
     items, item = np.unique(ratings.item, return_inverse=True)
     public = _public_rows(ratings, public_users, "movielens")
-    held = _Users.of(ratings, item, ~public, min_examples)
-    return items, *held.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
+    clients = _Users.of(ratings, item, ~public, min_examples)
+    return items, *clients.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
 
 
 def _public_rows(ratings: Ratings, count: int, where: str) -> np.ndarray:

@@ -140,7 +140,7 @@ def _sound(rows: np.ndarray) -> bool:
 def _explain(text: TextIO, name: str, first: int) -> NoReturn:
     """Raise DataError for the first malformed line."""
     mark = ""
-    seen: dict[tuple[int, int], int] = {}
+    line_of: dict[tuple[int, int], int] = {}
     for number, line in enumerate(text, 1):
         mark = mark or _separator(line)
         if number < first or not line.strip():
@@ -154,12 +154,12 @@ def _explain(text: TextIO, name: str, first: int) -> NoReturn:
         if not RATINGS[0] <= rating <= RATINGS[1]:
             accepted = f"a number from {RATINGS[0]:g} to {RATINGS[1]:g}"
             raise DataError(f"{where}: field 'rating' is {fields[2]!r}; accepted: {accepted}.")
-        if (user, item) in seen:
+        if (user, item) in line_of:
             raise DataError(
-                f"{where}: user {user} rates item {item} again, after line {seen[user, item]}; accepted: once."
+                f"{where}: user {user} rates item {item} again, after line {line_of[user, item]}; accepted: once."
             )
-        seen[user, item] = number
-    raise DataError(f"{name} holds no ratings." if not seen else f"{name} changed while it was read.")
+        line_of[user, item] = number
+    raise DataError(f"{name} holds no ratings." if not line_of else f"{name} changed while it was read.")
 
 
 def _number(value: str) -> float:

@@ -185,14 +185,14 @@ def _cells(file: Path) -> tuple[list[Any], list[Any]]:
         raise DataError(f"{file} is a MATLAB 7.3 file, which is not read; save it with -v7.") from error
     except (MatReadError, ValueError, TypeError, OSError, EOFError, KeyError, IndexError, MemoryError) as error:
         raise DataError(f"{file} cannot be read as a MATLAB file ({error}); it may be truncated.") from error
-    found = []
+    cells = []
     for name in ("X", "Y"):
         value = content.get(name)
         if not isinstance(value, np.ndarray) or value.dtype != object:
             kind = "is missing" if value is None else "is no cell array"
             raise DataError(f"{file}: {name} {kind}; accepted: cells X and Y with one matrix a school.")
-        found.append(list(value.ravel()))
-    return found[0], found[1]
+        cells.append(list(value.ravel()))
+    return cells[0], cells[1]
 
 
 def _numbers(value: Any, where: str, field: str) -> np.ndarray:

@@ -84,11 +84,11 @@ def read_table(
         raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
     owner = _owners(frame, client, file)
     ids, number, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    kept = counts >= min_examples
-    if not kept.any():
+    large_enough = counts >= min_examples
+    if not large_enough.any():
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
     order = np.argsort(number, kind="stable")
-    order = order[kept[number[order]]]
+    order = order[large_enough[number[order]]]
     x = np.concatenate([_feature(frame, c, c in one_hot, owner, file) for c in features], axis=1)[order]
     y = _target(frame, target, labels, owner, file)[order]
     if labels is not None:
@@ -96,8 +96,8 @@ def read_table(
     return FederatedDataset.from_flat(
         torch.from_numpy(x),
         torch.from_numpy(y),
-        offsets_of(torch.from_numpy(counts[kept].astype(np.int64))),
-        [str(i) for i in ids[kept]],
+        offsets_of(torch.from_numpy(counts[large_enough].astype(np.int64))),
+        [str(i) for i in ids[large_enough]],
         test_fraction=test_fraction,
         seed=seed,
         classes=classes,

@@ -84,8 +84,8 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
     names = {plan.name for plan in setup.plans if not plan.stateful}
     if not names:
         return []
-    plain, kept = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
-    differing = sum(plain[key] != kept[key] for key in plain)
+    plain, changed = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
+    differing = sum(plain[key] != changed[key] for key in plain)
     detail = f"rows of {', '.join(sorted(names))} that change with what their clients keep, and are said not to"
     return [exact("charges: releases without a state", differing, detail)]
 
@@ -93,15 +93,15 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
 def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tuple[str, int], int]:
     """Fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients keep
     other numbers than at the start."""
-    found: dict[tuple[str, int], int] = {}
+    marks: dict[tuple[str, int], int] = {}
 
     def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         if name in names:
-            found.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
+            marks.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
 
     run = states(replace(trainer, privacy=_seeded(trainer)), trainer.data, trainer.rounds, tap=tap)
     for state, _ in run:
-        if found:
+        if marks:
             break
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
@@ -109,7 +109,7 @@ def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tup
                 rows = torch.randn(state.private.whole(name).shape, generator=generator)
                 state.private.assign(name, rows > 0 if dtype == torch.bool else rows.to(dtype))
     run.close()
-    return found
+    return marks
 
 
 def _seeded(trainer: Trainer) -> Privacy | None:
@@ -197,12 +197,12 @@ def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
     x = train.x if train.x.is_floating_point() else train.x.double()
     direction = torch.ones_like(x[0]) * _LARGE
     lowest, highest = _targets(data)
-    aligned, alone = direction.expand_as(x).clone(), torch.zeros_like(x)
-    alone[places] = direction
+    aligned, single = direction.expand_as(x).clone(), torch.zeros_like(x)
+    single[places] = direction
     for kind, rows, y in (
         ("a record", x, train.y),
         ("one of records that agree", aligned, torch.full_like(train.y, highest)),
-        ("a record alone", alone, torch.full_like(train.y, highest)),
+        ("a record alone", single, torch.full_like(train.y, highest)),
     ):
         base = _with_records(data, rows.clone(), y.clone())
         others = []
