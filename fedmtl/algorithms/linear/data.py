@@ -182,11 +182,11 @@ class LinearData:
                 inputs and parameters; no data are read).
             DataError: more than two classes, or several targets a record.
         """
-        return prepared(problem, "rows", lambda: cls._read(problem))
 
-    @classmethod
-    def _read(cls, problem: Problem) -> LinearData:
-        return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
+        def build() -> LinearData:
+            return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
+
+        return prepared(problem, "rows", build)
 
     @classmethod
     def of_data(cls, data: FederatedDataset, *, bias: bool = False) -> LinearData:

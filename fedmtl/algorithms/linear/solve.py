@@ -140,8 +140,8 @@ def fit_own(
     """
     points, rows, targets = shared.reshape(-1, shared.shape[-1]), x.numpy(), y.numpy()
     if penalty == "frobenius":
-        parts = points.numpy(), max(1, _ELEMENTS // rows.size)
-        fits = [minimize(loss, rows, targets, tau, base=part).theta for part in _blocks(*parts)]
+        blocks = points.split(max(1, _ELEMENTS // rows.size))
+        fits = [minimize(loss, rows, targets, tau, base=block.numpy()).theta for block in blocks]
         return torch.from_numpy(np.concatenate(fits)).reshape(shared.shape)
     prox = OWN_PENALTIES[penalty].prox
     try:
@@ -413,7 +413,3 @@ def _hinge(x: Array, y: Array, ridge: float, box: float) -> Minimum:
         if best_value - lower <= 1e-10 * (1 + best_value):
             break
     return Minimum(best[0], best_value[0], np.maximum(best_value - lower, 0.0)[0])
-
-
-def _blocks(rows: Array, size: int) -> list[Array]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
