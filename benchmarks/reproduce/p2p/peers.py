@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from benchmarks.baselines.p2p import PeerProblem
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss, LossName
+from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
@@ -113,14 +115,12 @@ def rmse(theta: Array, data: FederatedDataset) -> float:
     return float(np.sqrt(np.bincount(agent, squares) / counts).mean())
 
 
-def refined(theta: Array, data: FederatedDataset, pull: float) -> Array:
-    """Every agent's own last step, which never leaves it: argmin sum_j (v . x_j - y_j)^2 + pull ||v - theta_i||^2."""
-    x, y, _, _ = owners(data, "train")
-    p = theta.shape[1]
-    first = data.train.offsets.numpy()[:-1]
-    second = np.add.reduceat(x[:, :, None] * x[:, None, :], first, axis=0) + pull * np.eye(p)
-    right = np.add.reduceat(x * y[:, None], first, axis=0) + pull * theta
-    found: Array = np.linalg.solve(second, right[:, :, None])[:, :, 0]
+def refined(theta: Array, data: FederatedDataset, pull: float, loss: LossName = "squared") -> Array:
+    """Every agent's own last step, which never leaves it: argmin sum_j l(v . x_j, y_j) + pull ||v - theta_i||^2."""
+    rows, found = LinearData.of_data(data), theta.copy()
+    for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
+        if len(x):
+            found[i] += minimize(LinearLoss(loss), x.numpy(), y.numpy(), 2 * pull / len(x), base=theta[i]).theta
     return found
 
 
