@@ -172,6 +172,7 @@ class FederatedDataset:
         seed: int = 0,
         classes: Classes = "infer",
         transform: Transform | None = None,
+        domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
         """A dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
@@ -187,6 +188,7 @@ class FederatedDataset:
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones (what is
                 inferred comes from the data).
             transform: from storage to float; None for :class:`Cast`.
+            domain: public bounds that every example keeps.
             name: for messages and reports.
 
         Raises:
@@ -204,6 +206,7 @@ class FederatedDataset:
                 seed=seed,
                 classes=classes,
                 transform=transform,
+                domain=domain,
                 name=name,
             )
         for client in test:
@@ -226,6 +229,7 @@ class FederatedDataset:
             Cast() if transform is None else transform,
             classes,
             name,
+            domain=domain,
         )
 
     @classmethod
@@ -240,6 +244,7 @@ class FederatedDataset:
         seed: int = 0,
         classes: Classes = "infer",
         transform: Transform | None = None,
+        domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
         """A dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
@@ -259,7 +264,8 @@ class FederatedDataset:
         y = as_targets(y, classes, offsets, ids, name)
         checks.check_finite(x, offsets, ids, name, "x")
         train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
-        return cls(train, test, ids, Cast() if transform is None else transform, classes, name, verify=False)
+        chosen = Cast() if transform is None else transform
+        return cls(train, test, ids, chosen, classes, name, domain=domain, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
         """The same clients, each re-split over its training and test examples together."""

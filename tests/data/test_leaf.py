@@ -190,7 +190,7 @@ BAD = {
     ),
     "names of images": (
         with_client({"x": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "y": [0] * 4}),
-        r"client 'a', field 'x' holds text such as '1.jpg'; accepted: numbers .*from_tensors",
+        r"client 'a', field 'x' holds text such as '1.jpg'; accepted: numbers .*read by read_celeba",
     ),
     "null": (
         with_client({"x": [[None, 1.0]] * 4, "y": [0] * 4}),
