@@ -203,7 +203,7 @@ def settings(config: Config) -> Config:
 
 
 def _fields(key: str, values: Any, kind: type) -> Config:
-    """``given`` as arguments of a dataclass; refused by key where it has none of that name."""
+    """Return ``values`` as arguments of a dataclass; refuse one by key where it has none of that name."""
     accepted = [field.name for field in dataclasses.fields(kind)]
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} is {values!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
@@ -370,8 +370,8 @@ class ByKey:
             text = str(cause)
             for name, key in _INNER_NAMES.items():
                 text = text.replace(name, key)
-            for owner, place in self.owners().items():
-                text = re.sub(rf"\b{owner}\.(?=\w)", f"{place}." if place else "", text)
+            for class_name, place in self.keys().items():
+                text = re.sub(rf"\b{class_name}\.(?=\w)", f"{place}." if place else "", text)
             if text == str(error):
                 return
             raise type(cause)(text) from error
@@ -380,27 +380,27 @@ class ByKey:
         if isinstance(error, InstantiationException):
             reason = _first_line(error.__cause__ or error)
             unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
-            if unknown is not None and unknown.group(1) in self.owners():
-                owner, name = unknown.groups()
-                place = self.owners()[owner]
+            if unknown is not None and unknown.group(1) in self.keys():
+                class_name, name = unknown.groups()
+                place = self.keys()[class_name]
                 node: Any = self.config
                 for part in place.split("."):
                     node = node[part]
                 accepted = ", ".join(str(key) for key in node if key not in ("_target_", name))
-                reason = f"{place}.{name} is no setting of {owner}; accepted: {accepted}"
+                reason = f"{place}.{name} is no setting of {class_name}; accepted: {accepted}"
             elif (failed := re.match(r"Error loading '(.+)'", reason)) is not None:
                 target = failed.group(1)
                 why: BaseException = error
                 while (deeper := why.__cause__ or why.__context__) is not None:
                     why = deeper
-                place = self.owners().get(target.rpartition(".")[2], "")
+                place = self.keys().get(target.rpartition(".")[2], "")
                 reason = (
                     f"{place}._target_ is {target!r}, which cannot be imported ({_first_line(why)}); it must be "
                     "MODULE.NAME, with the module's folder on PYTHONPATH"
                 )
             raise ConfigError(f"{reason}.") from error
 
-    def owners(self) -> dict[str, str]:
+    def keys(self) -> dict[str, str]:
         """Class or function name -> the key of the node that names it."""
         keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
 

@@ -147,7 +147,7 @@ class KNNCosine:
             raise ConfigError("KNNCosine takes one real target, or two classes; give the graph itself for others.")
         flat, target = x.reshape(len(y), -1).numpy(), y.reshape(-1).double().numpy()
         signed = flat * (2 * target - 1 if data.classes == 2 else target)[:, None]
-        owner = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
+        client = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
         sums = np.zeros((len(data.ids), flat.shape[1]))
-        np.add.at(sums, owner, signed)
+        np.add.at(sums, client, signed)
         return knn_cosine(sums, self.k, ids=data.ids)

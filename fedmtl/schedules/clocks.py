@@ -136,13 +136,13 @@ class AsynchronousSchedule(ABC):
 class PoissonClocks(AsynchronousSchedule):
     """Independent Poisson clocks (Farokhi et al., section 2; Bellet et al., section 2).
 
-    The merged process has exponential gaps of the summed rate, and each tick belongs to client i with probability
-    rate_i / sum of rates, independently. A tick of a client that has reached its cap is no event.
+    The merged process has exponential gaps of the summed rate, and each event belongs to client i with probability
+    rate_i / sum of rates, independently. A client that has reached its cap acts no more.
 
     Args:
-        events: ticks of the whole run, T; None to go on until every client has reached its cap.
-        per_client: the most ticks of each client, one number or one a client; None for no cap.
-        rate: ticks per unit of time, one number or one a client; 0 never wakes.
+        events: of the whole run, T; None to go on until every client has reached its cap.
+        per_client: the most activations of each client, one number or one a client; None for no cap.
+        rate: activations per unit of time, one number or one a client; 0 never acts.
     """
 
     events: int | None = None
@@ -166,14 +166,14 @@ class PoissonClocks(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies(AsynchronousSchedule):
-    """Every client works on its own: each answer arrives one latency after its last; the server never waits.
+    """Every client works on its own: an activation ends one latency after its last; the server never waits.
 
-    The first answer arrives one latency after time 0. Answers at the same time come in the order of the clients.
+    The first activation ends one latency after time 0. Those at the same time come in the order of the clients.
 
     Args:
-        latency: law of the time from one answer to the next.
-        activations: the most answers of each client, one number or one a client (0 never acts); None for no cap.
-        events: answers of the whole run; None to go on until every client has given its answers.
+        latency: law of the time from one activation to the next.
+        activations: the most activations of each client, one number or one a client (0 never acts); None for no cap.
+        events: of the whole run; None to go on until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
     """
@@ -206,9 +206,9 @@ class Latencies(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Latencies):
-    """The same latencies, where the server waits for the slowest answer of every round.
+    """The same latencies, where the server waits for the slowest client of every round.
 
-    A round's answers are one event a client, in the order of the clients, all at the time of the slowest. Answer k of
+    A round is one event a client, in the order of the clients, all at the time of the slowest. Activation k of
     a client takes exactly the latency that it takes under :class:`Latencies` with the same seed.
     """
 
@@ -245,49 +245,49 @@ def _entries(value: Any) -> list[Any] | None:
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 
-def _per_client(owner: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
+def _per_client(settings: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
-            f"{type(owner).__name__}.{name} has {len(entries)} entries for {clients} clients; "
+            f"{type(settings).__name__}.{name} has {len(entries)} entries for {clients} clients; "
             "give one number, or one a client."
         )
     return np.broadcast_to(np.asarray(value if entries is None else entries, dtype), (clients,)).copy()
 
 
-def _caps(owner: object, name: str, value: int | Sequence[int] | None, clients: int) -> NDArray[np.int64]:
-    return _per_client(owner, name, _ENDLESS if value is None else value, clients, np.int64)
+def _caps(settings: object, name: str, value: int | Sequence[int] | None, clients: int) -> NDArray[np.int64]:
+    return _per_client(settings, name, _ENDLESS if value is None else value, clients, np.int64)
 
 
-def _check_somebody(owner: object, caps: NDArray[np.int64]) -> None:
+def _check_somebody(settings: object, caps: NDArray[np.int64]) -> None:
     if not caps.any():
         raise ConfigError(
-            f"{type(owner).__name__}: nobody ever acts; at least one client needs a rate and a cap above 0."
+            f"{type(settings).__name__}: no client ever acts; at least one client needs a rate and a cap above 0."
         )
 
 
-def _check_length(owner: object, *, events: int | None, **caps: int | Sequence[int] | None) -> None:
+def _check_length(settings: object, *, events: int | None, **caps: int | Sequence[int] | None) -> None:
     ((name, cap),) = caps.items()
     if events is None and cap is None:
-        raise ConfigError(f"{type(owner).__name__} needs events, {name} or both: a run must end.")
+        raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
     if events is not None:
-        positive_int(owner, events=events)
+        positive_int(settings, events=events)
     if cap is None:
         return
     entries = _entries(cap)
     if entries is None:
-        positive_int(owner, **{name: cap})
+        positive_int(settings, **{name: cap})
     for position, value in enumerate([cap] if entries is None else entries):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < _ENDLESS:
-            where = f"{type(owner).__name__}.{name}" + ("" if entries is None else f"[{position}]")
+            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
             raise ConfigError(f"{where} is {value!r}; it must be a whole number in [0, 2**31).")
 
 
-def _check_numbers(owner: object, name: str, value: float | Sequence[float], *, positive: bool) -> None:
+def _check_numbers(settings: object, name: str, value: float | Sequence[float], *, positive: bool) -> None:
     entries = _entries(value)
     for position, each in enumerate([value] if entries is None else entries):
         number = isinstance(each, numbers.Real) and not isinstance(each, bool) and math.isfinite(each)
         if not number or each < 0 or (positive and each == 0):
-            where = f"{type(owner).__name__}.{name}" + ("" if entries is None else f"[{position}]")
+            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
             least = "above 0" if positive else "of at least 0"
             raise ConfigError(f"{where} is {each!r}; it must be a finite number {least}.")

@@ -131,12 +131,12 @@ def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | Non
     latest = np.full(events, -1, np.int64)
     order = np.argsort(client, kind="stable")
     order = order[client[order] >= 0]
-    owner = client[order]
-    again = owner[1:] == owner[:-1]
+    acting = client[order]
+    again = acting[1:] == acting[:-1]
     latest[order[1:][again]] = order[:-1][again]
     if graph is None:
         return latest[first:]
-    address = owner * events + order  # rises: sorted by client, then by event
+    address = acting * events + order  # rises: sorted by client, then by event
     queries = order[order >= first]
     degree = np.diff(graph.indptr)[client[queries]]
     queries, degree = queries[degree > 0], degree[degree > 0]
@@ -146,7 +146,7 @@ def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | Non
     inner = np.arange(degree.sum()) - np.repeat(start, degree)
     other = graph.indices[np.repeat(graph.indptr[client[queries]], degree) + inner].astype(np.int64)
     place = np.searchsorted(address, other * events + np.repeat(queries, degree)) - 1
-    adjacent = (place >= 0) & (owner[place] == other)
+    adjacent = (place >= 0) & (acting[place] == other)
     newest = np.maximum.reduceat(np.where(adjacent, order[place], -1), start)
     latest[queries] = np.maximum(latest[queries], newest)
     return latest[first:]

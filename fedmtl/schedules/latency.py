@@ -1,4 +1,4 @@
-"""How long a client takes from one answer to the next."""
+"""How long a client takes from one activation to the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 
 class Latency(ABC):
-    """The law of the time between two answers of one client, in any one unit of time.
+    """The law of the time between two activations of one client, in any one unit of time.
 
     ``random`` tells whether :meth:`gaps` needs uniform numbers.
     """
@@ -42,12 +42,12 @@ class Latency(ABC):
 
     @abstractmethod
     def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        """Latencies of given answers, before any per-client scale.
+        """Return the latencies of given activations, before any per-client scale.
 
         Args:
-            uniform: numbers in [0, 1), one an answer; empty if not ``random``.
+            uniform: numbers in [0, 1), one an activation; empty if not ``random``.
             client: positions, broadcast against ``index``.
-            index: numbers of the answers, from 0 for each client.
+            index: numbers of the activations, from 0 for each client.
         """
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Latency(ABC):
 
 @dataclass(frozen=True)
 class ConstantLatency(Latency):
-    """The same time for every answer."""
+    """The same time for every activation."""
 
     value: float
     random: ClassVar[bool] = False
@@ -94,7 +94,7 @@ class UniformLatency(Latency):
 
 @dataclass(frozen=True)
 class LogNormalLatency(Latency):
-    """median * exp(sigma N(0, 1)): many quick answers and a few very slow ones."""
+    """median * exp(sigma N(0, 1)): many quick activations and a few very slow ones."""
 
     median: float
     sigma: float
@@ -135,7 +135,7 @@ class TraceLatency(Latency):
     Every replicate sees the same trace.
 
     Args:
-        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an answer, or a mapping
+        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an activation, or a mapping
             from client names to lists, or one list a client in the order of their positions.
     """
 

@@ -56,18 +56,18 @@ class Stream(ABC):
         while (need := count - self._left).max() > 0 and self._extend(need):
             pass
         time, row, activation = self._ready
-        counts = np.minimum(self._left, count)
-        filled = np.arange(count) < counts[:, None]
-        place = (self._head[:, None] + np.arange(count))[filled]
+        given = np.minimum(self._left, count)
+        there = np.arange(count) < given[:, None]
+        place = (self._head[:, None] + np.arange(count))[there]
         out = np.repeat(self._clock[:, None], count, axis=1)
         client, acts = np.full((2, self._replicates, count), -1, np.int64)
-        out[filled], client[filled], acts[filled] = time[place], self._rows.client[row[place]], activation[place]
-        some = counts > 0
-        self._clock[some] = out[some, counts[some] - 1]
-        late = ~filled & some[:, None]
+        out[there], client[there], acts[there] = time[place], self._rows.client[row[place]], activation[place]
+        some = given > 0
+        self._clock[some] = out[some, given[some] - 1]
+        late = ~there & some[:, None]
         out[late] = np.repeat(self._clock[:, None], count, axis=1)[late]
-        self._head += counts
-        self._left -= counts
+        self._head += given
+        self._left -= given
         self.position += count
         return out, client, acts
 
@@ -78,9 +78,9 @@ class Stream(ABC):
     def _push(self, time: Array, row: Ints, activation: Ints) -> None:
         """Append events that are in order of time within each replicate and not before those that are ready."""
         left = np.arange(self._left.max(initial=0)) < self._left[:, None]
-        places = (self._head[:, None] + np.arange(left.shape[1]))[left]
+        kept = (self._head[:, None] + np.arange(left.shape[1]))[left]
         fresh = (time, row, activation)
-        joined = [np.concatenate([old[places], new]) for old, new in zip(self._ready, fresh, strict=True)]
+        joined = [np.concatenate([old[kept], new]) for old, new in zip(self._ready, fresh, strict=True)]
         replicate = self._rows.replicate[joined[1]]
         if self._replicates > 1:
             order = np.argsort(replicate, kind="stable")

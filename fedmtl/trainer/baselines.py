@@ -25,8 +25,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
     """
     if isinstance(baselines, str):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
-    exact_local = algorithm.local_baseline()
-    accepted = ["local"] if exact_local is not None else []
+    alone = algorithm.local_baseline()
+    accepted = ["local"] if alone is not None else []
     if isinstance(algorithm, AsyncAlgorithm) and list(baselines) not in ([], accepted):
         raise ConfigError(
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
@@ -40,8 +40,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
                 raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
             if item == algorithm.name:
                 continue
-            if item == "local" and exact_local is not None:
-                built[item] = exact_local
+            if item == "local" and alone is not None:
+                built[item] = alone
                 continue
             item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
         if item.name in built:

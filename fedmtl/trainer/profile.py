@@ -118,11 +118,11 @@ def profile(trainer: Trainer, *, rounds: int = 20, folder: Path | None = None) -
     data, algorithm = copy.copy(trainer.data), copy.copy(trainer.algorithm)
     object.__setattr__(data, "gather", watch.timed("data", data.gather))
     object.__setattr__(algorithm, "step", watch.timed("local work", algorithm.step))
-    settings = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
-    settings |= {"data": data, "algorithm": algorithm, "rounds": min(rounds, trainer.rounds), "folder": folder}
-    settings |= {"baselines": (), "callbacks": (), "progress": False}
-    settings["eval_every"] = trainer.eval_every or max(1, trainer.rounds // 20)
-    timed = _Timed(**settings, watch=watch)
+    given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
+    given |= {"data": data, "algorithm": algorithm, "rounds": min(rounds, trainer.rounds), "folder": folder}
+    given |= {"baselines": (), "callbacks": (), "progress": False}
+    given["eval_every"] = trainer.eval_every or max(1, trainer.rounds // 20)
+    timed = _Timed(**given, watch=watch)
     with watch("other"):
         result = timed._run(None if folder is None else RunFolder(folder), False)
     seconds = {part: watch.seconds[part] for part in PARTS if watch.seconds[part] > 0}
@@ -142,9 +142,9 @@ class _Timed(Trainer):
         return channel, _TimedSource(source, self.watch)
 
     def loop(self, *args: Any) -> Loop:
-        timed = _TimedLoop(*args)
-        timed.watch = self.watch
-        return timed
+        made = _TimedLoop(*args)
+        made.watch = self.watch
+        return made
 
 
 @dataclass(frozen=True)

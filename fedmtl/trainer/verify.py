@@ -719,7 +719,7 @@ def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
 
 
 def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Answers of clients that act one at a time."""
+    """Return what activations cost, one client at a time."""
     n, kinds = header["clients"], header["kinds"]
     of = np.array(header.get("kind_of", [0] * n), dtype=np.int64)
     uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds], dtype=np.int64)[of]
@@ -739,13 +739,17 @@ def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     if firsts.any() and len(charges.charged) and not begun:
         problems.append("the first release is not charged")
     pairs = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
-    parts = [_answers(kinds[k], u, header, first=begun) for k, u in pairs if u or (begun and kinds[k]["first"] > 0)]
+    parts = [
+        _activation_parts(kinds[k], u, header, first=begun) for k, u in pairs if u or (begun and kinds[k]["first"] > 0)
+    ]
     releases = int(uses.sum()) + (int(firsts.sum()) if begun else 0)
-    detail = f"at most {int(uses.max(initial=0))} answers of one client"
+    detail = f"at most {int(uses.max(initial=0))} activations of one client"
     return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")
 
 
-def _answers(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool) -> list[tuple[Any, int]]:
+def _activation_parts(
+    kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool
+) -> list[tuple[Any, int]]:
     mechanism, z, d = header["privacy"]["mechanism"], kind["multiplier"], header["dimension"]
     weights = Counter((kind["weights"] or [1.0] * uses)[:uses])
     parts: list[tuple[Any, int]] = []

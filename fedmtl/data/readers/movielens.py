@@ -138,7 +138,7 @@ def movielens_users(
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
         means = train.means()
-        y_train, y_test = train.rating - means[train.owner], test.rating - means[test.owner]
+        y_train, y_test = train.rating - means[train.user], test.rating - means[test.user]
         target = RATINGS[1] - RATINGS[0]
         notes.append(USER_CENTRE)
     else:
@@ -242,17 +242,17 @@ class _Users:
         return cls(ids, item[rows], ratings.rating[rows], offsets)
 
     @property
-    def owner(self) -> np.ndarray:
+    def user(self) -> np.ndarray:
         """int64 (N,), the user of every rating."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def means(self) -> np.ndarray:
         """(users,) mean rating."""
-        return np.bincount(self.owner, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
+        return np.bincount(self.user, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
 
     def centred(self) -> _Users:
         """Ratings less their user's mean."""
-        return _Users(self.ids, self.item, self.rating - self.means()[self.owner], self.offsets)
+        return _Users(self.ids, self.item, self.rating - self.means()[self.user], self.offsets)
 
     def matrix(self, items: int) -> csr_array:
         """(users, items) float64."""
@@ -262,9 +262,9 @@ class _Users:
         """The training and the test part."""
         offsets = torch.from_numpy(self.offsets)
         parts = split_rows(offsets, self.ids, test_fraction=test_fraction, seed=seed, where="movielens")
-        owner, sides = self.owner, []
+        user, sides = self.user, []
         for rows in (part.numpy() for part in parts):
-            counts = torch.from_numpy(np.bincount(owner[rows], minlength=len(self.ids)))
+            counts = torch.from_numpy(np.bincount(user[rows], minlength=len(self.ids)))
             sides.append(_Users(self.ids, self.item[rows], self.rating[rows], offsets_of(counts).numpy()))
         return sides[0], sides[1]
 

@@ -130,7 +130,7 @@ def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
 
 
 def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
-    """One record replaced moves the first release of its owner by at most the sensitivity that its noise is for.
+    """One record replaced moves the first release of its client by at most the sensitivity that its noise is for.
 
     The run's own first step is made on neighbouring data sets with the same noise: records that pull one way, that
     nothing else opposes, or as they are, and one record among them that turns round, vanishes or is not a number.
@@ -167,7 +167,7 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 
 
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
-    """(n, D) what owners release before all answers, in a run on ``data``."""
+    """(n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
     problem = build_problem(
         data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
@@ -189,7 +189,7 @@ Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]
 
 
 def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
-    """Data sets, each with others in which one record of every owner is replaced."""
+    """Data sets, each with others in which one record of every client is replaced."""
     train, generator = data.train, torch.Generator().manual_seed(seed)
     counts = train.counts
     some = counts > 0
