@@ -35,7 +35,7 @@ _INNER_NAMES = {  # settings that an algorithm hands on to a class or function o
 
 
 def config_folder() -> Path:
-    """The folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
+    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
@@ -44,7 +44,7 @@ def config_folder() -> Path:
 
 
 def choices(folder: Path) -> dict[str, dict[str, str]]:
-    """Every group with its options; an option comes with the comment that opens its file."""
+    """Return every group with its options; an option comes with the comment that opens its file."""
     options: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*/**/*.yaml")):
         group = file.parent.relative_to(folder).as_posix()
@@ -71,7 +71,7 @@ def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | Non
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
-    """One list of overrides for each run of a sweep; the only one when nothing is swept."""
+    """Return one list of overrides for each run of a sweep; the only one when nothing is swept."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -97,7 +97,7 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
 
 @lru_cache(maxsize=64)
 def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
-    """The composed configuration, its interpolations unresolved.
+    """Return the composed configuration, its interpolations unresolved.
 
     Raises:
         ConfigError: Hydra cannot compose it.
@@ -148,7 +148,7 @@ def resolve(config: Any) -> Config:
 
 
 def settings(config: Config) -> Config:
-    """The objects of a resolved configuration that need no data; everything that can be checked is checked.
+    """Return the objects of a resolved configuration that need no data; everything that can be checked is checked.
 
     Returns:
         Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
@@ -214,7 +214,7 @@ def _fields(key: str, values: Any, kind: type) -> Config:
 
 
 def build(config: Config, folder: Path) -> Trainer:
-    """The trainer of a resolved configuration; reads the data.
+    """Return the trainer of a resolved configuration, for which the data are read.
 
     Raises:
         FedmtlError: an impossible value or malformed data, named by its key, file, client or field.
@@ -259,7 +259,7 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
 
 
 def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
-    """Every key and option exists, given the options that were chosen."""
+    """Check that every key and option exists, given the options that were chosen."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
 
@@ -314,7 +314,7 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
 
 
 def _has(config: Any, key: str) -> bool:
-    """Whether the key is there, also with the value null or still missing."""
+    """Return whether the key is there, also with the value null or still missing."""
     from omegaconf import DictConfig, OmegaConf
 
     parent, _, name = key.rpartition(".")
@@ -323,7 +323,7 @@ def _has(config: Any, key: str) -> bool:
 
 
 def _keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """All settings of a configuration, as dotted keys."""
+    """Yield all settings of a configuration, as dotted keys."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=False) if not isinstance(config, dict) else config
@@ -341,7 +341,7 @@ def _top(keys: Sequence[str]) -> list[str]:
 
 
 def _instantiate(config: Config, group: str) -> Any:
-    """The object that ``config[group]`` describes; None for an empty description."""
+    """Return the object that ``config[group]`` describes; None for an empty description."""
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
@@ -416,6 +416,6 @@ class ByKey:
 
 
 def _first_line(error: BaseException) -> str:
-    """An error's first line; Hydra's further lines are advice on its own syntax."""
+    """Return an error's first line; Hydra's further lines are advice on its own syntax."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

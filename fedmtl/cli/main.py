@@ -114,7 +114,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
 
 
 def help_text() -> str:
-    """The page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
+    """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
     lines = [_USAGE, "groups: choose with GROUP=OPTION"]
     for group, options in choices(config_folder()).items():
         if "/" in group:
@@ -147,7 +147,7 @@ def _train(words: list[str], debug: bool) -> int:
 
 
 def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
-    """``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
+    """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     import hydra
 
     before, sys.argv = sys.argv, ["fedmtl", *words]
@@ -158,7 +158,7 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
 
 
 def _run(config: Any) -> None:
-    """One training run in the folder that Hydra made."""
+    """Make one training run in the folder that Hydra made."""
     from hydra.core.hydra_config import HydraConfig
 
     from ..trainer.folder import RunFolder
@@ -239,7 +239,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:
-    """The overrides among the words and the options that matter before Hydra sees them."""
+    """Return the overrides among the words and the options that matter before Hydra sees them."""
     parser = argparse.ArgumentParser(prog="fedmtl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
@@ -278,7 +278,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator
 
 
 def _short(folder: Path) -> Path:
-    """The folder relative to where the user is, when it lies below."""
+    """Return the folder relative to where the user is, when it lies below."""
     try:
         return folder.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -120,7 +120,7 @@ def _refuse_other_data(configs: dict[str, Config]) -> None:
 
 
 def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) -> PrivateSearch:
-    """The search; reads the data once."""
+    """Return the search, for which the data are read once."""
     from ..search import PrivateSearch
 
     first = build(next(iter(configs.values())), folder)

@@ -15,7 +15,7 @@ from . import checks, rows
 
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
-    """A tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
+    """Return a tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
 
     Raises:
         DataError: the value does not hold numbers, or its rows differ in length.
@@ -42,8 +42,8 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
 def stack_clients(
     clients: Mapping[str, tuple[Any, Any]], name: str, *, empty: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """One (x, y) pair a client to flat x (N, ...), y (N, ...), offsets (n + 1,) and ids; ``empty`` accepts clients
-    without examples."""
+    """Turn one (x, y) pair a client into flat x (N, ...), y (N, ...), offsets (n + 1,) and ids; ``empty`` accepts
+    clients without examples."""
     ids = tuple(clients)
     checks.check_ids(ids, name)
     xs: list[Tensor] = []
@@ -75,7 +75,7 @@ def stack_clients(
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
-    """The number of classes that targets are taken for, or None for a regression.
+    """Return the number of classes that targets are taken for, or None for a regression.
 
     Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present, and for several integer labels an
     example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.

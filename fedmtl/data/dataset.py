@@ -112,11 +112,11 @@ class FederatedDataset:
             checks.check_labels(part.y, self.classes, part.offsets, self.ids, where)
 
     def __len__(self) -> int:
-        """Number of clients n."""
+        """Return the number of clients n."""
         return len(self.ids)
 
     def side(self, side: Side) -> Examples:
-        """The training or the test examples."""
+        """Return the training or the test examples."""
         if side not in ("train", "test"):
             raise ConfigError(f"side is {side!r}; accepted: 'train', 'test'.")
         part: Examples = getattr(self, side)
@@ -175,7 +175,7 @@ class FederatedDataset:
         domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """A dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
+        """Return a dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
 
         Args:
             clients: each client's examples; only for training if ``test`` is given.
@@ -247,7 +247,7 @@ class FederatedDataset:
         domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """A dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
+        """Return a dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
         Arguments and errors are those of :meth:`from_tensors` and :class:`Examples`.
         """
@@ -268,7 +268,7 @@ class FederatedDataset:
         return cls(train, test, ids, chosen, classes, name, domain=domain, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
-        """The same clients, each re-split over its training and test examples together."""
+        """Return the same clients, each re-split over its training and test examples together."""
         counts = torch.stack([self.train.counts, self.test.counts], 1).flatten()
         starts = torch.stack([self.train.offsets[:-1], self.test.offsets[:-1] + len(self.train)], 1).flatten()
         order, _ = rows.ranges(starts, counts)
@@ -299,8 +299,8 @@ class FederatedDataset:
         return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
 
     def as_two_classes(self) -> FederatedDataset:
-        """The same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and +1; else
-        the data as they are."""
+        """Return the same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and
+        +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
@@ -310,11 +310,11 @@ class FederatedDataset:
         return dataclasses.replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
 
     def bounded(self, bound: RowBound) -> FederatedDataset:
-        """The same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
+        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
         return dataclasses.replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
-        """The features and targets on another device; offsets and keys stay on the host."""
+        """Return the features and targets on another device; offsets and keys stay on the host."""
         return self._replace(self.train.to(device), self.test.to(device), self.ids)
 
     def save(self, folder: str | Path) -> None:
@@ -367,7 +367,7 @@ class FederatedDataset:
         )
 
     def fingerprint(self) -> str:
-        """A BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
+        """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
         return self._fingerprint
 
     @cached_property

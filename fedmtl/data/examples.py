@@ -96,7 +96,7 @@ class Examples:
             raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
 
     def __len__(self) -> int:
-        """Number of examples N, all clients together."""
+        """Return the number of examples N, all clients together."""
         return int(self.y.shape[0])
 
     @cached_property
@@ -105,7 +105,7 @@ class Examples:
         return self.offsets.diff()
 
     def take_clients(self, clients: Tensor) -> Examples:
-        """The examples of the chosen clients (k,), in the given order."""
+        """Return the examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
         return Examples(rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts))

@@ -15,14 +15,14 @@ from .rows import ranges
 
 
 def client_keys(ids: Sequence[str]) -> Tensor:
-    """:func:`fedmtl.random.id_key` of each id, int64 (n,)."""
+    """Return :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
     return torch.tensor([id_key(name) for name in ids], dtype=torch.int64)
 
 
 def split_rows(
     offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the training and of the test part.
+    """Return the rows of the training and of the test part.
 
     Each client's examples are permuted by draws keyed with (seed, id, position within the client) and the
     first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples: the only

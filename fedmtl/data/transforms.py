@@ -134,7 +134,7 @@ class RowBound:
         return torch.where(valid, x.double() * factor, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
-        """bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
+        """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
         return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
 
 
@@ -158,12 +158,12 @@ KINDS: dict[str, type] = {"Cast": Cast, "Affine": Affine, "MappedImages": Mapped
 
 
 def describe(transform: Transform) -> dict[str, Any]:
-    """The transform as plain JSON values: its class name under ``kind`` and its fields."""
+    """Return the transform as plain JSON values: its class name under ``kind`` and its fields."""
     return {"kind": type(transform).__name__, **dataclasses.asdict(transform)}  # type: ignore[call-overload]
 
 
 def restore(description: dict[str, Any], where: str) -> Transform:
-    """The inverse of :func:`describe` for the transforms of this module.
+    """Return the inverse of :func:`describe` for the transforms of this module.
 
     Raises:
         DataError: the kind is another one; the caller can pass the transform itself.

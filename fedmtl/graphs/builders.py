@@ -29,7 +29,7 @@ def _ids(ids: Sequence[str] | None, count: int, where: str) -> tuple[str, ...]:
 
 
 def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
-    """Rows of L2 norm 1, sparse if given so.
+    """Scale rows to the L2 norm 1, sparse if given so.
 
     Raises:
         ConfigError: an agent whose vector is zero or not finite; it has no direction.
@@ -52,7 +52,7 @@ def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
 
 
 def knn_cosine(vectors: Any, k: int = 10, *, ids: Sequence[str] | None = None) -> Graph:
-    """Weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
+    """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
     recommendation task); agents with the same similarity come in the order of the search.
 
     Args:
@@ -114,7 +114,7 @@ def exp_angle(
 
 
 def from_edges(path: str | Path, ids: Sequence[str], *, isolated: bool = False) -> Graph:
-    """A graph from a CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1).
+    """Return a graph from a CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1).
 
     Every pair of agents stands in the file once, in either order, or twice with the same weight.
 
@@ -158,14 +158,14 @@ def _edge(cells: list[str], place: dict[str, int], where: str) -> tuple[tuple[in
 
 
 def complete(ids: int | Sequence[str]) -> Graph:
-    """Weight 1 between all agents (n (n - 1) stored numbers)."""
+    """Give weight 1 to all pairs of agents (n (n - 1) stored numbers)."""
     named = _named(ids, "complete")
     n = len(named)
     return Graph(csr_array(np.ones((n, n)) - np.eye(n)), named)
 
 
 def ring(ids: int | Sequence[str], reach: int = 1) -> Graph:
-    """Weight 1 between agents at most ``reach`` places apart on a circle, in the order of ``ids``.
+    """Give weight 1 to agents at most ``reach`` places apart on a circle, in the order of ``ids``.
 
     Raises:
         ConfigError: a reach that goes around: 2 reach must be below n.
@@ -185,7 +185,7 @@ def ring(ids: int | Sequence[str], reach: int = 1) -> Graph:
 def clusters(
     labels: Sequence[Any], *, inside: float = 1.0, between: float = 0.0, ids: Sequence[str] | None = None
 ) -> Graph:
-    """Weight ``inside`` between agents of the same cluster, ``between`` (at least 0) between others.
+    """Give weight ``inside`` to pairs of one cluster, ``between`` (at least 0) to others.
 
     Raises:
         ConfigError: a cluster of one agent with ``between`` 0: it has no neighbours.
@@ -218,7 +218,7 @@ def _named(ids: int | Sequence[str], where: str) -> tuple[str, ...]:
 def _symmetric(
     row: NDArray[Any], column: NDArray[Any], weight: NDArray[Any], ids: tuple[str, ...], *, isolated: bool = False
 ) -> Graph:
-    """Every pair given once."""
+    """Return the graph of edges of which every pair is given once."""
     n = len(ids)
     ends = (np.concatenate([row, column]), np.concatenate([column, row]))
     return Graph(csr_array((np.concatenate([weight, weight]), ends), shape=(n, n)), ids, isolated)

@@ -134,7 +134,7 @@ class Graph:
         return {name: i for i, name in enumerate(self.ids)}
 
     def ordered(self, ids: Sequence[str]) -> Graph:
-        """The same graph with its rows in the order of ``ids``, which must be the same agents.
+        """Return the same graph with its rows in the order of ``ids``, which must be the same agents.
 
         Raises:
             ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
@@ -160,7 +160,7 @@ class Graph:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """One phrase for the report."""
+        """Return one phrase for the report."""
         least, most = int(self.degrees.min()), int(self.degrees.max())
         span = str(most) if least == most else f"{least} to {most}"
         return f"a graph of {len(self)} agents and {self.edges} edges, {span} neighbours each"

@@ -82,16 +82,16 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
             rows[select] = w
 
     def _follows_gradient(self, group: dict[str, Any]) -> bool:
-        """Whether the rule is just w <- w - lr * gradient."""
+        """Return whether the rule is just w <- w - lr * gradient."""
         return False
 
     @abstractmethod
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """The rule itself: change ``w`` (k, D) in place, given the active rows' gradient."""
+        """Apply the rule: change ``w`` (k, D) in place, given the active rows' gradient."""
 
 
 def _rows_of(value: Any, select: Any) -> Any:
-    """The selected rows of a tensor (K, D); anything else as it is."""
+    """Return the selected rows of a tensor (K, D); anything else as it is."""
     return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
@@ -204,7 +204,7 @@ class Elementwise(StackedOptimizer):
         self.counts[select if isinstance(select, slice) else select.cpu()] += 1
 
     def _at(self, count: int) -> dict[str, Tensor]:
-        """The stored state seen by rows that have made ``count`` steps."""
+        """Return the stored state seen by rows that have made ``count`` steps."""
         suffix = f"@{count}"
         scalars = {k.removesuffix(suffix): v for k, v in self._state.items() if k.endswith(suffix)}
         return {k: v for k, v in self._state.items() if "@" not in k} | scalars

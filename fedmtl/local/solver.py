@@ -53,7 +53,7 @@ class LocalSolver(ABC):
             raise ConfigError(f"{type(self).__name__}.decay is {self.decay}; it must be in (0, 1].")
 
     def lr_at(self, round: int) -> float:
-        """The step size of a round, counted from 0."""
+        """Return the step size of a round, counted from 0."""
         return self.lr * self.decay ** (round // self.decay_every)
 
     def step_counts(self, counts: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def plan_batches(
     width: int | None = None,
     grain: int = 1,
 ) -> BatchPlan:
-    """The batches of a local run of ``clients``, int64 (k,).
+    """Return the batches of a local run of ``clients``, int64 (k,).
 
     Args:
         data: the clients' data.
@@ -227,7 +227,8 @@ def train_locally(
 
 
 def frozen_part(rows: Tensor, moving: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The coordinates of ``rows`` (k, D) that stay, int64, and their values; None twice where all are ``moving``."""
+    """Return the coordinates of ``rows`` (k, D) that stay, int64, and their values; None twice where all are
+    ``moving``."""
     if moving is None or bool(moving.all()):
         return None, None
     frozen = (~moving).nonzero()[:, 0].to(rows.device)
@@ -235,6 +236,6 @@ def frozen_part(rows: Tensor, moving: Tensor | None) -> tuple[Tensor | None, Ten
 
 
 def address_of(keys: Tensor, round: int, step: int) -> Tensor:
-    """What addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
+    """Return what addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
     tail = torch.tensor([round, step]).expand(len(keys), 2)
     return torch.cat([keys[:, None], tail], dim=1)

@@ -176,7 +176,7 @@ def plot_epsilon(
 def _history_line(
     axes: Axes, rows: History, metric: str, label: str, colour: str, last_round: float, width: float
 ) -> list[tuple[float, float, str, str]]:
-    """One method's line; returns what to write at its end."""
+    """Draw one method's line, and return what to write at its end."""
     rounds, values = _column(rows, metric)
     if not values:
         return []
@@ -213,7 +213,7 @@ def _epsilon_line(
 
 
 def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
-    """For each baseline a bar of the shares of clients that gain, stay equal and lose."""
+    """Draw, for each baseline, a bar of the shares of clients that gain, stay equal and lose."""
     parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
     for row, gain in enumerate(gains.values()):
         known = gain[np.isfinite(gain)]
@@ -251,7 +251,7 @@ def _column(rows: History, key: str) -> tuple[list[float], list[float]]:
 
 
 def _is_private(history: History) -> bool:
-    """True where every row has a finite epsilon."""
+    """Return whether every row has a finite epsilon."""
     return bool(history) and len(_column(history, "epsilon")[1]) == len(history)
 
 

@@ -83,12 +83,12 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
 
 
 def _on_axis(one: Group) -> bool:
-    """True for a finite epsilon above 0: a point of the curve."""
+    """Return whether epsilon is finite and above 0: a point of the curve."""
     return 0 < one.epsilon < math.inf
 
 
 def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
-    """A (colour, marker) by label; a method's first label has the method's own colour."""
+    """Return a (colour, marker) by label; a method's first label has the method's own colour."""
     taken: dict[str, str] = {}
     for label, same in by_label.items():
         method = same[0].algorithm
@@ -150,5 +150,5 @@ def _panel(axes: Axes, groups: dict[str, list[Group]], place: int, colours: dict
 
 
 def _short(label: str) -> str:
-    """At most 40 letters, so that the names never crowd out the curves."""
+    """Return at most 40 letters, so that the names never crowd out the curves."""
     return label if len(label) <= 40 else f"{label[:39]}…"

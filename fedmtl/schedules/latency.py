@@ -30,7 +30,7 @@ class Latency(ABC):
     random: ClassVar[bool] = True
 
     def resolve(self, names: Sequence[str]) -> Latency:
-        """The law for these clients, every file read and every client found.
+        """Return the law for these clients, every file read and every client found.
 
         Args:
             names: the clients' names, in the order of their positions.
@@ -52,7 +52,7 @@ class Latency(ABC):
 
     @abstractmethod
     def typical(self, clients: int) -> Array:
-        """(clients,) about the latency of each client: how far to draw ahead, never what comes out."""
+        """Return (clients,) about the latency of each client: how far to draw ahead, never what comes out."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class _Lookup(Latency):
 
 
 def _checked(seconds: list[Any], where: str) -> Array:
-    """float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
+    """Return float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
     if not seconds:
         raise DataError(f"{where} has an empty list; every client needs at least one latency.")
     for row, value in enumerate(seconds, start=1):

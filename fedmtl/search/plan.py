@@ -77,7 +77,7 @@ class SearchPlan:
 
 
 def check_candidates(candidates: Mapping[str, Trainer]) -> None:
-    """The candidates differ in nothing that enters the accounting, and their privacy is of a kind a search covers.
+    """Check that candidates differ in nothing that enters the accounting, under privacy that a search covers.
 
     Raises:
         ConfigError: names the candidate and the field.
@@ -189,7 +189,7 @@ def plan_search(
 
 
 def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
-    """The release of a mean score over all clients.
+    """Return the release of a mean score over all clients.
 
     The sum of ``score - 1/2`` moves by 1/2 when a client is added or removed, and by 1 when it is replaced.
 
@@ -238,7 +238,7 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
 
 
 def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
-    """The first field that enters the accounting and differs, with both values in words."""
+    """Return the first field that enters the accounting and differs, with both values in words."""
     if trainer is first:
         return None
     for name in ("rounds", "seed"):
@@ -304,8 +304,8 @@ def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleaseP
 
 
 def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport, SignalToNoise | None]:
-    """The run's fingerprint, and its channel's report and loudness before the first step; refuses what the run would
-    refuse."""
+    """Return the run's fingerprint, and its channel's report and loudness before the first step; refuses what the
+    run would refuse."""
     sampler = in_rounds(trainer.algorithm, trainer.schedule)[1].bind(len(trainer.data))
     with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)

@@ -40,7 +40,7 @@ class SearchReport(PrivacyReport):
     score_noise: float
 
     def text(self) -> str:
-        """One printed block."""
+        """Return one printed block."""
         lines = super().text().splitlines()
         law = "Poisson" if math.isinf(self.shape) else f"truncated negative binomial, shape {self.shape:g}"
         rows = [
@@ -63,7 +63,7 @@ def search_report(
     score: str,
     score_noise: float,
 ) -> SearchReport:
-    """The report of a search from that of its chosen run.
+    """Return the report of a search from that of its chosen run.
 
     Args:
         run: of the chosen run (of any candidate before its first step, where nothing was chosen).

@@ -100,7 +100,7 @@ class SearchResult:
         return self.privacy.epsilon
 
     def summary(self) -> str:
-        """The printed summary: what was chosen, its accuracy over clients, and the privacy block."""
+        """Return the printed summary: what was chosen, its accuracy over clients, and the privacy block."""
         count = len(self.privacy.candidates)
         if self.best is None or self.score is None:
             return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
@@ -161,7 +161,7 @@ class PrivateSearch:
         return next(iter(self.candidates.values()))
 
     def plan(self, noise_multiplier: float | None = None) -> SearchPlan:
-        """The noise and the accounting of the search, before any work.
+        """Return the noise and the accounting of the search, before any work.
 
         Args:
             noise_multiplier: of a search that is resumed; calibrated where it is ``None``.
@@ -265,7 +265,8 @@ class _Search:
         return None if self.root is None else self.root.private / "search.json"
 
     def _begin(self) -> tuple[list[int], list[float]]:
-        """The candidate of each repetition, and the scores that are there already. Drawn once, before any training."""
+        """Return the candidate of each repetition, and the scores that are there already. Drawn once, before any
+        training."""
         path = self._state
         if path is not None and path.exists():
             try:
@@ -307,7 +308,7 @@ class _Search:
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """The run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
+        """Return the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
         name, place = self.names[candidate], self._place(index)
         trainer = self.plan.trainers[name]
         if place is not None:
@@ -322,7 +323,7 @@ class _Search:
         return result
 
     def _score(self, index: int, candidate: int, result: Result) -> float:
-        """The noised mean score, through a channel of its own with its own ledger."""
+        """Return the noised mean score, through a channel of its own with its own ledger."""
         place, n = self._place(index), len(result.ids)
         plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
         privacy = ClientPrivacy(
@@ -359,7 +360,7 @@ class _Search:
             print(f"private: repetition {index + 1}, {self.names[candidate]}: {text}", file=sys.stderr, flush=True)
 
     def _announce(self) -> None:
-        """How loud the noise is, once for each candidate: a line for each repetition would tell how many there are."""
+        """Log how loud the noise is, once for each candidate: a line a repetition would tell how many there are."""
         for name, signal in self.plan.signals.items():
             if signal is not None:
                 text = f"candidate {name!r}: {signal.warning or signal.text()}"
@@ -412,13 +413,13 @@ class _Search:
         root.write_result(result.best, trainer._settings() | {"candidate": result.chosen}, trainer.data)
 
     def date(self, public: Path) -> None:
-        """The published files bear the time at which the search began: the end would tell the number of repetitions."""
+        """Give the published files the time at which the search began: the end would tell the number of repetitions."""
         for path in (*public.iterdir(), public):
             os.utime(path, (self.began, self.began))
 
 
 def client_scores(values: Tensor, bound: float | None) -> Tensor:
-    """Each client's score in [0, 1].
+    """Return each client's score in [0, 1].
 
     Args:
         values: (n,) test accuracies, or mean squared errors where there is a bound.
@@ -433,7 +434,7 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
 
 
 def _best(scores: list[float]) -> int | None:
-    """The first repetition with the highest score, or None without one.
+    """Return the first repetition with the highest score, or None without one.
 
     Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
     the rule that breaks ties tells nothing.

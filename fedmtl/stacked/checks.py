@@ -15,7 +15,8 @@ from .dropout import swap_dropout
 
 
 def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None) -> nn.Module:
-    """A copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's dtype.
+    """Return a copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's
+    dtype.
 
     Args:
         module: any module whose forward takes one batch tensor.

@@ -73,7 +73,7 @@ DIVERGENCES: dict[Loss, Loss] = {
 
 
 def divergence_of(loss: Loss) -> Loss:
-    """The symmetrized divergence of predictions that belongs to a loss.
+    """Return the symmetrized divergence of predictions that belongs to a loss.
 
     Raises:
         ConfigError: a loss of the caller's own, whose outputs are predictions of no known law.
@@ -87,7 +87,7 @@ def divergence_of(loss: Loss) -> Loss:
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """A loss by name, or the given callable.
+    """Return a loss by name, or the given callable.
 
     Raises:
         ConfigError: an unknown name.

@@ -94,7 +94,8 @@ def example_gradients(
 
 
 def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]:
-    """(parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) -> gradients (A, B, ...)."""
+    """Return the function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) ->
+    gradients (A, B, ...)."""
 
     def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)

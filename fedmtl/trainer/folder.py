@@ -97,11 +97,11 @@ class RunFolder:
                 accept_move(path)
 
     def baseline(self, name: str) -> RunFolder:
-        """The folder of a comparison run; private, because it is not released."""
+        """Return the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
     def write_run(self, result: Result, problem: Problem) -> None:
-        """Models, metrics and the privacy report of one run."""
+        """Write models, metrics and the privacy report of one run."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
@@ -121,7 +121,7 @@ class RunFolder:
             write_bytes(self.private / "replicates.csv", _csv(result.replicates))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
-        """The plots, the table of clients with the baselines, and result.json, which marks the run as finished."""
+        """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
         if result.replicates is not None:
             from ..report.bands import plot_bands
 
@@ -172,13 +172,13 @@ class RunFolder:
 
 
 def _listed(path: Path) -> bool:
-    """Whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
+    """Return whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
     return path.name != MANIFEST and path.suffix not in (".tmp", ".jsonl", ".head")
 
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
-    """One row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty where the
-    client has nothing to test on."""
+    """Return one row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty
+    where the client has nothing to test on."""
     train, test = data.train.counts.tolist(), data.test.counts.tolist()
     rows = []
     for place, client in enumerate(data.ids):

@@ -41,7 +41,7 @@ class NewClients:
     module: nn.Module
 
     def model_for(self, client: str) -> nn.Module:
-        """A client's personal model, in evaluation mode.
+        """Return a client's personal model, in evaluation mode.
 
         Raises:
             ConfigError: no client of that id.

@@ -84,12 +84,12 @@ class Verification:
         return all(check.verdict != FAILED for check in self.checks)
 
     def counts(self) -> dict[str, int]:
-        """Number of checks by verdict."""
+        """Return the number of checks by verdict."""
         numbers = Counter(check.verdict for check in self.checks)
         return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
 
     def text(self) -> str:
-        """One line a check, and one of the whole."""
+        """Return one line a check, and one of the whole."""
         wide = max(len(check.name) for check in self.checks)
         lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
         total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
@@ -180,7 +180,7 @@ class _Charges:
         return list(once.items())
 
     def participations(self, n: int) -> np.ndarray:
-        """(n,) charged participations by rank."""
+        """Return (n,) charged participations by rank."""
         ranks = [rank for _, cohort in self.charged for rank in cohort or ()]
         return np.bincount(np.array(ranks, dtype=np.int64), minlength=n)
 
@@ -237,7 +237,7 @@ class _Verifier:
         self._note(name, FAILED if wrong else CONFIRMED, text or detail)
 
     def _readable(self, name: str, check: Callable[[], None]) -> None:
-        """A check whose line fails where a file lacks what it reads."""
+        """Make a check whose line fails where a file lacks what it reads."""
         try:
             check()
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -372,7 +372,7 @@ class _Verifier:
         self._say("settings", wrong, f"{', '.join(pairs)} and mechanism are the same in privacy.json and in the ledger")
 
     def _population(self, header: Mapping[str, Any]) -> list[str]:
-        """Numbers of clients and of their records that are not those of the results."""
+        """Return the numbers of clients and of their records that are not those of the results."""
         path = self.folder.private / "clients.csv"
         if not path.is_file():
             return []
@@ -469,7 +469,7 @@ class _Verifier:
         self._say("headline", wrong, "no figure that is shown is below the one of the report")
 
     def _report(self) -> None:
-        """The report is in two files."""
+        """Compare the report in its two files."""
         if not self.private:
             self._note("report", OPEN, "private/result.json is not here")
             return
@@ -537,7 +537,7 @@ class _Verifier:
 
 
 def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
-    """The vectors of a checkpoint that may be the model."""
+    """Yield the vectors of a checkpoint that may be the model."""
     if tensor.numel() == model.numel() and tensor.dtype == model.dtype:
         yield tensor.flatten()
     elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
@@ -545,7 +545,7 @@ def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
 
 
 def _made_of(row: Tensor, parts: list[Tensor]) -> bool:
-    """Whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
+    """Return whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
     if not parts:
         return not len(row)
     tried: list[Tensor] = []
@@ -593,7 +593,7 @@ def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, Gri
 
 
 def _can_amplify(header: Mapping[str, Any]) -> bool:
-    """Whether the cohorts in the header may be accounted for as the header says."""
+    """Return whether the cohorts in the header may be accounted for as the header says."""
     schedule = header.get("schedule")
     if schedule is None or not schedule["amplified"]:
         return True

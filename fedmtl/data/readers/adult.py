@@ -166,7 +166,8 @@ def read_adult(
 
 
 def coded(frame: pd.DataFrame, coding: str, file: Path) -> np.ndarray:
-    """Rows (n,) of the table to float64 features (n, d) in [0, 1]: the numbers, then the categories, in order."""
+    """Turn rows (n,) of the table into float64 features (n, d) in [0, 1]: the numbers, then the categories, in
+    order."""
     features = []
     for column, (low, high) in RANGES.items():
         values = np.clip(numbers(frame, column, file), low, high)

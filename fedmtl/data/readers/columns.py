@@ -19,7 +19,7 @@ MISSING = ("NA", "NaN", "nan", "")
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
-    """``root`` if it is a file, or the first of ``names`` in the folder ``root``.
+    """Return ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
 
     Raises:
         DataError: there is none.
@@ -34,7 +34,7 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
 
 
 def read_frame(file: Path, needed: Sequence[str], text: Sequence[str]) -> pd.DataFrame:
-    """A table with at least the columns ``needed``; the columns ``text`` are read as they are written.
+    """Return a table with at least the columns ``needed``; the columns ``text`` are read as they are written.
 
     Raises:
         DataError: an unreadable or empty file, or a missing column.
@@ -61,7 +61,7 @@ def numbers(
     low: float = -np.inf,
     high: float = np.inf,
 ) -> np.ndarray:
-    """A column of numbers, float64 (n,).
+    """Return a column of numbers, float64 (n,).
 
     Args:
         frame: the table.
@@ -91,7 +91,7 @@ def numbers(
 
 
 def texts(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of texts (n,), stripped; an empty value becomes ``""``."""
+    """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
     return frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 

@@ -126,7 +126,7 @@ def shown(items: Iterable[Item], text: str, total: int | None = None, progress: 
 
 
 def pixel_domain(shape: Sequence[int]) -> Domain:
-    """The public bounds of images of this shape (channels, height, width) whose pixels lie in [0, 1]."""
+    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie in [0, 1]."""
     size = float(np.prod(shape))
     return Domain(l1=size, l2=size**0.5, target=float("inf"))
 

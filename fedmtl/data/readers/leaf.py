@@ -86,7 +86,7 @@ class _Part:
 
 
 def read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """All clients of the train side (or of the undivided parts) and of the test side."""
+    """Return all clients of the train side (or of the undivided parts) and of the test side."""
     if not root.exists():
         raise DataError(f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either.")
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
@@ -198,7 +198,7 @@ def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
-    """A client's x or y as an array of finite numbers.
+    """Return a client's x or y as an array of finite numbers.
 
     Raises:
         DataError: text, another object, examples of different shapes, or a number that is not finite.
@@ -230,7 +230,7 @@ def _as_float(x: list[Any], where: str) -> np.ndarray:
 
 
 def target_kind(pairs: Sequence[Pair]) -> type:
-    """One dtype for all targets: a client whose targets happen to be whole numbers follows the others."""
+    """Return one dtype for all targets: a client whose targets happen to be whole numbers follows the others."""
     return np.float32 if any(y.dtype.kind == "f" for _, y in pairs) else np.int64
 
 

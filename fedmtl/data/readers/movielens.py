@@ -63,7 +63,8 @@ class MovieLens:
     train_rating: Tensor
 
     def training_ratings(self) -> csr_array:
-        """(users, items) float64: the ratings of the training side, as in the file; for the similarity of users."""
+        """Return (users, items) float64: the ratings of the training side, as in the file; for the similarity of
+        users."""
         offsets = self.data.train.offsets.numpy()
         stored = (self.train_rating.numpy(), self.train_item.numpy(), offsets)
         return csr_array(stored, shape=(len(self.data), len(self.items)))
@@ -197,7 +198,7 @@ class RatingsGraph:
         check_fraction(self.test_fraction)
 
     def build(self, data: FederatedDataset) -> Graph:
-        """The graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
+        """Return the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.
@@ -230,7 +231,7 @@ class _Users:
 
     @classmethod
     def of(cls, ratings: Ratings, item: np.ndarray, used: np.ndarray, least: int) -> _Users:
-        """Of the rows ``kept``, the users with ``least`` of them; ``item`` are positions, one a row."""
+        """Return the ratings of the rows ``used``, of users with ``least`` of them; ``item`` has a position a row."""
         rows = np.flatnonzero(used)
         users, counts = np.unique(ratings.user[rows], return_counts=True)
         if not (counts >= least).any():
@@ -247,7 +248,7 @@ class _Users:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def means(self) -> np.ndarray:
-        """(users,) mean rating."""
+        """Return (users,) mean rating."""
         return np.bincount(self.user, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
 
     def centred(self) -> _Users:
@@ -255,11 +256,11 @@ class _Users:
         return _Users(self.ids, self.item, self.rating - self.means()[self.user], self.offsets)
 
     def matrix(self, items: int) -> csr_array:
-        """(users, items) float64."""
+        """Return (users, items) float64."""
         return csr_array((self.rating, self.item, self.offsets), shape=(len(self.ids), items))
 
     def split(self, test_fraction: float, seed: int) -> tuple[_Users, _Users]:
-        """The training and the test part."""
+        """Return the training and the test part."""
         offsets = torch.from_numpy(self.offsets)
         parts = split_rows(offsets, self.ids, test_fraction=test_fraction, seed=seed, where="movielens")
         user, sides = self.user, []
@@ -272,7 +273,8 @@ class _Users:
 def _read(
     root: str | Path, public_users: int, test_fraction: float, min_examples: int, seed: int
 ) -> tuple[np.ndarray, _Users, _Users, _Users | None]:
-    """Numbers of items (items,), the training and the test ratings of the clients, and those of the public users."""
+    """Return the numbers of items (items,), the training and the test ratings of the clients, and those of the public
+    users."""
     _check_public("movielens", public_users)
     ratings = read_ratings(root)
     items, item = np.unique(ratings.item, return_inverse=True)
@@ -282,7 +284,7 @@ def _read(
 
 
 def _public_rows(ratings: Ratings, count: int, where: str) -> np.ndarray:
-    """Which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
+    """Return which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
     users = np.unique(ratings.user)
     if count >= len(users):
         raise ConfigError(

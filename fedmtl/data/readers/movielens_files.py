@@ -69,7 +69,7 @@ def read_ratings(root: str | Path) -> Ratings:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[TextIO, str]]:
-    """The text of a plain file, a .gz or the rating file of a .zip, and its name for messages."""
+    """Open the text of a plain file, a .gz or the rating file of a .zip; yield it and its name for messages."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as text:
@@ -95,7 +95,8 @@ def _separator(line: str) -> str:
 
 
 def _parsed(text: TextIO, name: str) -> tuple[np.ndarray | None, int]:
-    """All rows as numbers (N, 4), or None where a line is malformed, and the number of the first line of ratings."""
+    """Return all rows as numbers (N, 4), or None where a line is malformed, and the number of the first line of
+    ratings."""
     head = text.readline()
     if not head.strip():
         raise DataError(f"{name} is empty, or its first line is; accepted: ratings.")
@@ -127,7 +128,7 @@ def _chained(head: str, rest: TextIO) -> Iterator[str]:
 
 
 def _sound(rows: np.ndarray) -> bool:
-    """Whether every value is as :func:`_explain` accepts it, and no pair of user and item occurs twice."""
+    """Return whether every value is as :func:`_explain` accepts it, and no pair of user and item occurs twice."""
     user, item, rating, time = rows.T
     whole = all(bool(((c >= 0) & (c < _LARGEST) & (c == np.floor(c))).all()) for c in (user, item, time))
     if not (len(rows) and whole and bool(((rating >= RATINGS[0]) & (rating <= RATINGS[1])).all())):

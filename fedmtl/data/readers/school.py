@@ -149,7 +149,7 @@ def _client_means(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Each school's features (pupils, d) and scores (pupils,), float64."""
+    """Return each school's features (pupils, d) and scores (pupils,), float64."""
     x, y = _cells(file)
     if len(x) != len(y):
         raise DataError(f"{file}: X has {len(x)} cells and Y has {len(y)}; each needs one a school.")
@@ -196,7 +196,7 @@ def _cells(file: Path) -> tuple[list[Any], list[Any]]:
 
 
 def _numbers(value: Any, where: str, field: str) -> np.ndarray:
-    """A matrix of finite numbers as float64, whatever type it was compressed to."""
+    """Return a matrix of finite numbers as float64, whatever type it was compressed to."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise DataError(f"{where}: {field} holds {getattr(value, 'dtype', type(value).__name__)}; accepted: numbers.")
     wide = value.astype(np.float64)

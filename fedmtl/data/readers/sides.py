@@ -83,7 +83,8 @@ def check_choice(where: str, test_fraction: float | None, min_examples: int, cli
 
 
 def chosen(pooled: Clients, where: str, *, min_examples: int, clients: int | None, seed: int) -> list[str]:
-    """The clients with ``min_examples`` or more, and of these ``clients`` by the smallest draw keyed by (seed, id).
+    """Return the clients with ``min_examples`` or more, and of these ``clients`` by the smallest draw keyed by
+    (seed, id).
 
     Raises:
         DataError: none has so many.
@@ -102,7 +103,7 @@ def chosen(pooled: Clients, where: str, *, min_examples: int, clients: int | Non
 
 
 def merged(train: Clients, test: Clients, where: str) -> dict[str, Pair]:
-    """The examples of both parts by client, those for training first.
+    """Return the examples of both parts by client, those for training first.
 
     Raises:
         DataError: a client's examples have another shape in test than in train.

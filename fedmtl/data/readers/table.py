@@ -107,7 +107,7 @@ def read_table(
 
 
 def load_frame(file: Path, text: Sequence[str]) -> pd.DataFrame:
-    """The table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
+    """Return the table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
     import pandas as pd
 
     if not file.is_file():
@@ -145,7 +145,7 @@ def _clients(frame: pd.DataFrame, client: str, file: Path) -> np.ndarray:
 
 
 def _feature(frame: pd.DataFrame, name: str, coded: bool, client_of: np.ndarray, file: Path) -> np.ndarray:
-    """One column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
+    """Return one column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
     if coded:
         _refuse_missing(frame, name, client_of, file)
         values = frame[name].astype(str).to_numpy(dtype=str)
@@ -177,7 +177,7 @@ def _target(
 
 
 def _numbers(frame: pd.DataFrame, name: str, client_of: np.ndarray, file: Path, accepted: str) -> np.ndarray:
-    """A column of finite numbers; whole ones keep an integer dtype."""
+    """Return a column of finite numbers; whole ones keep an integer dtype."""
     import pandas as pd
 
     column = frame[name]

@@ -34,7 +34,7 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
-    """The sensitivity of first releases, and the charge of an early stop.
+    """Check the sensitivity of first releases, and the charge of an early stop.
 
     Args:
         trainer: the configuration, settled, on the CPU.
@@ -54,7 +54,8 @@ def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, ch
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
-    """What ends a run early reads the released model alone: the same decision, whatever was measured on private data.
+    """Check that what ends a run early reads the released model alone: the same decision, whatever was measured on
+    private data.
 
     Args:
         trainer: its rule, or that of the defaults.
@@ -73,8 +74,8 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
 
 
 def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
-    """Rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers amplify those
-    alone. Nothing where every release is stateful.
+    """Check that rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers
+    amplify those alone. Nothing where every release is stateful.
 
     Args:
         trainer: the configuration.
@@ -117,7 +118,7 @@ def _seeded(trainer: Trainer) -> Privacy | None:
 
 
 def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
-    """The run itself, with a rule that stops it at once."""
+    """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
     problem = build_problem(
         trainer.data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
@@ -130,7 +131,8 @@ def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
 
 
 def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
-    """One record replaced moves the first release of its client by at most the sensitivity that its noise is for.
+    """Check that one record replaced moves the first release of its client by at most the sensitivity that its noise is
+    for.
 
     The run's own first step is made on neighbouring data sets with the same noise: records that pull one way, that
     nothing else opposes, or as they are, and one record among them that turns round, vanishes or is not a number.
@@ -167,7 +169,7 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 
 
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
-    """(n, D) what clients release before all activations, in a run on ``data``."""
+    """Return (n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
     problem = build_problem(
         data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
