@@ -21,11 +21,10 @@ from ...privacy.audit.findings import exact, skipped, too_large
 from ...privacy.audit.stated import early_stop
 from ...privacy.audit.statistics import auditor
 from ..evaluation import METRICS
-from ..problem import build_problem
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
 from .independence import row_marks
-from .rerun import states
+from .rerun import problem_of, states
 
 _LARGE = 1e4
 _SLACK = 1 + 1e-6
@@ -120,9 +119,7 @@ def _seeded(trainer: Trainer) -> Privacy | None:
 def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
-    problem = build_problem(
-        trainer.data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
-    )
+    problem = problem_of(trainer, trainer.data)
     with closing(problem.executor):
         if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
             return skipped("charges: early stop", "no model is common to all, so no run stops early")
@@ -171,9 +168,7 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
     """Return (n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
-    problem = build_problem(
-        data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
-    )
+    problem = problem_of(trainer, data)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit")
         assert isinstance(channel, OwnerChannel)
