@@ -272,6 +272,9 @@ def test_gradient_descent_alone_keeps_the_promised_accuracy_from_any_start(
     found = minimize(LinearLoss(loss), x, y, ridge, clip=clip, accuracy=accuracy)
     error = np.linalg.norm(found.theta - exact.theta)
     assert error <= accuracy / ridge
+    assert -1e-15 <= found.value - exact.value <= found.gap + 1e-15
+    with pytest.raises(ConfigError, match=r"minimize\.clip is inf"):
+        minimize(LinearLoss(loss), x, y, ridge, accuracy=accuracy)
 
 
 # Linear systems

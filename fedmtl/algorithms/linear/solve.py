@@ -86,13 +86,15 @@ def minimize(
         box: bound on ||theta||_inf.
         clip: the loss is the one whose slope is cut off so that no record's gradient is longer than this (L2): its
             tails are linear, as those of Huber's loss.
-        accuracy: needs a finite ``clip``. None: Newton's method ends at gradients of 1e-10, or where rounding ends it.
+        accuracy: needs a finite ``clip`` and no box. None: Newton's method ends at gradients of 1e-10, or where rounding ends it.
         steps: of Newton's method, at most.
 
     Raises:
-        ConfigError: no records, or values that are not finite.
+        ConfigError: no records, values that are not finite, or an accuracy without a clip.
     """
     positive("minimize", ridge=ridge)
+    if accuracy is not None:
+        positive("minimize", accuracy=accuracy, clip=clip)
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
     if np.count_nonzero(np.isfinite(x)) < x.size or np.count_nonzero(np.isfinite(y)) < y.size:
@@ -102,7 +104,7 @@ def minimize(
             return _hinge(x, y, ridge, box)
         turn = None
         offset = 0.0 if base is None else np.atleast_2d(base) @ x.T
-        if 2 * len(x) < x.shape[1] and box == math.inf:  # the minimizer is a combination of the rows
+        if 2 * len(x) < x.shape[1] and box == math.inf and accuracy is None:  # a combination of the rows
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
                 turn, x = across, factor.T
@@ -115,7 +117,7 @@ def minimize(
         start = np.zeros((1 if base is None else len(np.atleast_2d(base)), x.shape[1]))
         found, missing = _newton(problem, start, box, goal, steps)
         if accuracy is not None and not float(missing.max()) <= accuracy:
-            found = replace(found, theta=_descend(problem, found.theta, clip, accuracy))
+            found = _descend(problem, found.theta, clip, accuracy)
     theta = found.theta if turn is None else found.theta @ turn.T
     if base is None or base.ndim == 1:
         return Minimum(theta[0], found.value[0], found.gap[0])
@@ -349,8 +351,8 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
     return step
 
 
-def _descend(problem: _Objective, theta: Array, clip: float, accuracy: float) -> Array:
-    """A point within ``accuracy / ridge`` of the minimizer, from anywhere; see :func:`minimize`."""
+def _descend(problem: _Objective, theta: Array, clip: float, accuracy: float) -> Minimum:
+    """Go to a point within ``accuracy / ridge`` of the minimizer, from anywhere; see :func:`minimize`."""
     radius = clip / problem.ridge
     length = np.linalg.norm(theta, axis=1, keepdims=True)
     start = np.where(np.isfinite(length), theta * np.minimum(1.0, radius / np.maximum(length, 1e-300)), 0.0)
@@ -358,7 +360,9 @@ def _descend(problem: _Objective, theta: Array, clip: float, accuracy: float) ->
     root = math.sqrt(condition)
     steps = math.ceil(root * (2 * math.log(4 * clip / accuracy) + math.log(condition + 1)))
     momentum, rate = (root - 1) / (root + 1), 1 / (problem.ridge * condition)
-    return _accelerated(lambda at: problem.at(at)[1]()[0], start, rate, steps, momentum=momentum)
+    theta = _accelerated(lambda at: problem.at(at)[1]()[0], start, rate, steps, momentum=momentum)
+    value, rest = problem.at(theta)
+    return Minimum(theta, value, problem.missing(theta, rest()[0], math.inf) ** 2 / (2 * problem.ridge))
 
 
 def _accelerated(
