@@ -86,15 +86,14 @@ def minimize(
         box: bound on ||theta||_inf.
         clip: the loss is the one whose slope is cut off so that no record's gradient is longer than this (L2): its
             tails are linear, as those of Huber's loss.
-        accuracy: needs a finite ``clip`` and no box. None: Newton's method ends at gradients of 1e-10, or where rounding ends it.
+        accuracy: needs a finite ``clip`` and no box. None: Newton's method ends at gradients of 1e-10, or where it is
+            ended by rounding.
         steps: of Newton's method, at most.
 
     Raises:
         ConfigError: no records, values that are not finite, or an accuracy without a clip.
     """
-    positive("minimize", ridge=ridge)
-    if accuracy is not None:
-        positive("minimize", accuracy=accuracy, clip=clip)
+    positive("minimize", ridge=ridge, **({} if accuracy is None else {"accuracy": accuracy, "clip": clip}))
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
         raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
     if np.count_nonzero(np.isfinite(x)) < x.size or np.count_nonzero(np.isfinite(y)) < y.size:
@@ -310,16 +309,17 @@ def _newton(problem: _Objective, start: Array, box: float, goal: float, steps: i
         for _ in range(_HALVINGS):
             trial = theta - step if box == math.inf else np.clip(theta - step, -box, box)
             new, rest = problem.at(trial)
-            promised = np.add.reduce(gradient * (step if box == math.inf else theta - trial), 1)
-            lost = np.abs(promised) <= rounding
-            good = lost | ((promised > 0) & (new <= value - 1e-4 * promised))
+            promised = np.abs(np.add.reduce(gradient * (step if box == math.inf else theta - trial), 1))
+            lost = promised <= rounding
+            good = lost | (new <= value - 1e-4 * promised)
             if np.count_nonzero(good) == len(good):
                 break
             step = np.where(good[:, None], step, step / 2)
         slope, bends = rest()
         after = problem.missing(trial, slope, box)
-        accepted = good & (~lost | (after < r))
-        goes_on = accepted & (after > goal) & ~(lost & (after > r / 2))
+        accepted, goes_on = good, good & (after > goal)
+        if np.count_nonzero(lost):  # there the gradient is what shows progress
+            accepted, goes_on = good & (~lost | (after < r)), goes_on & (~lost | (after < r / 2))
         if np.count_nonzero(accepted) < len(accepted):
             keep = accepted[:, None]
             trial, slope = np.where(keep, trial, theta), np.where(keep, slope, gradient)
