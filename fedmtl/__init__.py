@@ -17,6 +17,7 @@ _EXPORTS = {
     "DomainBound": "algorithms",
     "FedAvg": "algorithms",
     "FedProx": "algorithms",
+    "Finetune": "algorithms",
     "Local": "algorithms",
     "PeerToPeer": "algorithms",
     "ServerOptimizer": "algorithms",
@@ -40,6 +41,7 @@ _EXPORTS = {
     "PrivateSearch": "search",
     "Result": "trainer",
     "Trainer": "trainer",
+    "personalize": "trainer",
 }
 __all__ = [
     "MPMTL",
@@ -56,6 +58,7 @@ __all__ = [
     "FedAvg",
     "FedProx",
     "FederatedDataset",
+    "Finetune",
     "FixedCohort",
     "FullParticipation",
     "Latencies",
@@ -75,6 +78,7 @@ __all__ = [
     "Trainer",
     "load_data",
     "models",
+    "personalize",
 ]
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
         DomainBound,
         FedAvg,
         FedProx,
+        Finetune,
         Local,
         MPMTLayers,
         PeerToPeer,
@@ -106,7 +111,7 @@ if TYPE_CHECKING:
     )
     from .schedules import Latencies, PoissonClocks, Synchronous
     from .search import PrivateSearch
-    from .trainer import Callback, EarlyStopping, Result, Trainer
+    from .trainer import Callback, EarlyStopping, Result, Trainer, personalize
 
 
 def __getattr__(name: str) -> Any:

@@ -9,36 +9,36 @@ from typing import Any
 from .errors import ConfigError
 
 
-def positive(owner: object, **values: Any) -> None:
+def positive(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number above 0."""
-    _bounded(owner, values, lambda v: v > 0 and math.isfinite(v), "a finite number above 0")
+    _bounded(settings, values, lambda v: v > 0 and math.isfinite(v), "a finite number above 0")
 
 
-def non_negative(owner: object, **values: Any) -> None:
+def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
-    _bounded(owner, values, lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")
+    _bounded(settings, values, lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")
 
 
-def positive_int(owner: object, **values: Any) -> None:
+def positive_int(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise ConfigError(f"{_where(owner)}.{name} is {value!r}; it must be a whole number of at least 1.")
+            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-def one_of(owner: object, accepted: tuple[Any, ...], **values: Any) -> None:
+def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is one of ``accepted``."""
     for name, value in values.items():
         if value not in accepted:
             names = ", ".join(map(repr, accepted))
-            raise ConfigError(f"{_where(owner)}.{name} is {value!r}; accepted: {names}.")
+            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {names}.")
 
 
-def _bounded(owner: object, values: dict[str, Any], holds: Any, accepted: str) -> None:
+def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(value):
-            raise ConfigError(f"{_where(owner)}.{name} is {value!r}; it must be {accepted}.")
+            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted}.")
 
 
-def _where(owner: object) -> str:
-    return owner if isinstance(owner, str) else type(owner).__name__
+def _where(settings: object) -> str:
+    return settings if isinstance(settings, str) else type(settings).__name__

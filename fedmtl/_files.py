@@ -1,9 +1,16 @@
-"""Files that are there whole or not at all: written to a temporary name beside the target, synced and renamed."""
+"""Files that are written whole or not at all (to a temporary name beside the target, then renamed), and readers."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from .errors import DataError
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -30,3 +37,46 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        DataError: the file cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold one JSON object.")
+    return content
+
+
+def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of a CSV file (also compressed with gzip, ``.gz``), the cells stripped.
+
+    Args:
+        path: of the file.
+        headers: accepted first rows, the usual one first, such as ``"client,seconds"``.
+        what: the content, with its verb, such as ``"a trace is"``.
+
+    Yields:
+        The place for messages, ``"PATH, row 2"`` for the first row under the header, and the cells.
+
+    Raises:
+        DataError: no such file, another header, or a row of another length.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; {what} a CSV file with the columns {headers[0]}.")
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
+        reader = csv.reader(lines)
+        header = ",".join(cell.strip() for cell in next(reader, []))
+        if header not in headers:
+            raise DataError(f"{path}, row 1: the header is {header!r}; it must be {' or '.join(map(repr, headers))}.")
+        for cells in reader:
+            where = f"{path}, row {reader.line_num}"
+            if len(cells) != header.count(",") + 1:
+                raise DataError(f"{where}: {len(cells)} cells; a row is {header}.")
+            yield where, [cell.strip() for cell in cells]

@@ -21,7 +21,7 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
 
 def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
-    """A 64-bit key, from SHA-256 of the three arguments.
+    """Return a 64-bit key, from SHA-256 of the three arguments.
 
     Args:
         seed: any Python integer.
@@ -33,7 +33,7 @@ def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
 
 
 def id_key(name: str) -> int:
-    """A signed 64-bit number from a client's id: the client's address in every counter."""
+    """Return a signed 64-bit number from a client's id: the client's address in every counter."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -62,7 +62,7 @@ def philox(key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) ->
 
 
 def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
-    """63 random bits per address, as non-negative int64.
+    """Return 63 random bits per address, as non-negative int64.
 
     Args:
         key: from :func:`derive_key`, or int64 keys that broadcast.
@@ -82,7 +82,7 @@ def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: 
 
 
 def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) -> np.random.Generator:
-    """A NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
+    """Return a NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
     key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -67,7 +67,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["data.root=x"], "data.root is no setting"),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=null"], "experiment has no option None; accepted: cost_of_privacy_hospital, "),
-        (["experiment=pmtl"], "did you mean pmtl_femnist?"),
+        (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["scale=paper"], "scale is 'paper'; accepted: default (other sizes come with an experiment"),
         (["experiment=pmtl_femnist", "data.root=x", "scale=big"], "accepted: default, paper."),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
@@ -287,6 +287,7 @@ def test_every_option_of_every_group_composes() -> None:
               "cost_of_privacy_lending": root, "cost_of_privacy_hospital": root,
               "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,
               "hospital": root, "adult": root, "movielens": root, "p2p_movielens": root, "pmtl_femnist": root,
+              "celeba": root, "pmtl_celeba": root, "cifar": root, "stackoverflow": root, "pmtl_stackoverflow": root,
               "leaf": ["data.path=x"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():

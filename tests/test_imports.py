@@ -10,8 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # Each takes from a tenth of a second to more than one; `fedmtl --help` and an error in a setting need none of them.
-SLOW = ("dp_accounting", "hydra", "matplotlib", "omegaconf", "pandas", "rich", "scipy", "sklearn", "torch")
-OPTIONAL = ("fcntl", "mlflow", "torch.utils.tensorboard")  # not on every system
+SLOW = (
+    *("dp_accounting", "hydra", "matplotlib", "omegaconf", "pandas", "PIL", "pyarrow"),
+    *("rich", "scipy", "sklearn", "torch", "torchvision"),
+)
+OPTIONAL = ("fcntl", "h5py", "mlflow", "torch.utils.tensorboard")  # not on every system
 
 
 def test_imports_inside_functions_are_only_of_what_is_slow_or_not_on_every_system():

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedmtl._check import non_negative, one_of, positive, positive_int
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
+from fedmtl.algorithms.linear.solve import minimize
+from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.local.proximal import PENALTIES
 from fedmtl.random import derive_key
@@ -32,7 +35,6 @@ TASK_LOSSES: tuple[TaskLoss, ...] = ("squared", "logistic")
 REGS = tuple(10.0 ** (k / 2) for k in range(-8, 1))
 """1e-4 .. 1, by half powers of ten."""
 
-_MARGIN = 2.0**-40
 _CURVATURE = {"squared": 1.0, "logistic": 0.25}
 
 
@@ -46,13 +48,8 @@ def bounded_tasks(data: LinearData, *, row_norm: float, target: float = math.inf
     positive("bounded_tasks", row_norm=row_norm)
     if not target > 0:
         raise ConfigError(f"bounded_tasks.target is {target!r}; it must be above 0.")
-    limit, xs, ys = row_norm * (1 - _MARGIN), [], []
-    for x, y in zip(data.x, data.y, strict=True):
-        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        valid = torch.isfinite(norms) & torch.isfinite(y)[:, None]
-        xs.append(torch.where(valid, x * (limit / norms.clamp(min=limit)), 0.0))
-        ys.append(torch.where(valid[:, 0], y, 0.0).clamp(-target, target))
-    return LinearData(tuple(xs), tuple(ys), data.bias, data.name)
+    whole = replace(data, bias=False).bounded(RowBound(row_norm), target)
+    return replace(whole, bias=data.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,38 +169,18 @@ def leave_one_out(data: LinearData, candidates: Tensor) -> Tensor:
     return candidates[chosen]
 
 
-def logistic_ridge(stack: PaddedTasks, reg: Tensor, *, tolerance: float = 1e-10) -> Tensor:
-    """min_w L_i(w) + (reg_i / 2) ||w||^2 with the logistic loss, by Newton's method with halved steps: (n, p).
+def logistic_ridge(stack: PaddedTasks, reg: Tensor) -> Tensor:
+    """min_w L_i(w) + (reg_i / 2) ||w||^2 of every task with the logistic loss: (n, p).
 
     Args:
         stack: the records.
         reg: (n,), above 0.
-        tolerance: on the norm of every task's gradient.
     """
-    w = stack.x.new_zeros(stack.x.shape[0], stack.x.shape[2])
-    ridge = reg[:, None, None] * torch.eye(w.shape[1], dtype=w.dtype)
-
-    def value(models: Tensor) -> Tensor:
-        return stack.losses(models, "logistic") + reg / 2 * models.square().sum(1)
-
-    now = value(w)
-    for _ in range(100):
-        gradient = stack.gradients(w, "logistic") + reg[:, None] * w
-        if float(gradient.norm(dim=1).max()) <= tolerance:
-            break
-        slope = torch.sigmoid(torch.einsum("np,nmp->nm", w, stack.x))
-        hessian = stack.x.mT @ (stack.x * (stack.weight * slope * (1 - slope))[..., None]) + ridge
-        step = torch.linalg.solve(hessian, gradient)
-        promised, length = (gradient * step).sum(1), torch.ones_like(reg)
-        for _ in range(40):
-            trial = w - length[:, None] * step
-            reached = value(trial)
-            bad = (reached > now - 1e-4 * length * promised) & (promised > 1e-15 * now.clamp(min=1.0))
-            if not bool(bad.any()):
-                break
-            length = torch.where(bad, length / 2, length)
-        w, now = trial, reached
-    return w
+    fits = []
+    for x, y, weight, own in zip(stack.x, stack.y, stack.weight, reg.tolist(), strict=True):
+        here = weight > 0
+        fits.append(minimize(LinearLoss("logistic"), x[here].numpy(), y[here].numpy(), own).theta)
+    return torch.from_numpy(np.stack(fits))
 
 
 @dataclass(frozen=True, eq=False)

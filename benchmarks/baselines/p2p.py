@@ -10,16 +10,15 @@ Both need all records in one place (the optimum) or on each agent (local models)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
+from fedmtl.algorithms.linear.solve import Array, losses, minimize
 from fedmtl.algorithms.p2p.network import Network
 from fedmtl.errors import ConfigError
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fedmtl.algorithms.base import Problem
     from fedmtl.algorithms.p2p.algorithm import PeerToPeer
 
-Array = NDArray[np.float64]
 _NEWTON_STEPS = 50
 
 
@@ -91,7 +89,9 @@ class PeerProblem:
 
     def local_losses(self, theta: Array) -> Array:
         """L_i(Theta_i): theta (n, p) -> (n,)."""
-        return np.array([self._value(i, row) for i, row in enumerate(theta)]) + self.ridge * (theta**2).sum(1)
+        each = zip(self.records, theta, strict=True)
+        values = [losses(self.loss, x @ row, y)[0].mean() if len(x) else 0.0 for (x, y), row in each]
+        return np.array(values) + self.ridge * (theta**2).sum(1)
 
     def local_gradients(self, theta: Array) -> Array:
         """grad L_i(Theta_i): theta (n, p) -> (n, p)."""
@@ -102,7 +102,7 @@ class PeerProblem:
         x, y = self.records[agent]
         gradient = 2 * self.ridge[agent] * theta
         if len(x):
-            gradient = gradient + self._slopes(x @ theta, y) @ x / len(x)
+            gradient = gradient + losses(self.loss, x @ theta, y)[1]()[0] @ x / len(x)
         return gradient
 
     def value(self, theta: Array) -> float:
@@ -120,28 +120,10 @@ class PeerProblem:
         n, p = self.shape
         found = np.zeros((n, p, p))
         for i, (x, y) in enumerate(self.records):
-            if not len(x):
-                continue
-            if self.loss.name == "squared":
-                found[i] = 2 * x.T @ x / len(x)
-            else:
-                tail = np.exp(-np.logaddexp(0.0, y * (x @ theta[i])))
-                found[i] = (x * (tail * (1 - tail))[:, None]).T @ x / len(x)
+            if len(x):
+                found[i] = (x.T * losses(self.loss, x @ theta[i], y)[1]()[1]) @ x / len(x)
         found[:, np.arange(p), np.arange(p)] += 2 * self.ridge[:, None]
         return found
-
-    def _value(self, agent: int, theta: Array) -> float:
-        x, y = self.records[agent]
-        if not len(x):
-            return 0.0
-        margins = x @ theta
-        values = (margins - y) ** 2 if self.loss.name == "squared" else np.logaddexp(0.0, -y * margins)
-        return float(values.mean())
-
-    def _slopes(self, margins: Array, y: Array) -> Array:
-        if self.loss.name == "squared":
-            return 2 * (margins - y)
-        return -y * np.exp(-np.logaddexp(0.0, y * margins))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,106 +142,79 @@ class PeerOptimum:
 
 
 def optimum(problem: PeerProblem, *, tolerance: float = 1e-10) -> PeerOptimum:
-    """The minimizer of Q by Newton's method with conjugate gradients.
+    """The minimizer of Q by Newton's method with conjugate gradients; steps are halved until they descend.
 
     The squared loss takes one Newton step, a sparse linear system of n p unknowns; its blocks (p, p) of every agent
     are the preconditioner, and the memory is n p^2 numbers.
 
     Args:
         problem: the objective.
-        tolerance: on ``gap``, relative to 1 + abs(value).
+        tolerance: on ``gap``, relative to 1 + abs(value); it ends before where rounding does.
     """
-    weights = problem.network.graph.weights
-
-    def solve(blocks: Array, gradient: Array) -> Array:
-        diagonal = problem.pull[:, None, None] * blocks
-        whole = diagonal + problem.network.graph.normalization[:, None, None] * np.eye(problem.shape[1])
-        inverse = np.linalg.pinv(whole, hermitian=True)  # an isolated agent without a pull has a block of zeros
-
-        def product(flat: Array) -> Array:
-            theta = flat.reshape(problem.shape)
-            moved: Array = (whole @ theta[:, :, None])[:, :, 0] - weights @ theta
-            return moved.ravel()
-
-        def precondition(flat: Array) -> Array:
-            moved: Array = (inverse @ flat.reshape(*problem.shape, 1)).ravel()
-            return moved
-
-        size = gradient.size
-        system = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        first = LinearOperator((size, size), matvec=precondition, dtype=np.float64)
-        step, _ = cg(system, -gradient.ravel(), rtol=1e-12, atol=0.0, M=first, maxiter=20 * size)
-        return step.reshape(problem.shape)
-
-    def gap_of(gradient: Array, blocks: Array) -> float:
-        return _certificate(problem, gradient, blocks, problem.pull)
-
-    theta, gap = _newton(problem.value, problem.gradient, problem.curvatures, solve, gap_of, problem.shape, tolerance)
-    return PeerOptimum(theta, problem.value(theta), gap)
-
-
-def local_models(problem: PeerProblem, *, tolerance: float = 1e-12) -> Array:
-    """The minimizer of every L_i by itself, (n, p); 0 for an agent without data.
-
-    Args:
-        problem: whose local losses are minimized; no weight of the graph is read.
-        tolerance: bound on the sum over agents of L_i(theta_i) - min L_i, relative to 1 + the sum of the L_i.
-
-    Raises:
-        ConfigError: an agent with data and lambda_i = 0: its minimizer need not exist.
-    """
-    if (problem.ridge[problem.network.counts > 0] <= 0).any():
-        raise ConfigError("local_models: lambda is 0; every agent's own minimizer needs it above 0.")
-
-    def solve(blocks: Array, gradient: Array) -> Array:
-        return -np.asarray(np.linalg.solve(blocks, gradient[:, :, None])[:, :, 0], dtype=np.float64)
-
-    def gap_of(gradient: Array, blocks: Array) -> float:
-        return _certificate(problem, gradient, blocks, np.ones(len(gradient)))
-
-    def value(theta: Array) -> float:
-        return float(problem.local_losses(theta).sum())
-
-    return _newton(value, problem.local_gradients, problem.curvatures, solve, gap_of, problem.shape, tolerance)[0]
-
-
-def _certificate(problem: PeerProblem, gradient: Array, blocks: Array, factor: Array) -> float:
-    """A bound on value - minimum, where the Hessian is everywhere at least ``factor`` (n,) times blocks: the given ones
-    for the squared loss, whose second derivatives are constant, else 2 lambda_i I."""
-    moving = np.abs(gradient).sum(1) > 0
-    if (factor[moving] * problem.ridge[moving] <= 0).any():
-        return float("inf")
-    g, scale = gradient[moving], factor[moving]
-    if problem.loss.name == "squared":
-        solved = np.linalg.solve(blocks[moving], g[:, :, None])[:, :, 0]
-        return float(((g * solved).sum(1) / scale).sum()) / 2
-    return float(((g**2).sum(1) / (2 * problem.ridge[moving] * scale)).sum()) / 2
-
-
-def _newton(
-    value: Callable[[Array], float],
-    slope: Callable[[Array], Array],
-    curvature: Callable[[Array], Array],
-    solve: Callable[[Array, Array], Array],
-    gap_of: Callable[[Array, Array], float],
-    shape: tuple[int, int],
-    tolerance: float,
-) -> tuple[Array, float]:
-    """Newton's method from 0 with steps halved until they descend; ends at the tolerance, or where rounding ends it."""
-    theta = np.zeros(shape)
+    theta = np.zeros(problem.shape)
     best, least = theta, np.inf
     for _ in range(_NEWTON_STEPS):
-        gradient, blocks, now = slope(theta), curvature(theta), value(theta)
-        gap = gap_of(gradient, blocks)
+        gradient, blocks, now = problem.gradient(theta), problem.curvatures(theta), problem.value(theta)
+        gap = _certificate(problem, gradient, blocks)
         if gap < least:
             best, least = theta, gap
         elif np.isfinite(least):
             break
         if least <= tolerance * (1 + abs(now)) or not np.abs(gradient).any():
             break
-        step = solve(blocks, gradient)
+        step = _newton_step(problem, blocks, gradient)
         promised, size = float((gradient * step).sum()), 1.0
-        while size > 1e-3 and value(theta + size * step) > now + 1e-4 * size * promised:
+        while size > 1e-3 and problem.value(theta + size * step) > now + 1e-4 * size * promised:
             size /= 2
         theta = theta + (size if size > 1e-3 else 1.0) * step  # no descent: rounding hides it
-    return best, least
+    return PeerOptimum(best, problem.value(best), least)
+
+
+def _newton_step(problem: PeerProblem, blocks: Array, gradient: Array) -> Array:
+    """-H^-1 gradient (n, p) for the Hessian H of Q, whose local parts are ``blocks`` (n, p, p)."""
+    graph = problem.network.graph
+    whole = problem.pull[:, None, None] * blocks + graph.normalization[:, None, None] * np.eye(problem.shape[1])
+    inverse = np.linalg.pinv(whole, hermitian=True)  # an isolated agent without a pull has a block of zeros
+
+    def product(flat: Array) -> Array:
+        theta = flat.reshape(problem.shape)
+        moved: Array = (whole @ theta[:, :, None])[:, :, 0] - graph.weights @ theta
+        return moved.ravel()
+
+    def precondition(flat: Array) -> Array:
+        moved: Array = (inverse @ flat.reshape(*problem.shape, 1)).ravel()
+        return moved
+
+    size = gradient.size
+    system = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    first = LinearOperator((size, size), matvec=precondition, dtype=np.float64)
+    step, _ = cg(system, -gradient.ravel(), rtol=1e-12, atol=0.0, M=first, maxiter=20 * size)
+    return step.reshape(problem.shape)
+
+
+def local_models(problem: PeerProblem) -> Array:
+    """The minimizer of every L_i by itself, (n, p); 0 for an agent without data. No weight of the graph is read.
+
+    Raises:
+        ConfigError: an agent with data and lambda_i = 0: its minimizer need not exist.
+    """
+    if (problem.ridge[problem.network.counts > 0] <= 0).any():
+        raise ConfigError("local_models: lambda is 0; every agent's own minimizer needs it above 0.")
+    theta = np.zeros(problem.shape)
+    for i, (x, y) in enumerate(problem.records):
+        if len(x):
+            theta[i] = minimize(problem.loss, x, y, 2 * problem.ridge[i]).theta
+    return theta
+
+
+def _certificate(problem: PeerProblem, gradient: Array, blocks: Array) -> float:
+    """A bound on Q minus its minimum, where the Hessian is everywhere at least that of the local losses: ``blocks`` for
+    the squared loss, whose second derivatives are constant, else 2 lambda_i I."""
+    moving = np.abs(gradient).sum(1) > 0
+    g, scale, ridge = gradient[moving], problem.pull[moving], problem.ridge[moving]
+    if (scale * ridge <= 0).any():
+        return float("inf")
+    if problem.loss.name == "squared":
+        solved = np.linalg.solve(blocks[moving], g[:, :, None])[:, :, 0]
+        return float(((g * solved).sum(1) / scale).sum()) / 2
+    return float(((g**2).sum(1) / (2 * ridge * scale)).sum()) / 2

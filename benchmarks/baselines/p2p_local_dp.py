@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedmtl._check import positive
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
+from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
 from fedmtl.privacy.accounting.composition import StepEvent
@@ -65,18 +66,14 @@ def record_vectors(data: LinearData, loss: LinearLoss, privacy: RecordPrivacy, t
     Returns:
         (N, p) or (N, p + 1) float64, and the bound, which two vectors are at most twice apart.
     """
-    x, y = data.pooled()
-    order = 1 if privacy.mechanism == "laplace" else 2
-    bound = privacy.clip_norm
-    norm = torch.linalg.vector_norm(x, ord=order, dim=1)
-    usable = torch.isfinite(norm) & torch.isfinite(y)
-    factor = torch.where(usable, _SHRINK * bound / norm.clamp(min=_SHRINK * bound), 0.0)
-    rows = torch.where(usable[:, None], x, 0.0) * factor[:, None]
-    labels = torch.where(usable, y, 0.0)
+    pure, bound = privacy.mechanism == "laplace", privacy.clip_norm
+    limit = 1.0 if loss.name == "logistic" else target
+    rows, labels = data.bounded(RowBound(bound, "l1" if pure else "l2"), limit).pooled()
     if loss.name == "logistic":
-        return rows * labels.clamp(-1, 1)[:, None], bound
-    scaled = labels.clamp(-target, target) * (_SHRINK * bound / target)
-    return torch.cat([rows, scaled[:, None]], dim=1), bound * (2.0 if order == 1 else math.sqrt(2.0))
+        return rows * labels[:, None], bound
+    return torch.cat([rows, labels[:, None] * (_SHRINK * bound / target)], dim=1), bound * (
+        2.0 if pure else math.sqrt(2.0)
+    )
 
 
 def perturb_records(

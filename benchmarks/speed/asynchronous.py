@@ -28,13 +28,14 @@ from rounds import machine
 from torch import Tensor
 
 from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
-from fedmtl.algorithms.base import AsyncAlgorithm, Problem
+from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.privacy import ScaledRows
 from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 TOLERANCE = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -59,7 +60,7 @@ class Workload:
 
     title: str
     problem: Problem
-    algorithm: AsyncAlgorithm
+    algorithm: Algorithm
     budgets: tuple[RecordPrivacy, ...]
     schedule: Callable[[int], AsynchronousSchedule]
     loop: Loop
@@ -69,7 +70,7 @@ class Workload:
 
     def open(self, events: int, runs: int, ledger: Path | None = None) -> Any:
         """Channel and blocks of events, as the trainer opens them."""
-        return open_activations(
+        return open_run(
             self.algorithm, self.problem, self.schedule(events), self.privacy(runs), seed=0, replicates=runs,
             ledger_path=ledger,
         )  # fmt: skip
@@ -89,7 +90,7 @@ class Workload:
         with closing(channel):
             channel.start(0)
             began = clock()
-            for block in source.events(0):
+            for block in source.blocks(0):
                 source.begin(block)
                 state = self.algorithm.step(self.problem, state, block, channel)
             seconds = clock() - began
@@ -114,15 +115,14 @@ class Workload:
     def check(self, events: int) -> float:
         """Largest difference of the two on the same events with the same noise, relative to the largest entry."""
         channel, source = self.open(events, 1)
-        blocks, noise = list(source.events(0)), []
+        blocks, noise = list(source.blocks(0)), []
         counts = self.problem.data.train.counts.tolist()
         with closing(channel):
             channel.start(0)
             for block in blocks:  # releases of zeros are the noise
                 source.begin(block)
-                zeros = channel.release_run(
-                    len(block), lambda k, _, where: torch.zeros(len(where), counts[k], dtype=torch.float64)
-                )
+                silent = ScaledRows(lambda k, _, where: np.zeros((len(where), counts[k])))
+                zeros = channel.release("gradient", silent, count=len(block))
                 noise += list(zeros[:, 0].numpy())
         expected = self.loop(torch.cat([b.client[0] for b in blocks]).tolist(), lambda event, _: noise[event])
         found = self.fedmtl(events, 1, None)[1][0].numpy()
@@ -139,7 +139,7 @@ def learner(records: int, bound: str = "clip") -> Workload:
     algorithm = AsyncLearner(kappa=20.0, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
     clip = 5.0 if algorithm.xi is None else algorithm.xi
     problem = problem_of(data, 1000)
-    rows = algorithm.rows(problem)
+    rows = list(algorithm._work(problem).data.x)
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
     pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
 
@@ -172,7 +172,7 @@ def tasks() -> Workload:
     data = make_synthetic_tasks().data
     problem = problem_of(data, 10**6)
     records = LinearData.of(problem)
-    rows, targets = [r.numpy() for r in algorithm.rows(problem)], [t.numpy() for t in records.y]
+    rows, targets = [r.numpy() for r in algorithm.data(problem).x], [t.numpy() for t in records.y]
     a2, threshold = algorithm._steps(problem)
 
     def loop(who: list[int], noise: Noise) -> Array:

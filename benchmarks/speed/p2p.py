@@ -27,7 +27,7 @@ from fedmtl.data.synthetic.agents import make_synthetic_agents
 from fedmtl.graphs import Graph, ring
 from fedmtl.local import Execution
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 
 def numpy_loop(x, y, graph: Graph, who, mu: float, smooth: float, scale: float, clip: float) -> np.ndarray:
@@ -74,11 +74,11 @@ def run(data: FederatedDataset, graph: Graph, events: int, per_client: int, repl
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
     schedule = PoissonClocks(events=events, per_client=per_client)
-    channel, source = open_activations(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
+    channel, source = open_run(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
     state = algorithm.init(problem, replicates)
     channel.start(0)
     opened, spent = time.perf_counter(), 0.0
-    for event in source.events(0):
+    for event in source.blocks(0):
         source.begin(event)
         state = algorithm.step(problem, state, event, channel)
     spent = time.perf_counter() - opened

@@ -5,6 +5,7 @@ from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, 
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
+from .finetune import Finetune
 from .linear.data import DomainBound
 from .local import Local
 from .mp_mtl.algorithm import MPMTL
@@ -29,6 +30,7 @@ __all__ = [
     "DomainBound",
     "FedAvg",
     "FedProx",
+    "Finetune",
     "Forecast",
     "Local",
     "MPMTLayers",

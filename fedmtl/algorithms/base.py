@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset, RowBound
-from ..errors import PrivacyError
+from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
+from ..local.optimizers import Strength
 from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
 from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
-from ..privacy.channel import Message
+from ..privacy.channel import GRADIENT, Message
+from ..privacy.sums import NOBODY
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
@@ -96,8 +98,10 @@ class Problem:
         clients: Tensor,
         *,
         round: Round | int,
-        lam: float = 0.0,
+        lam: Strength = 0.0,
         anchor: Tensor | None = None,
+        divergence: Loss | None = None,
+        moving: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Every client's model after its local run.
@@ -110,7 +114,11 @@ class Problem:
             start: (D,) or (k, D).
             clients: int64 (k,).
             round: the round, as :meth:`Algorithm.client` gets it, or its number; addresses batches and dropout masks.
-            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,).
+            lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D)
+                with one strength for each coordinate.
+            divergence: what the pull measures in place of the squared distance, see
+                :func:`fedmtl.local.train_locally`; not where records are protected.
+            moving: bool (D,), the coordinates that are trained; None for all.
             out: (k, D), where the models go; may be ``start``.
 
         Returns:
@@ -122,7 +130,9 @@ class Problem:
         number = round if isinstance(round, int) else round.number
         result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
         if self.protects_records:
-            return self._train_privately(solver, start, clients, result, round, lam, anchor)
+            if divergence is not None:
+                raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
+            return self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = torch.arange(len(clients)) % LANES
@@ -150,9 +160,11 @@ class Problem:
                         self.loss,
                         solver,
                         plan.part(part),
-                        start if start.dim() == 1 else start[own],
-                        lam=lam,
-                        anchor=anchor,
+                        _rows_of(start, own),
+                        lam=_rows_of(lam, own),
+                        anchor=_rows_of(anchor, own),
+                        divergence=divergence,
+                        moving=moving,
                     )
                     result[own[kept]] = models[kept]
 
@@ -166,8 +178,9 @@ class Problem:
         clients: Tensor,
         result: Tensor,
         round: Round | int,
-        lam: float,
+        lam: Strength,
         anchor: Tensor | None,
+        moving: Tensor | None,
     ) -> Tensor:
         if round == PERSONALIZE_ROUND:
             return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
@@ -187,16 +200,22 @@ class Problem:
                 self.data,
                 self.loss,
                 solver,
-                start if start.dim() == 1 else start[place],
+                _rows_of(start, place),
                 clients=clients[own],
                 round=number,
                 records=local,
-                lam=lam,
-                anchor=anchor,
+                lam=_rows_of(lam, place),
+                anchor=_rows_of(anchor, place),
+                moving=moving,
             )
 
         self.executor.map(work, len(clients))
         return result
+
+
+def _rows_of(value: Any, places: Tensor) -> Any:
+    """The rows of a tensor (k, D) at ``places``; anything else, such as (D,) for all clients, as it is."""
+    return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
 @dataclass(frozen=True)
@@ -249,11 +268,11 @@ Own = dict[str, Tensor]
 class Algorithm:
     """A federated algorithm: what a client computes, what the server does with what was released.
 
-    A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and ``receive`` are the clients' part:
-    they read the public state and the data and tensors of their own clients, and nothing else, so that they give the
-    same numbers for one client in a process of its own as for a stack of clients. ``server`` never sees a client. The
-    smallest algorithm defines ``name``, :meth:`init`, :meth:`plan`, :meth:`client`, :meth:`server`, and
-    :meth:`personal`; settings are the fields of a frozen dataclass.
+    A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``. ``client`` and
+    ``receive`` are the clients' part: they read the public state and the data and tensors of their own clients, and
+    nothing else, so that they give the same numbers for one client in a process of its own as for a stack of clients.
+    ``server`` never sees a client. The smallest algorithm defines ``name``, :meth:`init`, :meth:`plan`, :meth:`client`,
+    :meth:`server`, and :meth:`personal`; settings are the fields of a frozen dataclass.
 
     Attributes:
         name: of the algorithm, in results and reports.
@@ -353,6 +372,7 @@ class Algorithm:
     def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
         clients, store = block.cohort, state.private
         if self.one_at_a_time and not len(clients):
+            channel.release(GRADIENT, NOBODY)
             return state
         time = block.time.numpy().T
         round = Round(block.first, channel.clip, channel.local, channel.privacy is not None, time)

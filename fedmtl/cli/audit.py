@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..errors import ConfigError
-from .config import build, check, compose, resolve
+from .config import build
+from .options import command_parser, short_run_options
 
 REFUTED = 1
 
@@ -32,28 +31,17 @@ def audit(words: list[str], debug: bool) -> int:
     Returns:
         0 if nothing was refuted, else 1.
     """
-    parser = argparse.ArgumentParser(
-        prog="fedmtl audit",
-        description="Check the noise, the clipping, the cohorts and the charges of a configuration by experiment.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
+    description = "Check the noise, the clipping, the cohorts and the charges of a configuration by experiment."
+    parser = command_parser("audit", description, _EPILOG)
     parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of the transcript check (default 10)")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
-    options = parser.parse_intermixed_args(words)
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
-    check(options.overrides, extra=options.config_dir)
+    options, config = short_run_options(parser, words, rounds=10, what="rounds of the transcript check")
 
     from ..privacy.audit import any_refuted, table
     from ..trainer.audit.suite import audit_trainer
 
     began = time.monotonic()
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
-        trainer = build(resolve(compose(tuple(options.overrides), options.config_dir)), Path(folder))
+        trainer = build(config, Path(folder))
         findings = audit_trainer(trainer, seed=options.seed, rounds=options.rounds)
     print(table(findings))
     refuted, checked = sum(f.refuted for f in findings), sum(not f.skipped for f in findings)

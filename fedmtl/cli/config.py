@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 Config = dict[str, Any]
-GROUPS = ("algorithm", "data", "model", "schedule", "privacy")
+GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune")
 _INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
 _INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
     "LinearLoss.name": "algorithm.loss",
@@ -35,7 +35,7 @@ _INNER_NAMES = {  # settings that an algorithm hands on to a class or function o
 
 
 def config_folder() -> Path:
-    """The folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
+    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
@@ -44,14 +44,14 @@ def config_folder() -> Path:
 
 
 def choices(folder: Path) -> dict[str, dict[str, str]]:
-    """Every group with its options; an option comes with the comment that opens its file."""
-    found: dict[str, dict[str, str]] = {}
+    """Return every group with its options; an option comes with the comment that opens its file."""
+    options: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*/**/*.yaml")):
         group = file.parent.relative_to(folder).as_posix()
         comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         words = [line[2:] for line in comments if not line.startswith("# @")]
-        found.setdefault(group, {})[file.stem] = words[0] if words else ""
-    return found
+        options.setdefault(group, {})[file.stem] = words[0] if words else ""
+    return options
 
 
 def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None) -> None:
@@ -71,7 +71,7 @@ def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | Non
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
-    """One list of overrides for each run of a sweep; the only one when nothing is swept."""
+    """Return one list of overrides for each run of a sweep; the only one when nothing is swept."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -97,7 +97,7 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
 
 @lru_cache(maxsize=64)
 def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
-    """The composed configuration, its interpolations unresolved.
+    """Return the composed configuration, its interpolations unresolved.
 
     Raises:
         ConfigError: Hydra cannot compose it.
@@ -137,8 +137,8 @@ def resolve(config: Any) -> Config:
         key = _first_line(error).rpartition(" ")[2]
         raise ConfigError(f"{key} is required; add {key}=VALUE.") from error
     except InterpolationKeyError as error:
-        lost = re.search(r"'(.+)'", _first_line(error))
-        key = lost.group(1) if lost else "?"
+        reference = re.search(r"'(.+)'", _first_line(error))
+        key = reference.group(1) if reference else "?"
         group = f"the chosen {key.split('.')[0]} has not" if "." in key else "is no setting"
         raise ConfigError(f"{error.full_key} is read from {key}, which {group}; choose another, or set it.") from error
     except OmegaConfBaseException as error:
@@ -148,7 +148,7 @@ def resolve(config: Any) -> Config:
 
 
 def settings(config: Config) -> Config:
-    """The objects of a resolved configuration that need no data; everything that can be checked is checked.
+    """Return the objects of a resolved configuration that need no data; everything that can be checked is checked.
 
     Returns:
         Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
@@ -163,16 +163,18 @@ def settings(config: Config) -> Config:
     from ..trainer.baselines import named_baselines, usual_baselines
     from ..trainer.replicates import Replicates
 
-    made = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
+    objects = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
     logger = config.get("logger")
     if logger and "_target_" not in logger:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
     with ByKey(config):
         execution = config["execution"]
         by_name = execution if isinstance(execution, Mapping) else {"strategy": execution}
-        made["execution"] = Execution(**_fields("execution", by_name, Execution))
+        objects["execution"] = Execution(**_fields("execution", by_name, Execution))
         if config["early_stopping"] is not None:
-            made["early_stopping"] = EarlyStopping(**_fields("early_stopping", config["early_stopping"], EarlyStopping))
+            objects["early_stopping"] = EarlyStopping(
+                **_fields("early_stopping", config["early_stopping"], EarlyStopping)
+            )
         positive_int("Trainer", rounds=config["rounds"])
         for name in ("eval_every", "checkpoint_every"):
             if config[name] is not None:
@@ -181,12 +183,12 @@ def settings(config: Config) -> Config:
             raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
         one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
-        made["baselines"] = config["baselines"] or ()
+        objects["baselines"] = config["baselines"] or ()
         repeated = Replicates(config["replicates"], config["epsilons"])
-        if made["baselines"] == "auto":
-            made["baselines"] = usual_baselines(made["algorithm"]) if repeated.count == 1 else ()
-        named_baselines(made["baselines"], made["algorithm"])
-        repeated.check(made["algorithm"], made["privacy"], made.get("early_stopping"), made["baselines"])
+        if objects["baselines"] == "auto":
+            objects["baselines"] = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
+        named_baselines(objects["baselines"], objects["algorithm"])
+        repeated.check(objects["algorithm"], objects["privacy"], objects.get("early_stopping"), objects["baselines"])
         if config["device"] != "auto":
             try:
                 torch.empty(0, device=config["device"])
@@ -194,39 +196,39 @@ def settings(config: Config) -> Config:
                 raise ConfigError(
                     f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
                 ) from error
-    made["baselines"] = tuple(made["baselines"])
+    objects["baselines"] = tuple(objects["baselines"])
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
-    made |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
-    return made | {name: config[name] for name in names}
+    objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
+    return objects | {name: config[name] for name in names}
 
 
-def _fields(key: str, given: Any, kind: type) -> Config:
-    """``given`` as arguments of a dataclass; refused by key where it has none of that name."""
+def _fields(key: str, values: Any, kind: type) -> Config:
+    """Return ``values`` as arguments of a dataclass; refuse one by key where it has none of that name."""
     accepted = [field.name for field in dataclasses.fields(kind)]
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{key} is {given!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
-    for name in given:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key} is {values!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
+    for name in values:
         if name not in accepted:
             raise ConfigError(f"unknown key {key}.{name}; accepted: {', '.join(accepted)}.")
-    return {str(name): value for name, value in given.items()}
+    return {str(name): value for name, value in values.items()}
 
 
 def build(config: Config, folder: Path) -> Trainer:
-    """The trainer of a resolved configuration; reads the data.
+    """Return the trainer of a resolved configuration, for which the data are read.
 
     Raises:
         FedmtlError: an impossible value or malformed data, named by its key, file, client or field.
     """
     from ..trainer import Trainer
 
-    made = settings(config)
+    objects = settings(config)
     logger = dict(config.get("logger") or {})
     if "folder" in logger:
         logger["folder"] = str(folder / logger["folder"])
     callbacks = (_instantiate({"logger": logger}, "logger"),) if logger else ()
     data = _instantiate(config, "data")
     with ByKey(config):
-        return Trainer(data=data, folder=folder, callbacks=callbacks, **made)
+        return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
 
 @contextmanager
@@ -257,13 +259,13 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
 
 
 def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
-    """Every key and option exists, given the options that were chosen."""
+    """Check that every key and option exists, given the options that were chosen."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
 
     options = choices(config_folder())
-    for group, found in (choices(extra) if extra is not None else {}).items():
-        options.setdefault(group, {}).update(found)
+    for group, extra_options in (choices(extra) if extra is not None else {}).items():
+        options.setdefault(group, {}).update(extra_options)
     parsed = [(text, OverridesParser.create().parse_override(text)) for text in overrides]
     chosen = []
     for text, override in parsed:
@@ -286,10 +288,10 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             continue  # what is added to a group is an argument of its object, which refuses what it has no name for
         known = OmegaConf.select(base, key, throw_on_missing=False)
         if isinstance(known, DictConfig) and "_target_" in known and not override.is_sweep_override():
-            given = override.value()
-            if given is not None and not isinstance(given, dict):
+            value = override.value()
+            if value is not None and not isinstance(value, dict):
                 parts = ", ".join(f"{key}.{name!s}" for name in known if name != "_target_")
-                raise ConfigError(f"{key} is {given!r}, but it has parts; accepted: {parts}.")
+                raise ConfigError(f"{key} is {value!r}, but it has parts; accepted: {parts}.")
         if known is not None or _has(base, key):
             continue
         parent = key.rpartition(".")[0]
@@ -312,7 +314,7 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
 
 
 def _has(config: Any, key: str) -> bool:
-    """Whether the key is there, also with the value null or still missing."""
+    """Return whether the key is there, also with the value null or still missing."""
     from omegaconf import DictConfig, OmegaConf
 
     parent, _, name = key.rpartition(".")
@@ -321,7 +323,7 @@ def _has(config: Any, key: str) -> bool:
 
 
 def _keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """All settings of a configuration, as dotted keys."""
+    """Yield all settings of a configuration, as dotted keys."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=False) if not isinstance(config, dict) else config
@@ -339,11 +341,11 @@ def _top(keys: Sequence[str]) -> list[str]:
 
 
 def _instantiate(config: Config, group: str) -> Any:
-    """The object that ``config[group]`` describes; None for an empty description."""
+    """Return the object that ``config[group]`` describes; None for an empty description."""
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
-    if not config[group]:
+    if not config.get(group):
         return None
     with ByKey(config):
         return instantiate(OmegaConf.create(config[group]), _convert_="all")
@@ -368,8 +370,8 @@ class ByKey:
             text = str(cause)
             for name, key in _INNER_NAMES.items():
                 text = text.replace(name, key)
-            for owner, place in self.owners().items():
-                text = re.sub(rf"\b{owner}\.(?=\w)", f"{place}." if place else "", text)
+            for class_name, place in self.keys().items():
+                text = re.sub(rf"\b{class_name}\.(?=\w)", f"{place}." if place else "", text)
             if text == str(error):
                 return
             raise type(cause)(text) from error
@@ -378,42 +380,42 @@ class ByKey:
         if isinstance(error, InstantiationException):
             reason = _first_line(error.__cause__ or error)
             unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
-            if unknown is not None and unknown.group(1) in self.owners():
-                owner, name = unknown.groups()
-                place = self.owners()[owner]
+            if unknown is not None and unknown.group(1) in self.keys():
+                class_name, name = unknown.groups()
+                place = self.keys()[class_name]
                 node: Any = self.config
                 for part in place.split("."):
                     node = node[part]
                 accepted = ", ".join(str(key) for key in node if key not in ("_target_", name))
-                reason = f"{place}.{name} is no setting of {owner}; accepted: {accepted}"
-            elif (lost := re.match(r"Error loading '(.+)'", reason)) is not None:
-                target = lost.group(1)
+                reason = f"{place}.{name} is no setting of {class_name}; accepted: {accepted}"
+            elif (failed := re.match(r"Error loading '(.+)'", reason)) is not None:
+                target = failed.group(1)
                 why: BaseException = error
                 while (deeper := why.__cause__ or why.__context__) is not None:
                     why = deeper
-                place = self.owners().get(target.rpartition(".")[2], "")
+                place = self.keys().get(target.rpartition(".")[2], "")
                 reason = (
                     f"{place}._target_ is {target!r}, which cannot be imported ({_first_line(why)}); it must be "
                     "MODULE.NAME, with the module's folder on PYTHONPATH"
                 )
             raise ConfigError(f"{reason}.") from error
 
-    def owners(self) -> dict[str, str]:
+    def keys(self) -> dict[str, str]:
         """Class or function name -> the key of the node that names it."""
-        found = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
+        keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
 
         def visit(node: Any, place: str) -> None:
             if isinstance(node, Mapping):
                 if "_target_" in node:
-                    found[str(node["_target_"]).rpartition(".")[2]] = place
+                    keys[str(node["_target_"]).rpartition(".")[2]] = place
                 for name, value in node.items():
                     visit(value, f"{place}.{name}" if place else str(name))
 
         visit(self.config, "")
-        return found
+        return keys
 
 
 def _first_line(error: BaseException) -> str:
-    """An error's first line; Hydra's further lines are advice on its own syntax."""
+    """Return an error's first line; Hydra's further lines are advice on its own syntax."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

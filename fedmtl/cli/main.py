@@ -19,7 +19,8 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED, report
 from .audit import audit as _audit
-from .config import ByKey, build, check, choices, config_folder, printed_log, resolve
+from .config import ByKey, build, check, choices, config_folder, resolve
+from .options import INTERRUPTED, make_paths_absolute, resumable, say, write_config
 from .profile import profile as _profile
 from .search import resume_search
 from .search import search as _search
@@ -28,7 +29,7 @@ from .verify import verify as _verify
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED = 1, 2
 _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, known before training
 
 _USAGE = """\
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             codes.append(_dispatch(words, debug))
         return max(codes)
     except KeyboardInterrupt:
-        _say("interrupted.")
+        say("interrupted.")
         return INTERRUPTED
 
 
@@ -113,7 +114,7 @@ def _dispatch(words: list[str], debug: bool) -> int:
 
 
 def help_text() -> str:
-    """The page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
+    """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
     lines = [_USAGE, "groups: choose with GROUP=OPTION"]
     for group, options in choices(config_folder()).items():
         if "/" in group:
@@ -146,7 +147,7 @@ def _train(words: list[str], debug: bool) -> int:
 
 
 def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
-    """``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
+    """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     import hydra
 
     before, sys.argv = sys.argv, ["fedmtl", *words]
@@ -157,11 +158,9 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
 
 
 def _run(config: Any) -> None:
-    """One training run in the folder that Hydra made."""
+    """Make one training run in the folder that Hydra made."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
-    from ..report.tables import write_text
     from ..trainer.folder import RunFolder
 
     hydra = HydraConfig.get()
@@ -171,12 +170,8 @@ def _run(config: Any) -> None:
         raise ResumeError(f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder.")
     resolved = resolve(config)
     trainer = build(resolved, folder)
-    for key in ("root", "path"):  # a resume may start elsewhere
-        if isinstance(resolved["data"].get(key), str):
-            resolved["data"][key] = os.path.abspath(resolved["data"][key])
-    asked = " ".join(["fedmtl", *hydra.overrides.task])
-    text = f"# {asked}\n{OmegaConf.to_yaml(OmegaConf.create(resolved))}"
-    write_text(folder / "private" / "config.yaml", text)
+    make_paths_absolute(resolved)
+    write_config(folder, " ".join(["fedmtl", *hydra.overrides.task]), resolved)
     with ByKey(resolved):
         _fit(trainer, folder, resume=False)
 
@@ -220,22 +215,18 @@ def _report(words: list[str], debug: bool) -> int:
     parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
     options = parser.parse_args(words)
-    made = report(options.folders, options.out)
-    for folder in made.unfinished:
-        _say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
-    print(f"{made.table}\n{made.markdown}\n{made.figure}")
+    files = report(options.folders, options.out)
+    for folder in files.unfinished:
+        say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
+    print(f"{files.table}\n{files.markdown}\n{files.figure}")
     return 0
 
 
 def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
-    """Train, print the summary, or say how to go on after an interruption."""
+    """Train and print the summary."""
     shown = _short(folder)
-    try:
-        with printed_log(logging.INFO):
-            result = trainer.fit(resume=resume)
-    except KeyboardInterrupt:
-        _say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {shown}")
-        raise SystemExit(INTERRUPTED) from None
+    with resumable(shown, logging.INFO):
+        result = trainer.fit(resume=resume)
     print(f"{result.summary()}\n\nSaved in {shown}")
     several = result.replicates is not None
     public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]
@@ -248,7 +239,7 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:
-    """The overrides among the words and the options that matter before Hydra sees them."""
+    """Return the overrides among the words and the options that matter before Hydra sees them."""
     parser = argparse.ArgumentParser(prog="fedmtl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
@@ -274,7 +265,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator
     except FedmtlError as error:
         if debug:
             raise
-        _say(f"error: {' '.join(str(error).split())}")
+        say(f"error: {' '.join(str(error).split())}")
         codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
     except BrokenPipeError:  # the reader of the output has gone, as with "| head"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -282,16 +273,12 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator
     except Exception as error:
         if debug:
             raise
-        _say(f"error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
+        say(f"error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
         codes.append(FAILED)
 
 
-def _say(text: str) -> None:
-    print(f"fedmtl: {text}", file=sys.stderr, flush=True)
-
-
 def _short(folder: Path) -> Path:
-    """The folder relative to where the user is, when it lies below."""
+    """Return the folder relative to where the user is, when it lies below."""
     try:
         return folder.resolve().relative_to(Path.cwd())
     except ValueError:

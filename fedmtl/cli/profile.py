@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..errors import ConfigError
-from .config import build, check, compose, resolve
+from .config import build
+from .options import command_parser, short_run_options
 
 
 def profile(words: list[str], debug: bool) -> int:
@@ -18,26 +17,17 @@ def profile(words: list[str], debug: bool) -> int:
         words: overrides as for training, and ``--rounds``, ``--config-dir``.
         debug: unused; errors are handled by the caller.
     """
-    parser = argparse.ArgumentParser(
-        prog="fedmtl profile",
-        description="Time the parts of a short run: data, local work, releases, charges, evaluation.",
-        allow_abbrev=False,
+    parser = command_parser(
+        "profile", "Time the parts of a short run: data, local work, releases, charges, evaluation."
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds, or activations of clients (default 20)")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
-    options = parser.parse_intermixed_args(words)
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
-    check(options.overrides, extra=options.config_dir)
+    options, config = short_run_options(parser, words, rounds=20, what="rounds, or activations of clients")
 
     from ..trainer.profile import profile as time_parts
 
     with TemporaryDirectory(prefix="fedmtl-profile-") as folder:
-        config = resolve(compose(tuple(options.overrides), options.config_dir)) | {"logger": {}}
         began = time.perf_counter()
-        trainer = build(config, Path(folder))
+        trainer = build(config | {"logger": {}}, Path(folder))
         seconds = time.perf_counter() - began
-        found = time_parts(trainer, rounds=options.rounds, folder=Path(folder) / "run")
-    print(f"{found.text()}\nreading the data and the settings took {seconds:.3f} s before that")
+        measured = time_parts(trainer, rounds=options.rounds, folder=Path(folder) / "run")
+    print(f"{measured.text()}\nreading the data and the settings took {seconds:.3f} s before that")
     return 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .config import Config, build, check, combinations, compose, printed_log, resolve, settings
+from .config import Config, build, check, combinations, compose, resolve, settings
+from .options import add_config_dir, command_parser, make_paths_absolute, resumable, write_config
 
 if TYPE_CHECKING:
     from ..search import PrivateSearch
 
-INTERRUPTED = 130
 _CLIENTS = "fedmtl.ClientPrivacy"
 _EPILOG = """\
 examples
@@ -49,23 +47,27 @@ def search(words: list[str], debug: bool) -> int:
     check(options.overrides, multirun=True, extra=options.config_dir)
     configs = candidate_configs(options.overrides, options.config_dir)
     _refuse_other_data(configs)
-    asked: dict[str, Any] = {name: getattr(options, name) for name in ("mean", "shape", "score_noise", "score_bound")}
+    arguments: dict[str, Any] = {
+        name: getattr(options, name) for name in ("mean", "shape", "score_noise", "score_bound")
+    }
     folder = options.folder or Path("outputs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
-    made = _build(configs, asked, folder)
+    private_search = _build(configs, arguments, folder)
     if options.audit:
-        return _audit(made)
-    made.plan()  # what cannot be accounted is refused before anything is written
-    _keep(" ".join(["fedmtl search", *words]), configs, asked, folder)
-    _fit(made, folder, resume=False)
+        return _audit(private_search)
+    private_search.plan()  # what cannot be accounted is refused before anything is written
+    for config in configs.values():
+        make_paths_absolute(config)
+    write_config(folder, " ".join(["fedmtl search", *words]), {"search": arguments | {"candidates": configs}})
+    _fit(private_search, folder, resume=False)
     return 0
 
 
 def resume_search(config: Config, folder: Path) -> int:
     """Continue the search whose ``private/config.yaml`` holds ``config``."""
-    asked = {name: value for name, value in config["search"].items() if name != "candidates"}
-    _fit(_build(config["search"]["candidates"], asked, folder), folder, resume=True)
+    arguments = {name: value for name, value in config["search"].items() if name != "candidates"}
+    _fit(_build(config["search"]["candidates"], arguments, folder), folder, resume=True)
     return 0
 
 
@@ -94,13 +96,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="fedmtl search",
-        description="Choose the best of many configurations under one privacy budget.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("search", "Choose the best of many configurations under one privacy budget.", _EPILOG)
     parser.add_argument("overrides", nargs="*", metavar="KEY=A,B,C", help="settings, as for fedmtl -m")
     parser.add_argument("--mean", type=float, default=4.0, help="expected number of runs (default 4)")
     parser.add_argument(
@@ -112,7 +108,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
     parser.add_argument("--audit", action="store_true", help="check that nothing tells which run won; search nothing")
     parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
+    add_config_dir(parser)
     return parser.parse_intermixed_args(words)
 
 
@@ -123,14 +119,14 @@ def _refuse_other_data(configs: dict[str, Config]) -> None:
             raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
 
 
-def _build(configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> PrivateSearch:
-    """The search; reads the data once."""
+def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) -> PrivateSearch:
+    """Return the search, for which the data are read once."""
     from ..search import PrivateSearch
 
     first = build(next(iter(configs.values())), folder)
     trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
-    return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **asked)
+    return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
 
 
 def _audit(search: PrivateSearch) -> int:
@@ -143,32 +139,11 @@ def _audit(search: PrivateSearch) -> int:
     return int(any_refuted(findings))
 
 
-def _keep(command: str, configs: dict[str, Config], asked: dict[str, Any], folder: Path) -> None:
-    """Write what a resume needs."""
-    from omegaconf import OmegaConf
-
-    from ..report.tables import write_text
-
-    for config in configs.values():
-        for key in ("root", "path"):  # a resume may start elsewhere
-            if isinstance(config["data"].get(key), str):
-                config["data"][key] = os.path.abspath(config["data"][key])
-    content = OmegaConf.to_yaml(OmegaConf.create({"search": asked | {"candidates": configs}}))
-    write_text(folder / "private" / "config.yaml", f"# {command}\n{content}")
-
-
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
-    """Search, print the summary, or say how to go on after an interruption."""
-    try:
-        with printed_log(logging.WARNING):
-            found = search.fit(resume=resume)
-    except KeyboardInterrupt:
-        print(
-            f"fedmtl: interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}",
-            file=sys.stderr,
-        )
-        raise SystemExit(INTERRUPTED) from None
-    print(f"{found.summary()}\n\nSaved in {folder}")
-    model = ", model.safetensors" if found.best is not None and found.best.shared is not None else ""
+    """Search and print the summary."""
+    with resumable(folder, logging.WARNING):
+        result = search.fit(resume=resume)
+    print(f"{result.summary()}\n\nSaved in {folder}")
+    model = ", model.safetensors" if result.best is not None and result.best.shared is not None else ""
     print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}, manifest.json")
     print("  private/  not covered: every candidate's run, the scores, how many there were")

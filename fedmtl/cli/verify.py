@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+
+from .options import command_parser
 
 DOES_NOT_FIT = 1
 
@@ -29,19 +30,13 @@ def verify(words: list[str], debug: bool) -> int:
     Returns:
         0 if everything that was checked fits, else 1.
     """
-    parser = argparse.ArgumentParser(
-        prog="fedmtl verify",
-        description="Check a finished run by its files, line by line.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("verify", "Check a finished run by its files, line by line.", _EPILOG)
     parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(words)
 
     from ..trainer.verify import verify as check
 
-    found = check(options.folder)
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found.text())
-    return 0 if found.fits else DOES_NOT_FIT
+    verification = check(options.folder)
+    print(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
+    return 0 if verification.fits else DOES_NOT_FIT

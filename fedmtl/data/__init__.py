@@ -7,9 +7,11 @@ from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
 from .partition import by_column, dirichlet, from_partition, shards
 from .readers.adult import read_adult
+from .readers.celeba import read_celeba
 from .readers.digits import load_digits_clients
+from .readers.femnist import read_femnist
 from .readers.hospital import read_hospital
-from .readers.leaf import read_femnist, read_leaf
+from .readers.leaf import read_leaf
 from .readers.lending import read_lending
 from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
 from .readers.school import read_school
@@ -44,6 +46,7 @@ __all__ = [
     "make_synthetic_tasks",
     "movielens_users",
     "read_adult",
+    "read_celeba",
     "read_femnist",
     "read_hospital",
     "read_leaf",

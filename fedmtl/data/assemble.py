@@ -15,7 +15,7 @@ from . import checks, rows
 
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
-    """A tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
+    """Return a tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
 
     Raises:
         DataError: the value does not hold numbers, or its rows differ in length.
@@ -39,8 +39,11 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype.") from error
 
 
-def stack_clients(clients: Mapping[str, tuple[Any, Any]], name: str) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-    """One (x, y) pair a client to flat x (N, ...), y (N, ...), offsets (n + 1,) and ids."""
+def stack_clients(
+    clients: Mapping[str, tuple[Any, Any]], name: str, *, empty: bool = False
+) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+    """Turn one (x, y) pair a client into flat x (N, ...), y (N, ...), offsets (n + 1,) and ids; ``empty`` accepts
+    clients without examples."""
     ids = tuple(clients)
     checks.check_ids(ids, name)
     xs: list[Tensor] = []
@@ -51,8 +54,8 @@ def stack_clients(clients: Mapping[str, tuple[Any, Any]], name: str) -> tuple[Te
             raise DataError(f"{where}: its value must be a pair (x, y).")
         x, y = as_tensor(pair[0], where, "x"), as_tensor(pair[1], where, "y")
         checks.check_lengths(x, y, where)
-        if len(y) == 0:
-            raise DataError(f"{where} has no examples; every client needs at least 1 training and 1 test example.")
+        if len(y) == 0 and not empty:
+            raise DataError(f"{where} has no examples; every client needs at least 1.")
         for field, value, first in (("x", x, xs[:1] or [x]), ("y", y, ys[:1] or [y])):
             reference = first[0]
             if value.shape[1:] != reference.shape[1:] or value.layout != reference.layout:
@@ -72,13 +75,13 @@ def stack_clients(clients: Mapping[str, tuple[Any, Any]], name: str) -> tuple[Te
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
-    """The number of classes that targets are taken for, or None for a regression.
+    """Return the number of classes that targets are taken for, or None for a regression.
 
-    Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present; else the largest label plus 1 of
-    integer targets, and None for floating ones.
+    Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present, and for several integer labels an
+    example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.
     """
-    values = y.unique() if y.is_floating_point() or (len(y) and int(y.min()) < 0) else y[:0]
-    if values.tolist() in ([-1, 1], [0, 1]):
+    values = y.unique() if y.is_floating_point() or y.ndim > 1 or (len(y) and int(y.min()) < 0) else y[:0]
+    if values.tolist() in ([-1, 1], [0, 1]) or (y.ndim > 1 and not y.is_floating_point() and values.tolist() == [0]):
         return 2
     if y.is_floating_point():
         return None
@@ -94,7 +97,8 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
 def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
     """Checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None.
 
-    Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1.
+    Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
+    classes an example become uint8.
     """
     if classes is None:
         y = y if y.is_floating_point() else y.float()
@@ -104,4 +108,4 @@ def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[st
     if classes == 2:
         y = checks.zero_one(y)
     checks.check_labels(y, classes, offsets, ids, where)
-    return y
+    return y.to(torch.uint8) if classes == 2 and y.ndim > 1 else y

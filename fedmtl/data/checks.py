@@ -23,14 +23,14 @@ def chunks(x: Tensor) -> list[tuple[int, int]]:
 
 
 def check_fraction(test_fraction: float) -> None:
-    """A share of examples strictly between 0 and 1."""
+    """Check that a share of examples is strictly between 0 and 1."""
     real = isinstance(test_fraction, numbers.Real) and not isinstance(test_fraction, bool)
     if not real or not 0 < test_fraction < 1:
         raise ConfigError(f"test_fraction is {test_fraction!r}; it must be a number above 0 and below 1.")
 
 
 def check_ids(ids: Sequence[str], where: str) -> None:
-    """At least one client, every id a text, none twice."""
+    """Check that there is a client, that every id is a text, and none occurs twice."""
     if not ids:
         raise DataError(f"{where}: there are no clients; at least one is needed.")
     seen: set[str] = set()
@@ -43,7 +43,7 @@ def check_ids(ids: Sequence[str], where: str) -> None:
 
 
 def check_like(value: Tensor, other: Tensor, where: str, field: str) -> None:
-    """The same dtype and shape of a row as in the training examples."""
+    """Check that rows have the dtype and the shape of the training examples."""
     if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
         raise DataError(
             f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but {other.dtype} "
@@ -52,7 +52,7 @@ def check_like(value: Tensor, other: Tensor, where: str, field: str) -> None:
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
-    """Features and targets with one row an example."""
+    """Check that features and targets have one row an example."""
     if x.ndim == 0 or y.ndim == 0:
         raise DataError(f"{where}: fields 'x' and 'y' must have one row an example; one of them is a single number.")
     if x.shape[0] != y.shape[0]:
@@ -63,7 +63,7 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:
-    """No NaN or infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
+    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
     if not x.is_floating_point():
         return
     sparse = x.layout != torch.strided
@@ -82,10 +82,10 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
 
 
 def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], where: str) -> None:
-    """Labels y (N, ...) of dtype int64 in ``0 .. classes - 1``."""
+    """Labels y (N, ...) in ``0 .. classes - 1`` of dtype int64, or uint8 where there are several of two classes."""
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
-    if y.dtype != torch.int64:
+    if y.dtype != torch.int64 and not (classes == 2 and y.ndim > 1 and y.dtype == torch.uint8):
         raise DataError(f"{where}: field 'y' has dtype {y.dtype}; labels must be torch.int64.")
     bad = (y < 0) | (y >= classes)
     if bad.any():
@@ -100,7 +100,7 @@ def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], w
 
 
 def whole_labels(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
-    """Labels as int64; floating ones are accepted where they are whole numbers."""
+    """Return labels as int64; floating ones are accepted where they are whole numbers."""
     if y.is_floating_point():
         check_finite(y, offsets, ids, where, "y")
         bad = y != y.round()
@@ -116,11 +116,11 @@ def whole_labels(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> 
 
 
 def zero_one(y: Tensor) -> Tensor:
-    """Labels of two classes as 0 and 1 where all are -1 and +1, else as they are."""
+    """Return labels of two classes as 0 and 1 where all are -1 and +1, else as they are."""
     return (y + 1) // 2 if bool((y < 0).any()) and bool((y.abs() == 1).all()) else y
 
 
 def locate(row: int, offsets: Tensor, ids: Sequence[str]) -> str:
-    """``client 'a', example 3`` for a flat row number."""
+    """Return ``client 'a', example 3`` for a flat row number."""
     client = int(torch.searchsorted(offsets, row, right=True)) - 1
     return f"client {ids[client]!r}, example {row - int(offsets[client])}"

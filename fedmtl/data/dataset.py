@@ -31,11 +31,13 @@ class FederatedDataset:
 
     Args:
         train: the training side, over n clients.
-        test: the test side, over the same clients in the same order.
+        test: the test side, over the same clients in the same order. A client without test examples trains, and is
+            left out of test scores; one client at least has some.
         ids: the clients' ids, distinct texts.
         transform: applied by :meth:`gather`, from storage to float.
         classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets). Two classes
             may be coded -1 and +1 too, and as floating numbers; ``train`` and ``test`` then have them as 0 and 1.
+            With 2 classes and targets (N, T) every example has T labels, each there (1) or not (0).
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
@@ -91,15 +93,11 @@ class FederatedDataset:
         where = f"{self.name} ({side})"
         if len(part.offsets) != len(self) + 1:
             raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids.")
-        if (part.counts == 0).any() and not (self.idle and side == "train"):
-            client = int((part.counts == 0).nonzero()[0])
-            other = self.side("test" if side == "train" else "train")
-            empty = other.counts.numel() > client and int(other.counts[client]) == 0
-            lacks = "" if empty else "training " if side == "train" else "test "
-            raise DataError(
-                f"{self.name}: client {self.ids[client]!r} has no {lacks}examples; "
-                "every client needs at least 1 training and 1 test example."
-            )
+        if side == "train" and not self.idle and (part.counts == 0).any():
+            client = self.ids[int((part.counts == 0).nonzero()[0])]
+            raise DataError(f"{self.name}: client {client!r} has no training examples; every client needs at least 1.")
+        if side == "test" and not len(part):
+            raise DataError(f"{self.name}: no client has test examples; at least one client needs some.")
         if self.classes is None and not part.y.is_floating_point():
             raise DataError(
                 f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
@@ -114,11 +112,11 @@ class FederatedDataset:
             checks.check_labels(part.y, self.classes, part.offsets, self.ids, where)
 
     def __len__(self) -> int:
-        """Number of clients n."""
+        """Return the number of clients n."""
         return len(self.ids)
 
     def side(self, side: Side) -> Examples:
-        """The training or the test examples."""
+        """Return the training or the test examples."""
         if side not in ("train", "test"):
             raise ConfigError(f"side is {side!r}; accepted: 'train', 'test'.")
         part: Examples = getattr(self, side)
@@ -134,7 +132,7 @@ class FederatedDataset:
         """Shape after the transform, classes and number of clients."""
         x = self.train.x
         probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
-        return DataSpec(tuple(probe.shape[1:]), self.classes, len(self))
+        return DataSpec(tuple(probe.shape[1:]), self.classes, len(self), tuple(self.train.y.shape[1:]))
 
     def gather(
         self,
@@ -161,8 +159,7 @@ class FederatedDataset:
         if device is not None:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         x = self.transform(x, dtype)
-        if y.is_floating_point():
-            y = y.to(dtype)
+        y = y.to(dtype) if y.is_floating_point() else y.long()
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     @classmethod
@@ -175,19 +172,23 @@ class FederatedDataset:
         seed: int = 0,
         classes: Classes = "infer",
         transform: Transform | None = None,
+        domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """A dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
+        """Return a dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
 
         Args:
             clients: each client's examples; only for training if ``test`` is given.
-            test: each client's test examples; None holds out ``test_fraction`` of each client's examples.
-            test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example.
+            test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
+                examples.
+            test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example, and the only
+                example of a client is for training.
             seed: of the split, which is keyed by the client's id.
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones (what is
                 inferred comes from the data).
             transform: from storage to float; None for :class:`Cast`.
+            domain: public bounds that every example keeps.
             name: for messages and reports.
 
         Raises:
@@ -205,15 +206,19 @@ class FederatedDataset:
                 seed=seed,
                 classes=classes,
                 transform=transform,
+                domain=domain,
                 name=name,
             )
-        for client in ids:
-            if client not in test:
-                raise DataError(f"{name}: client {client!r} has no test examples; every client needs at least 1.")
         for client in test:
             if client not in clients:
                 raise DataError(f"{name}: client {client!r} is in test only; it needs training examples, too.")
-        test_x, test_y, test_offsets, _ = stack_clients({client: test[client] for client in ids}, f"{name} (test)")
+        if not test:
+            raise DataError(f"{name}: test names no clients; at least one client needs test examples.")
+        own = {client: test[client] for client in ids if client in test}
+        test_x, test_y, offsets_there, _ = stack_clients(own, f"{name} (test)", empty=True)
+        test_counts = torch.zeros(len(ids), dtype=torch.int64)
+        test_counts[[client in test for client in ids]] = offsets_there.diff()
+        test_offsets = rows.offsets_of(test_counts)
         if classes == "infer":
             both = torch.cat([offsets, offsets[-1] + test_offsets[1:]])
             classes = infer_classes(torch.cat([y, test_y]), both, (*ids, *ids), name)
@@ -224,6 +229,7 @@ class FederatedDataset:
             Cast() if transform is None else transform,
             classes,
             name,
+            domain=domain,
         )
 
     @classmethod
@@ -238,9 +244,10 @@ class FederatedDataset:
         seed: int = 0,
         classes: Classes = "infer",
         transform: Transform | None = None,
+        domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """A dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
+        """Return a dataset from flat tensors, split per client; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
         Arguments and errors are those of :meth:`from_tensors` and :class:`Examples`.
         """
@@ -251,16 +258,17 @@ class FederatedDataset:
         whole = Examples(x, y, offsets)
         if (whole.counts == 0).any():
             client = ids[int((whole.counts == 0).nonzero()[0])]
-            raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 2.")
+            raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 1.")
         if classes == "infer":
             classes = infer_classes(y, offsets, ids, name)
         y = as_targets(y, classes, offsets, ids, name)
         checks.check_finite(x, offsets, ids, name, "x")
         train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
-        return cls(train, test, ids, Cast() if transform is None else transform, classes, name, verify=False)
+        chosen = Cast() if transform is None else transform
+        return cls(train, test, ids, chosen, classes, name, domain=domain, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
-        """The same clients, each re-split over its training and test examples together."""
+        """Return the same clients, each re-split over its training and test examples together."""
         counts = torch.stack([self.train.counts, self.test.counts], 1).flatten()
         starts = torch.stack([self.train.offsets[:-1], self.test.offsets[:-1] + len(self.train)], 1).flatten()
         order, _ = rows.ranges(starts, counts)
@@ -291,8 +299,8 @@ class FederatedDataset:
         return self._replace(self.train.take_clients(index), self.test.take_clients(index), ids)
 
     def as_two_classes(self) -> FederatedDataset:
-        """The same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and +1; else
-        the data as they are."""
+        """Return the same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and
+        +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
@@ -302,11 +310,11 @@ class FederatedDataset:
         return dataclasses.replace(self, train=coded[0], test=coded[1], public=public, classes=2, verify=False)
 
     def bounded(self, bound: RowBound) -> FederatedDataset:
-        """The same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
+        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform."""
         return dataclasses.replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
-        """The features and targets on another device; offsets and keys stay on the host."""
+        """Return the features and targets on another device; offsets and keys stay on the host."""
         return self._replace(self.train.to(device), self.test.to(device), self.ids)
 
     def save(self, folder: str | Path) -> None:
@@ -359,7 +367,7 @@ class FederatedDataset:
         )
 
     def fingerprint(self) -> str:
-        """A BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
+        """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
         return self._fingerprint
 
     @cached_property

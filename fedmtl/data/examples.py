@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,11 +26,25 @@ class DataSpec:
         shape: shape of one example after the transform.
         classes: number of classes; None for regression.
         clients: number of clients.
+        targets: shape of one example's target: () for one label or number, (T,) for T of them.
     """
 
     shape: tuple[int, ...]
     classes: int | None
     clients: int
+    targets: tuple[int, ...] = ()
+
+    @property
+    def labels(self) -> int:
+        """T where an example has T labels that are each there or not (multi-label classification); else 0."""
+        return math.prod(self.targets) if self.classes == 2 and self.targets else 0
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a model returns for an example: one a class, one a label, or one a real target."""
+        if self.classes is None or self.labels:
+            return math.prod(self.targets)
+        return self.classes
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class Examples:
 
     Args:
         x: features (N, *stored shape) in their storage dtype; a sparse CSR matrix (N, d) is allowed.
-        y: int64 labels (N,) or (N, ...), or floating targets of these shapes.
+        y: int64 labels (N,) or (N, ...), or floating targets of these shapes; labels that are 0 or 1 may be uint8.
         offsets: int64 (n + 1,) on the host; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
     Raises:
@@ -81,7 +96,7 @@ class Examples:
             raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
 
     def __len__(self) -> int:
-        """Number of examples N, all clients together."""
+        """Return the number of examples N, all clients together."""
         return int(self.y.shape[0])
 
     @cached_property
@@ -90,7 +105,7 @@ class Examples:
         return self.offsets.diff()
 
     def take_clients(self, clients: Tensor) -> Examples:
-        """The examples of the chosen clients (k,), in the given order."""
+        """Return the examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
         return Examples(rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts))

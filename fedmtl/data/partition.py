@@ -51,13 +51,13 @@ def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for attempt in range(_ATTEMPTS):
         generator = keyed_generator(seed, "dirichlet", attempt)
-        owner = np.empty(len(labels), dtype=np.int64)
+        client = np.empty(len(labels), dtype=np.int64)
         for group in groups:
             shares = generator.dirichlet(np.full(clients, alpha))
             bounds = np.rint(np.cumsum(shares)[:-1] * len(group)).astype(np.int64)
-            owner[generator.permutation(group)] = np.searchsorted(bounds, np.arange(len(group)), side="right")
-        if np.bincount(owner, minlength=clients).min() >= min_examples:
-            return _deal(owner, clients)
+            client[generator.permutation(group)] = np.searchsorted(bounds, np.arange(len(group)), side="right")
+        if np.bincount(client, minlength=clients).min() >= min_examples:
+            return _deal(client, clients)
     raise ConfigError(
         f"dirichlet: in {_ATTEMPTS} draws with alpha {alpha} some of the {clients} clients had fewer than "
         f"{min_examples} examples; raise alpha, or ask for fewer clients or a lower min_examples."
@@ -89,11 +89,11 @@ def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> P
     generator = keyed_generator(seed, "shards")
     shuffled = generator.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    owners = generator.permutation(np.repeat(np.arange(clients), shards_per_client))
-    owner = np.empty(len(labels), dtype=np.int64)
-    for shard, part in zip(owners, np.array_split(order, total), strict=True):
-        owner[part] = shard
-    return _deal(owner, clients)
+    dealt_to = generator.permutation(np.repeat(np.arange(clients), shards_per_client))
+    client = np.empty(len(labels), dtype=np.int64)
+    for shard, part in zip(dealt_to, np.array_split(order, total), strict=True):
+        client[part] = shard
+    return _deal(client, clients)
 
 
 def by_column(values: Any) -> Parts:
@@ -101,8 +101,8 @@ def by_column(values: Any) -> Parts:
     column = np.asarray(values)
     if column.ndim != 1 or not len(column):
         raise DataError(f"by_column: values have shape {column.shape}; they must be one value an example.")
-    ids, owner = np.unique(column.astype(str), return_inverse=True)
-    return dict(zip(map(str, ids), _deal(owner, len(ids)).values(), strict=True))
+    ids, client = np.unique(column.astype(str), return_inverse=True)
+    return dict(zip(map(str, ids), _deal(client, len(ids)).values(), strict=True))
 
 
 def from_partition(
@@ -165,14 +165,14 @@ def from_partition(
     )
 
 
-def _labels(y: Any, owner: str) -> np.ndarray:
+def _labels(y: Any, where: str) -> np.ndarray:
     labels = np.asarray(y)
     if labels.ndim != 1 or not len(labels):
-        raise DataError(f"{owner}: y has shape {labels.shape}; it must be one label an example.")
+        raise DataError(f"{where}: y has shape {labels.shape}; it must be one label an example.")
     return labels
 
 
-def _deal(owner: np.ndarray, clients: int) -> Parts:
-    order = np.argsort(owner, kind="stable")
-    bounds = np.cumsum(np.bincount(owner, minlength=clients))[:-1]
+def _deal(client: np.ndarray, clients: int) -> Parts:
+    order = np.argsort(client, kind="stable")
+    bounds = np.cumsum(np.bincount(client, minlength=clients))[:-1]
     return {f"client-{i}": part for i, part in enumerate(np.split(order, bounds))}

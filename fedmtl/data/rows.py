@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's device."""
+    """Return the rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's device."""
     if x.layout == torch.strided:
         return _take_dense(x, index)
     row, position, _ = _entries(x, index)
@@ -20,7 +20,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def select(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` (K,) of x (N, ...), in x's own layout."""
+    """Return the rows ``index`` (K,) of x (N, ...), in x's own layout."""
     if x.layout == torch.strided:
         return _take_dense(x, index)
     _, position, crow = _entries(x, index)
@@ -28,7 +28,7 @@ def select(x: Tensor, index: Tensor) -> Tensor:
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of all parts, one after the other; the parts share layout and dtype."""
+    """Return the rows of all parts, one after the other; the parts share layout and dtype."""
     if parts[0].layout == torch.strided:
         return torch.cat(list(parts))
     counts = torch.cat([part.crow_indices().diff() for part in parts])
@@ -37,7 +37,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
-    """A sparse CSR matrix, its structure checked, without PyTorch's notice that the layout is in beta."""
+    """Return a sparse CSR matrix, its structure checked, without PyTorch's notice that the layout is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         return torch.sparse_csr_tensor(crow, columns, values, size=(len(crow) - 1, width), check_invariants=True)

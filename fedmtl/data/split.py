@@ -15,18 +15,18 @@ from .rows import ranges
 
 
 def client_keys(ids: Sequence[str]) -> Tensor:
-    """:func:`fedmtl.random.id_key` of each id, int64 (n,)."""
+    """Return :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
     return torch.tensor([id_key(name) for name in ids], dtype=torch.int64)
 
 
 def split_rows(
     offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Tensor, Tensor]:
-    """Rows of the training and of the test part.
+    """Return the rows of the training and of the test part.
 
     Each client's examples are permuted by draws keyed with (seed, id, position within the client) and the
-    first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples.
-    The split of a client therefore does not depend on the other clients or on their order.
+    first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples: the only
+    example of a client is for training. The split of a client does not depend on the other clients or on their order.
 
     Args:
         offsets: (n + 1,) on the host; client i owns rows ``offsets[i]:offsets[i + 1]``.
@@ -36,15 +36,16 @@ def split_rows(
         Two ascending int64 tensors of row numbers that together hold every row once.
 
     Raises:
-        DataError: a client has fewer than 2 examples.
+        DataError: a client has no examples, or none has 2.
     """
     check_fraction(test_fraction)
     counts = offsets.diff()
-    if (counts < 2).any():
-        client = int((counts < 2).nonzero()[0])
+    if (counts < 1).any():
+        client = int((counts < 1).nonzero()[0])
+        raise DataError(f"{where}: client {ids[client]!r} has no examples; at least 1 is needed to train on.")
+    if len(counts) and int(counts.max()) < 2:
         raise DataError(
-            f"{where}: client {ids[client]!r} has {int(counts[client])} example(s); at least 2 are needed, "
-            "one to train on and one to test on (give the test part yourself, or drop the client)."
+            f"{where}: no client has 2 examples, one to train on and one to test on; at least one client needs 2."
         )
     position, owner = ranges(torch.zeros_like(counts), counts)
     bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[owner], 0, position)

@@ -26,14 +26,14 @@ _PUBLIC = tuple(f"public_{field}" for field in ("x", "y", "offsets"))
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
-    """The dense tensors that make up a tensor: itself, or the three parts of a CSR matrix."""
+    """Return the dense tensors that make up a tensor: itself, or the three parts of a CSR matrix."""
     if value.layout == torch.strided:
         return {"": value}
     return {"_crow": value.crow_indices(), "_columns": value.col_indices(), "_values": value.values()}
 
 
 def to_array(value: Tensor) -> np.ndarray:
-    """A contiguous NumPy array with the same bytes; bfloat16, which NumPy lacks, as int16."""
+    """Return a contiguous NumPy array with the same bytes; bfloat16, which NumPy lacks, as int16."""
     value = value.contiguous()
     return (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
 
@@ -68,7 +68,7 @@ def write_folder(folder: Path, meta: dict[str, Any], tensors: dict[str, Tensor])
 
 
 def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The JSON content and the tensors; x and y stay on disk if ``memory_map``."""
+    """Return the JSON content and the tensors; x and y stay on disk if ``memory_map``."""
     path = folder / _FILE
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def read_folder(folder: Path, *, memory_map: bool) -> tuple[dict[str, Any], dict
 
 
 def transform_of(meta: dict[str, Any], folder: Path) -> Transform:
-    """The transform that the folder was saved with."""
+    """Return the transform that the folder was saved with."""
     return restore(meta["transform"], str(folder / _FILE))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +75,35 @@ class Affine:
 
 
 @dataclass(frozen=True)
+class MappedImages:
+    """Images by their number in an array on disk, scaled: ``array[x] * scale``.
+
+    Examples then hold one number an image, so that splits and choices of clients copy no image.
+
+    Args:
+        path: a NumPy file (N, *shape), memory-mapped.
+        scale: one number.
+    """
+
+    path: str
+    scale: float = 1 / 255
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Image numbers (B,) to images (B, *shape)."""
+        images = torch.from_numpy(_mapped(self.path)[x.cpu().numpy()])
+        return images.to(x.device).to(dtype).mul_(self.scale)
+
+
+@lru_cache(maxsize=16)
+def _mapped(path: str) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be mapped ({error}); read the data again.") from error
+    return array
+
+
+@dataclass(frozen=True)
 class RowBound:
     """A public bound on the features of every record, enforced: x min(1, bound / ||x||).
 
@@ -103,7 +134,7 @@ class RowBound:
         return torch.where(valid, x.double() * factor, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
-        """bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
+        """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
         return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
 
 
@@ -123,16 +154,16 @@ class Bounded:
         return self.bound(self.inner(x, dtype))
 
 
-KINDS: dict[str, type] = {"Cast": Cast, "Affine": Affine}
+KINDS: dict[str, type] = {"Cast": Cast, "Affine": Affine, "MappedImages": MappedImages}
 
 
 def describe(transform: Transform) -> dict[str, Any]:
-    """The transform as plain JSON values: its class name under ``kind`` and its fields."""
+    """Return the transform as plain JSON values: its class name under ``kind`` and its fields."""
     return {"kind": type(transform).__name__, **dataclasses.asdict(transform)}  # type: ignore[call-overload]
 
 
 def restore(description: dict[str, Any], where: str) -> Transform:
-    """The inverse of :func:`describe` for the transforms of this module.
+    """Return the inverse of :func:`describe` for the transforms of this module.
 
     Raises:
         DataError: the kind is another one; the caller can pass the transform itself.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, issparse
 
 from .._check import positive, positive_int
+from .._files import csv_rows
 from ..errors import ConfigError, DataError
 from .graph import Graph
 
@@ -30,7 +29,7 @@ def _ids(ids: Sequence[str] | None, count: int, where: str) -> tuple[str, ...]:
 
 
 def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
-    """Rows of L2 norm 1, sparse if given so.
+    """Scale rows to the L2 norm 1, sparse if given so.
 
     Raises:
         ConfigError: an agent whose vector is zero or not finite; it has no direction.
@@ -53,7 +52,7 @@ def _unit_rows(vectors: Any, ids: tuple[str, ...], where: str) -> Any:
 
 
 def knn_cosine(vectors: Any, k: int = 10, *, ids: Sequence[str] | None = None) -> Graph:
-    """Weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
+    """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
     recommendation task); agents with the same similarity come in the order of the search.
 
     Args:
@@ -100,22 +99,22 @@ def exp_angle(
     positive("exp_angle", gamma=gamma)
     if not 0 <= cut < 1:
         raise ConfigError(f"exp_angle.cut is {cut!r}; it must be at least 0 and below 1.")
-    given = np.asarray(models, dtype=np.float64)
-    named = _ids(ids, len(given), "exp_angle")
-    rows = _unit_rows(given, named, "exp_angle")
-    n, found = len(rows), []
+    vectors = np.asarray(models, dtype=np.float64)
+    named = _ids(ids, len(vectors), "exp_angle")
+    rows = _unit_rows(vectors, named, "exp_angle")
+    n, edges = len(rows), []
     block = max(1, _ROWS // max(1, n))
     for start in range(0, n, block):
         w = np.exp((np.clip(rows[start : start + block] @ rows.T, -1.0, 1.0) - 1.0) / gamma)
         i, j = np.nonzero(w >= max(cut, 1e-300))
         above = i + start < j
-        found.append((i[above] + start, j[above], w[i[above], j[above]]))
-    row, column, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+        edges.append((i[above] + start, j[above], w[i[above], j[above]]))
+    row, column, weight = (np.concatenate(part) for part in zip(*edges, strict=True))
     return _symmetric(row, column, weight, named, isolated=isolated)
 
 
 def from_edges(path: str | Path, ids: Sequence[str], *, isolated: bool = False) -> Graph:
-    """A graph from a CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1).
+    """Return a graph from a CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1).
 
     Every pair of agents stands in the file once, in either order, or twice with the same weight.
 
@@ -128,29 +127,15 @@ def from_edges(path: str | Path, ids: Sequence[str], *, isolated: bool = False) 
         DataError: a missing file or a malformed row; the message names the row.
         ConfigError: an unknown agent, or a pair with two different weights.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"{file}: no such file; edges are a CSV file with the columns agent,neighbour,weight.")
     place = {name: i for i, name in enumerate(ids)}
     weights: dict[tuple[int, int], float] = {}
-    with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as lines:
-        reader = csv.reader(lines)
-        header = tuple(cell.strip() for cell in next(reader, []))
-        if header not in (("agent", "neighbour", "weight"), ("agent", "neighbour")):
-            raise DataError(
-                f"{file}, row 1: the header is {','.join(header)!r}; it must be 'agent,neighbour,weight' or "
-                f"'agent,neighbour'."
+    for where, cells in csv_rows(Path(path), "agent,neighbour,weight", "agent,neighbour", what="edges are"):
+        pair, weight = _edge(cells, place, where)
+        if weights.setdefault(pair, weight) != weight:
+            raise ConfigError(
+                f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here and "
+                f"{weights[pair]:g} before; weights must be symmetric."
             )
-        for cells in reader:
-            where = f"{file}, row {reader.line_num}"
-            if len(cells) != len(header):
-                raise DataError(f"{where}: {len(cells)} cells; a row is {','.join(header)}.")
-            pair, weight = _edge([cell.strip() for cell in cells], place, where)
-            if weights.setdefault(pair, weight) != weight:
-                raise ConfigError(
-                    f"{where}: the pair {cells[0].strip()!r}, {cells[1].strip()!r} has the weight {weight:g} here and "
-                    f"{weights[pair]:g} before; weights must be symmetric."
-                )
     ends = np.array(sorted(weights), dtype=np.int64).reshape(-1, 2)
     values = np.array([weights[i, j] for i, j in ends.tolist()])
     return _symmetric(ends[:, 0], ends[:, 1], values, tuple(ids), isolated=isolated)
@@ -173,14 +158,14 @@ def _edge(cells: list[str], place: dict[str, int], where: str) -> tuple[tuple[in
 
 
 def complete(ids: int | Sequence[str]) -> Graph:
-    """Weight 1 between all agents (n (n - 1) stored numbers)."""
+    """Give weight 1 to all pairs of agents (n (n - 1) stored numbers)."""
     named = _named(ids, "complete")
     n = len(named)
     return Graph(csr_array(np.ones((n, n)) - np.eye(n)), named)
 
 
 def ring(ids: int | Sequence[str], reach: int = 1) -> Graph:
-    """Weight 1 between agents at most ``reach`` places apart on a circle, in the order of ``ids``.
+    """Give weight 1 to agents at most ``reach`` places apart on a circle, in the order of ``ids``.
 
     Raises:
         ConfigError: a reach that goes around: 2 reach must be below n.
@@ -200,7 +185,7 @@ def ring(ids: int | Sequence[str], reach: int = 1) -> Graph:
 def clusters(
     labels: Sequence[Any], *, inside: float = 1.0, between: float = 0.0, ids: Sequence[str] | None = None
 ) -> Graph:
-    """Weight ``inside`` between agents of the same cluster, ``between`` (at least 0) between others.
+    """Give weight ``inside`` to pairs of one cluster, ``between`` (at least 0) to others.
 
     Raises:
         ConfigError: a cluster of one agent with ``between`` 0: it has no neighbours.
@@ -214,12 +199,12 @@ def clusters(
         dense = np.where(number[:, None] == number[None, :], inside, between)
         np.fill_diagonal(dense, 0.0)
         return Graph(csr_array(dense), named)
-    found = []
+    pairs = []
     for label in range(int(number.max()) + 1):
         members = np.flatnonzero(number == label)
         i, j = np.triu_indices(len(members), 1)
-        found.append((members[i], members[j]))
-    row, column = (np.concatenate(part) for part in zip(*found, strict=True))
+        pairs.append((members[i], members[j]))
+    row, column = (np.concatenate(part) for part in zip(*pairs, strict=True))
     return _symmetric(row, column, np.full(len(row), float(inside)), named)
 
 
@@ -233,7 +218,7 @@ def _named(ids: int | Sequence[str], where: str) -> tuple[str, ...]:
 def _symmetric(
     row: NDArray[Any], column: NDArray[Any], weight: NDArray[Any], ids: tuple[str, ...], *, isolated: bool = False
 ) -> Graph:
-    """Every pair given once."""
+    """Return the graph of edges of which every pair is given once."""
     n = len(ids)
     ends = (np.concatenate([row, column]), np.concatenate([column, row]))
     return Graph(csr_array((np.concatenate([weight, weight]), ends), shape=(n, n)), ids, isolated)

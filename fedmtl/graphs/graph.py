@@ -47,8 +47,8 @@ class Graph:
         object.__setattr__(self, "weights", self._checked(self.weights))
         object.__setattr__(self, "digest", self._digest())
 
-    def _checked(self, given: Any) -> csr_array:
-        matrix: Any = csr_array(given, copy=True).astype(np.float64)
+    def _checked(self, weights: Any) -> csr_array:
+        matrix: Any = csr_array(weights, copy=True).astype(np.float64)
         n = len(self.ids)
         if len(set(self.ids)) != n:
             twice = next(name for name in self.ids if self.ids.count(name) > 1)
@@ -79,12 +79,12 @@ class Graph:
                 f"Graph.weights of {self._pair(i, j)} is {matrix[i, j]:g} in one direction and {matrix[j, i]:g} in the "
                 f"other; weights must be symmetric."
             )
-        alone = np.flatnonzero(np.diff(matrix.indptr) == 0)
-        if alone.size and not self.isolated:
-            names = ", ".join(repr(self.ids[i]) for i in alone[:_NAMED])
-            more = f" and {alone.size - _NAMED} more" if alone.size > _NAMED else ""
+        lonely = np.flatnonzero(np.diff(matrix.indptr) == 0)
+        if lonely.size and not self.isolated:
+            names = ", ".join(repr(self.ids[i]) for i in lonely[:_NAMED])
+            more = f" and {lonely.size - _NAMED} more" if lonely.size > _NAMED else ""
             raise ConfigError(
-                f"Graph: {names}{more} {'has' if alone.size == 1 else 'have'} no neighbours; connect every agent, or "
+                f"Graph: {names}{more} {'has' if lonely.size == 1 else 'have'} no neighbours; connect every agent, or "
                 f"give isolated=True."
             )
         return cast(csr_array, matrix)
@@ -134,7 +134,7 @@ class Graph:
         return {name: i for i, name in enumerate(self.ids)}
 
     def ordered(self, ids: Sequence[str]) -> Graph:
-        """The same graph with its rows in the order of ``ids``, which must be the same agents.
+        """Return the same graph with its rows in the order of ``ids``, which must be the same agents.
 
         Raises:
             ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
@@ -160,7 +160,7 @@ class Graph:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """One phrase for the report."""
+        """Return one phrase for the report."""
         least, most = int(self.degrees.min()), int(self.degrees.max())
         span = str(most) if least == most else f"{least} to {most}"
         return f"a graph of {len(self)} agents and {self.edges} edges, {span} neighbours each"

@@ -87,8 +87,8 @@ class Clusters:
         for name in data.ids:
             if name not in self.labels:
                 raise ConfigError(f"Clusters.labels has no cluster for client {name!r}; give one to every client.")
-        found = [self.labels[name] for name in data.ids]
-        return clusters(found, inside=self.inside, between=self.between, ids=data.ids)
+        labels = [self.labels[name] for name in data.ids]
+        return clusters(labels, inside=self.inside, between=self.between, ids=data.ids)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class KNNCosine:
             raise ConfigError("KNNCosine takes one real target, or two classes; give the graph itself for others.")
         flat, target = x.reshape(len(y), -1).numpy(), y.reshape(-1).double().numpy()
         signed = flat * (2 * target - 1 if data.classes == 2 else target)[:, None]
-        owner = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
+        client = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
         sums = np.zeros((len(data.ids), flat.shape[1]))
-        np.add.at(sums, owner, signed)
+        np.add.at(sums, client, signed)
         return knn_cosine(sums, self.k, ids=data.ids)

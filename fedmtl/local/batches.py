@@ -106,14 +106,14 @@ class BatchPlan:
         return (self.steps == number + 1).nonzero()[:, 0]
 
     def part(self, clients: slice) -> BatchPlan:
-        """The plan of some of the clients, sharing this one's memory."""
+        """Return the plan of some of the clients, sharing this one's memory."""
         plan = copy.copy(self)
         plan.keys, plan.steps = self.keys[clients], self.steps[clients]
         plan._index, plan._lengths = self._index[:, clients], self._lengths[:, clients]
         return plan
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of local steps 0 to ``max_steps - 1``."""
+        """Yield the batches of local steps 0 to ``max_steps - 1``."""
         steps = self.steps.numpy()
         columns = np.arange(self._index.shape[2])
         for number in range(self.max_steps):
@@ -131,7 +131,8 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
 
 
 def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
-    """Columns of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,) -> (k,).
+    """Return the width of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,)
+    -> (k,).
 
     ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64, 96, 128, 192, ...
     """
@@ -142,7 +143,8 @@ def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
 
 
 def max_clients(dimension: int) -> int:
-    """How many clients of ``dimension`` parameters to stack at once: about 1 GiB of float32 rows, at most 2**19."""
+    """Return how many clients of ``dimension`` parameters to stack at once: about 1 GiB of float32 rows, at most
+    2**19."""
     return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
 
 

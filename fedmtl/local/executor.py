@@ -50,7 +50,7 @@ class Execution:
             positive_int(self, threads=self.threads)
 
     def resolve(self, module: nn.Module, device: torch.device) -> Execution:
-        """The same settings with every choice made for this module and device."""
+        """Return the same settings with every choice made for this module and device."""
         strategy = self.strategy
         if strategy == "auto":
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
@@ -143,7 +143,7 @@ def operation_threads(elements: float) -> Iterator[None]:
 
 
 def by_decreasing(values: Tensor) -> Tensor:
-    """A stable order from the largest value to the smallest: (k,) -> int64 (k,)."""
+    """Return a stable order from the largest value to the smallest: (k,) -> int64 (k,)."""
     return torch.argsort(values, descending=True, stable=True)
 
 

@@ -53,7 +53,7 @@ class NuclearProx:
         self._waits: dict[int, tuple[int, int]] = {}
 
     def __call__(self, x: Tensor, t: Threshold) -> Tensor:
-        """The operator at x (..., d, T); each matrix of a batch has a basis of its own, by its position.
+        """Apply the operator to x (..., d, T); each matrix of a batch has a basis of its own, by its position.
 
         Raises:
             ConfigError: as :func:`~fedmtl.local.proximal.prox_nuclear`.
@@ -70,7 +70,7 @@ class NuclearProx:
         return out[0].reshape(x.shape) if len(out) == 1 else torch.stack(out).reshape(x.shape)
 
     def state_dict(self) -> dict[str, dict[int, Tensor]]:
-        """What later results depend on, to the last bit: by place in the batch, ``bases`` (side, k) and, after
+        """Return what later results depend on, to the last bit: by place in the batch, ``bases`` (side, k) and, after
         failures, ``waits`` int64 (2,)."""
         waits = {place: torch.tensor(wait) for place, wait in self._waits.items()}
         return {"bases": {place: basis.clone() for place, basis in self._bases.items()}, "waits": waits}
@@ -84,7 +84,7 @@ class NuclearProx:
             self._waits[int(place)] = (left, last)
 
     def _one(self, place: int, a: Tensor, t: float) -> Tensor:
-        """The operator at a (m, n), m <= n."""
+        """Apply the operator to a (m, n), m <= n."""
         norm = torch.linalg.matrix_norm(a)
         check_finite(norm)
         basis = self._bases.pop(place, None)
@@ -94,11 +94,11 @@ class NuclearProx:
             return prox_nuclear(a, t, method="svd")
         gram = a @ a.mT
         if basis is not None and basis.shape[0] == len(gram) and basis.dtype == a.dtype:
-            found = self._carry(place, gram, basis, t, allowed)
-            if found is not None:
+            decomposition = self._carry(place, gram, basis, t, allowed)
+            if decomposition is not None:
                 self.carried += 1
                 self._waits.pop(place, None)
-                q, s = found
+                q, s = decomposition
                 return (q * (1.0 - t / s)) @ (q.mT @ a)
             wait = min(2 * self._waits.get(place, (0, 1))[1], 64)
             self._waits[place] = (wait, wait)

@@ -18,14 +18,18 @@ from ..errors import ConfigError
 Active = Tensor | slice | None
 """Which rows move: a boolean mask (K,), a slice, or ``None`` for all."""
 
+Strength = float | Tensor
+"""Strength of the pull to an anchor: one number, or one for each coordinate, (D,) or (K, D)."""
+
 
 class StackedOptimizer(torch.optim.Optimizer, ABC):
-    """Base of the stacked optimizers: the anchor term (lam / 2) ||w - anchor||^2 around an update rule.
+    """Base of the stacked optimizers: the anchor term (1/2) sum_j lam_j (w_j - anchor_j)^2 around an update rule.
 
     Args:
         rows: (K, D) parameters; the gradient is read from ``rows.grad``.
         lr: step size eta.
-        lam: strength lambda of the pull towards ``anchor``.
+        lam: strength lambda of the pull towards ``anchor``, at least 0: one number for all coordinates, or a tensor
+            (D,) or (K, D) with one for each.
         anchor: (D,) or (K, D); needed when ``lam > 0``.
         proximal: take the anchor term by its proximal step, w <- (w + eta lam anchor) / (1 + eta lam), after the update
             rule instead of adding lam (w - anchor) to the gradient. Stable for any ``eta * lam``.
@@ -36,22 +40,23 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         rows: Tensor,
         *,
         lr: float,
-        lam: float = 0.0,
+        lam: Strength = 0.0,
         anchor: Tensor | None = None,
         proximal: bool = False,
         **defaults: Any,
     ) -> None:
-        if lam > 0.0 and anchor is None:
+        self.pulls = isinstance(lam, Tensor) or lam > 0.0
+        if self.pulls and anchor is None:
             raise ConfigError("lam > 0 needs an anchor to pull towards.")
-        super().__init__([rows], dict(lr=lr, lam=lam, proximal=proximal, **defaults))
-        self.anchor = anchor
+        super().__init__([rows], dict(lr=lr, proximal=proximal, **defaults))
+        self.lam, self.anchor = lam, anchor
 
     @torch.no_grad()
     def step(self, *, active: Active = None) -> None:  # type: ignore[override]
         """Move the active rows by one step of ``rows.grad``; all others keep every bit."""
         group = self.param_groups[0]
         rows: Tensor = group["params"][0]
-        lr, lam = group["lr"], group["lam"]
+        lr, proximal = group["lr"], group["proximal"]
         if isinstance(active, slice) or active is None:
             select: Any = active if active is not None else slice(None)
         else:
@@ -59,26 +64,35 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
             if len(select) == 0:
                 return
         w, gradient = rows[select], _gradient(rows)[select]
-        anchor = self.anchor if self.anchor is None or self.anchor.dim() == 1 else self.anchor[select]
-        proximal = group["proximal"]
-        if anchor is not None and lam > 0.0 and not proximal:
-            if self._follows_gradient(group):  # w - lr (g + lam (w - anchor)), without temporaries
+        anchor, lam = _rows_of(self.anchor, select), _rows_of(self.lam, select)
+        if anchor is not None and self.pulls and not proximal:
+            if isinstance(lam, Tensor):
+                gradient = torch.addcmul(gradient, lam, w - anchor)
+            elif self._follows_gradient(group):  # w - lr (g + lam (w - anchor)), without temporaries
                 w.lerp_(anchor.expand_as(w), lr * lam)
             else:
                 gradient = torch.add(gradient, w, alpha=lam).sub_(anchor, alpha=lam)
         self._update(rows, select, w, gradient, group)
-        if anchor is not None and lam > 0.0 and proximal:
-            w.add_(anchor, alpha=lr * lam).div_(1.0 + lr * lam)
+        if anchor is not None and self.pulls and proximal:
+            if isinstance(lam, Tensor):
+                w.addcmul_(lam, anchor, value=lr).div_(1.0 + lr * lam)
+            else:
+                w.add_(anchor, alpha=lr * lam).div_(1.0 + lr * lam)
         if not isinstance(select, slice):
             rows[select] = w
 
     def _follows_gradient(self, group: dict[str, Any]) -> bool:
-        """Whether the rule is just w <- w - lr * gradient."""
+        """Return whether the rule is just w <- w - lr * gradient."""
         return False
 
     @abstractmethod
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """The rule itself: change ``w`` (k, D) in place, given the active rows' gradient."""
+        """Apply the rule: change ``w`` (k, D) in place, given the active rows' gradient."""
+
+
+def _rows_of(value: Any, select: Any) -> Any:
+    """Return the selected rows of a tensor (K, D); anything else as it is."""
+    return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
 class StackedSGD(StackedOptimizer):
@@ -190,7 +204,7 @@ class Elementwise(StackedOptimizer):
         self.counts[select if isinstance(select, slice) else select.cpu()] += 1
 
     def _at(self, count: int) -> dict[str, Tensor]:
-        """The stored state seen by rows that have made ``count`` steps."""
+        """Return the stored state seen by rows that have made ``count`` steps."""
         suffix = f"@{count}"
         scalars = {k.removesuffix(suffix): v for k, v in self._state.items() if k.endswith(suffix)}
         return {k: v for k, v in self._state.items() if "@" not in k} | scalars

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..stacked.losses import Loss
 from ..stacked.per_example import example_gradients
-from .solver import LocalSolver, address_of
+from .optimizers import Strength
+from .solver import LocalSolver, address_of, frozen_part
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
@@ -32,8 +33,9 @@ def train_privately(
     clients: Tensor,
     round: int,
     records: LocalSteps,
-    lam: float = 0.0,
+    lam: Strength = 0.0,
     anchor: Tensor | None = None,
+    moving: Tensor | None = None,
 ) -> Tensor:
     """Train one stack of clients on their own data by DP-SGD.
 
@@ -50,7 +52,10 @@ def train_privately(
         clients: int64 (k,), in any order; the stack computes those with most steps first.
         round: addresses the step size and dropout masks.
         records: draws records, clips, adds noise.
-        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
+            one strength for each coordinate.
+        moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
+            clipped without them. None trains all.
 
     Returns:
         (k, D), in the order of ``clients``; may be a view of the stack's buffer: copy it before the stack is used.
@@ -63,9 +68,11 @@ def train_privately(
         clients, steps = clients[order], steps[order]
         start = start if start.dim() == 1 else start[place]
         anchor = anchor if anchor is None or anchor.dim() == 1 else anchor[place]
+        lam = lam[place] if isinstance(lam, Tensor) and lam.dim() == 2 else lam
     rows = stack.load(start, len(clients))
     rows.grad = stack.grads[: len(clients)]
     optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
+    frozen, still = frozen_part(rows, moving)
     first, keys = data.train.offsets[clients], data.keys[clients]
     begin, most = records.begin_training(clients), int(steps[0]) if len(steps) else 0
     for step in range(begin, begin + most):
@@ -75,6 +82,10 @@ def train_privately(
         x, y = data.gather("train", first[:active, None] + index, dtype=rows.dtype, device=rows.device)
         address = address_of(keys[:active], round, step) if stack.has_dropout else None
         chunks = example_gradients(stack, x, y, loss, mask=mask, address=address, position=index)
+        if frozen is not None:
+            chunks = ((gradients.index_fill(1, frozen, 0.0), owner) for gradients, owner in chunks)
         stack.grads[:active].copy_(records.release(clients[:active], step, chunks))
         optimizer.step(active=slice(0, active))
+        if frozen is not None and still is not None:
+            rows[:active, frozen] = still[:active]
     return rows if sorted_already else rows[torch.argsort(order).to(rows.device)]

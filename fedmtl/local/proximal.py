@@ -40,7 +40,7 @@ def column_norm(x: Tensor) -> Tensor:
 
 
 def half_squared_norm(x: Tensor) -> Tensor:
-    """||x||_F^2 / 2: (..., d, T) -> (...). The half makes its gradient x."""
+    """Return ||x||_F^2 / 2: (..., d, T) -> (...). The half makes its gradient x."""
     return x.square().sum(dim=(-2, -1)) / 2
 
 
@@ -56,26 +56,26 @@ def prox_l1(x: Tensor, t: Threshold) -> Tensor:
 
 
 def prox_rows(x: Tensor, t: Threshold) -> Tensor:
-    """Of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
+    """Apply the operator of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
     level = threshold_of(t, x)
     return x * shrinkage(x.norm(dim=-1, keepdim=True), level)
 
 
 def prox_columns(x: Tensor, t: Threshold) -> Tensor:
-    """Of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
+    """Apply the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
     level = threshold_of(t, x)
     return x * shrinkage(x.norm(dim=-2, keepdim=True), level)
 
 
 def prox_half_squared(x: Tensor, t: Threshold) -> Tensor:
-    """Of :func:`half_squared_norm`: x / (1 + t)."""
+    """Apply the operator of :func:`half_squared_norm`: x / (1 + t)."""
     return x / (1.0 + threshold_of(t, x))
 
 
 def prox_nuclear(
     x: Tensor, t: Threshold, *, method: Literal["auto", "svd", "gram"] = "auto", tolerance: float = 1e-9
 ) -> Tensor:
-    """Of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
+    """Apply the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
 
     ``"svd"`` decomposes x. ``"gram"`` decomposes the product G of x with its transpose on the smaller side and
     multiplies x by f(G), f(w) = max(0, 1 - t / sqrt(w)). If D is the rounding error of G and of its decomposition,
@@ -141,12 +141,12 @@ def _by_svd(x: Tensor, t: Threshold) -> Tensor:
 def _by_gram(x: Tensor, t: Threshold) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     w, v = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    kept = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
+    factors = shrinkage(w.clamp_min(0.0).sqrt(), t if isinstance(t, float) else t[..., 0])
     side = w.shape[-1]
-    if side > 64 and 2 * (rank := int((kept > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
-        v, kept = v[..., side - rank :], kept[..., side - rank :]
-        return (v * kept[..., None, :]) @ (v.mT @ x) if wide else (x @ v) @ (v * kept[..., None, :]).mT
-    factor = (v * kept[..., None, :]) @ v.mT
+    if side > 64 and 2 * (rank := int((factors > 0).sum(dim=-1).max())) < side:  # cheaper through the kept directions
+        v, factors = v[..., side - rank :], factors[..., side - rank :]
+        return (v * factors[..., None, :]) @ (v.mT @ x) if wide else (x @ v) @ (v * factors[..., None, :]).mT
+    factor = (v * factors[..., None, :]) @ v.mT
     return factor @ x if wide else x @ factor
 
 
@@ -156,7 +156,7 @@ def shrinkage(norm: Tensor, t: Threshold) -> Tensor:
 
 
 def threshold_of(t: Threshold, x: Tensor) -> Threshold:
-    """``t`` as a float, or as a tensor (..., 1, 1) that broadcasts against x.
+    """Return ``t`` as a float, or as a tensor (..., 1, 1) that broadcasts against x.
 
     Raises:
         ConfigError: x is not a float matrix, or t is negative, not finite or of another shape.
@@ -169,7 +169,7 @@ def threshold_of(t: Threshold, x: Tensor) -> Threshold:
         return float(t)
     level = torch.as_tensor(t, dtype=x.dtype, device=x.device)
     if level.dim() > x.dim() - 2 or any(
-        mine not in (1, other) for mine, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
+        size not in (1, other) for size, other in zip(level.shape[::-1], x.shape[-3::-1], strict=False)
     ):
         raise ConfigError(f"the threshold has shape {tuple(level.shape)}; x has leading axes {tuple(x.shape[:-2])}.")
     if not bool(((level >= 0) & (level < math.inf)).all()):

@@ -14,7 +14,7 @@ from .._check import non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, example_losses
 from .batches import BatchPlan, batches_per_epoch
-from .optimizers import Elementwise, StackedOptimizer, StackedSGD, check_elementwise, check_stable
+from .optimizers import Elementwise, StackedOptimizer, StackedSGD, Strength, check_elementwise, check_stable
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
@@ -53,7 +53,7 @@ class LocalSolver(ABC):
             raise ConfigError(f"{type(self).__name__}.decay is {self.decay}; it must be in (0, 1].")
 
     def lr_at(self, round: int) -> float:
-        """The step size of a round, counted from 0."""
+        """Return the step size of a round, counted from 0."""
         return self.lr * self.decay ** (round // self.decay_every)
 
     def step_counts(self, counts: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class LocalSolver(ABC):
         """Refuse a regularization strength this solver cannot follow."""
 
     @abstractmethod
-    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+    def optimizer(self, rows: Tensor, *, round: int, lam: Strength, anchor: Tensor | None) -> StackedOptimizer:
         """The stacked optimizer of one local run over ``rows`` (k, D)."""
 
 
@@ -93,7 +93,7 @@ class LocalSGD(LocalSolver):
         if not self.proximal:
             check_stable(self.lr, lam)
 
-    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+    def optimizer(self, rows: Tensor, *, round: int, lam: Strength, anchor: Tensor | None) -> StackedOptimizer:
         return StackedSGD(
             rows,
             lr=self.lr_at(round),
@@ -129,7 +129,7 @@ class LocalOptimizer(LocalSolver):
         cls = getattr(torch.optim, self.optimizer_name)
         return lambda params: cls(params, lr=lr, **dict(self.options))
 
-    def optimizer(self, rows: Tensor, *, round: int, lam: float, anchor: Tensor | None) -> StackedOptimizer:
+    def optimizer(self, rows: Tensor, *, round: int, lam: Strength, anchor: Tensor | None) -> StackedOptimizer:
         factory = self._factory(self.lr_at(round))
         return Elementwise(rows, factory=factory, lam=lam, anchor=anchor, proximal=self.proximal)
 
@@ -144,7 +144,7 @@ def plan_batches(
     width: int | None = None,
     grain: int = 1,
 ) -> BatchPlan:
-    """The batches of a local run of ``clients``, int64 (k,).
+    """Return the batches of a local run of ``clients``, int64 (k,).
 
     Args:
         data: the clients' data.
@@ -175,8 +175,10 @@ def train_locally(
     plan: BatchPlan,
     start: Tensor,
     *,
-    lam: float = 0.0,
+    lam: Strength = 0.0,
     anchor: Tensor | None = None,
+    divergence: Loss | None = None,
+    moving: Tensor | None = None,
 ) -> Tensor:
     """Train one stack of clients on their own data.
 
@@ -187,7 +189,11 @@ def train_locally(
         solver: names the optimizer and its step size in the plan's round.
         plan: batches of the k clients, from :func:`plan_batches`.
         start: (D,) or (k, D), where the clients start.
-        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D).
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
+            one strength for each coordinate.
+        divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
+            outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
+        moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
 
     Returns:
         (k, D), each client's model after its own last step; may be a view of the stack's buffer: copy it before the
@@ -198,22 +204,38 @@ def train_locally(
     rows.grad = stack.grads[:k]  # backward writes the leading active rows
     uneven = bool((plan.steps != plan.max_steps).any())
     models = rows.clone() if uneven else rows  # a client that has made its steps moves on in ``rows``, unused
-    optimizer = solver.optimizer(rows, round=plan.round, lam=lam, anchor=anchor)
+    towards = None if divergence is None or anchor is None else anchor.expand(k, -1).contiguous()
+    optimizer = solver.optimizer(rows, round=plan.round, lam=lam if towards is None else 0.0, anchor=anchor)
+    frozen, still = frozen_part(rows, moving)
     for step, batch in enumerate(plan.batches()):
         x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
         mask = batch.mask.to(rows.device)
         address = None
         if stack.has_dropout:
             address = address_of(plan.keys[: batch.active], plan.round, step).to(rows.device)
-        losses = client_means(example_losses(loss, stack.forward(x, address=address), y), mask)
-        stack.backward(losses)
+        outputs = stack.forward(x, address=address)
+        losses = example_losses(loss, outputs, y)
+        if divergence is not None and towards is not None:
+            losses = losses + lam * example_losses(divergence, outputs, stack.predict(towards[: batch.active], x))
+        stack.backward(client_means(losses, mask))
         optimizer.step(active=slice(0, batch.active))
+        if frozen is not None and still is not None:
+            rows[: batch.active, frozen] = still[: batch.active]
         if uneven and len(done := plan.finished(step).to(rows.device)):
             models[done] = rows[done]
     return models
 
 
+def frozen_part(rows: Tensor, moving: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the coordinates of ``rows`` (k, D) that stay, int64, and their values; None twice where all are
+    ``moving``."""
+    if moving is None or bool(moving.all()):
+        return None, None
+    frozen = (~moving).nonzero()[:, 0].to(rows.device)
+    return frozen, rows[:, frozen].clone()
+
+
 def address_of(keys: Tensor, round: int, step: int) -> Tensor:
-    """What addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
+    """Return what addresses the dropout masks of a local step: client keys (k,) -> int64 (k, 3)."""
     tail = torch.tensor([round, step]).expand(len(keys), 2)
     return torch.cat([keys[:, None], tail], dim=1)

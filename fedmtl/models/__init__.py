@@ -1,119 +1,23 @@
-"""Small networks of the papers, by name.
+"""Networks by name: those of the papers, torchvision's, models of tokens and of several inputs.
 
 A factory takes the shape of the data and returns a module, so that a model can be named before the data are read.
 """
 
-from __future__ import annotations
+from .factory import ModelFactory
+from .images import celeba_cnn, centaur_cnn, femnist_cnn, torchvision_model, with_group_norm
+from .inputs import BoundedInputs
+from .simple import linear_regression, logistic_regression, mlp, softmax_regression
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from torch import Tensor, nn
-
-from .._check import positive_int
-from ..data.transforms import RowBound
-from ..errors import ModelError
-
-if TYPE_CHECKING:
-    from ..data import DataSpec
-
-ModelFactory = Callable[["DataSpec"], nn.Module]
-
-
-class BoundedInputs(nn.Module):
-    """A model whose inputs are first scaled down to the bound on features that it was trained with.
-
-    Args:
-        model: of inputs (N, *shape).
-        bound: on the norm of each of them.
-    """
-
-    def __init__(self, model: nn.Module, bound: RowBound) -> None:
-        super().__init__()
-        self.model, self.bound = model, bound
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.model(self.bound(x))
-        return outputs
-
-    def extra_repr(self) -> str:
-        return f"bound={self.bound.bound:g}, norm={self.bound.norm!r}"
-
-
-def softmax_regression(*, bias: bool = True) -> ModelFactory:
-    """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
-
-    def build(spec: DataSpec) -> nn.Module:
-        linear = nn.Linear(_features(spec), _outputs(spec), bias=bias)
-        for parameter in linear.parameters():
-            nn.init.zeros_(parameter)
-        return nn.Sequential(nn.Flatten(), linear)
-
-    return build
-
-
-def linear_regression(*, bias: bool = True) -> ModelFactory:
-    """A linear map to one real number, from zero weights."""
-
-    def build(spec: DataSpec) -> nn.Module:
-        linear = nn.Linear(_features(spec), 1, bias=bias)
-        for parameter in linear.parameters():
-            nn.init.zeros_(parameter)
-        return nn.Sequential(nn.Flatten(), linear)
-
-    return build
-
-
-def mlp(*, hidden: int = 64, layers: int = 1, dropout: float = 0.0) -> ModelFactory:
-    """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
-    positive_int("mlp", hidden=hidden, layers=layers)
-
-    def build(spec: DataSpec) -> nn.Module:
-        blocks: list[nn.Module] = [nn.Flatten()]
-        width = _features(spec)
-        for _ in range(layers):
-            blocks += [nn.Linear(width, hidden), nn.ReLU()]
-            if dropout > 0.0:
-                blocks.append(nn.Dropout(dropout))
-            width = hidden
-        return nn.Sequential(*blocks, nn.Linear(width, _outputs(spec)))
-
-    return build
-
-
-def femnist_cnn() -> ModelFactory:
-    """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
-
-    115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4 features.
-    """
-
-    def build(spec: DataSpec) -> nn.Module:
-        if len(spec.shape) != 3 or min(spec.shape[1:]) < 16:
-            raise ModelError(
-                f"femnist_cnn needs images (channels, height, width) of 16 pixels or more, not {spec.shape}."
-            )
-        channels, height, width = spec.shape
-        side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
-        return nn.Sequential(
-            nn.Conv2d(channels, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64 * side[0] * side[1], _outputs(spec)),
-        )
-
-    return build
-
-
-def _features(spec: DataSpec) -> int:
-    size = 1
-    for n in spec.shape:
-        size *= n
-    return size
-
-
-def _outputs(spec: DataSpec) -> int:
-    return 1 if spec.classes is None else spec.classes
+__all__ = [
+    "BoundedInputs",
+    "ModelFactory",
+    "celeba_cnn",
+    "centaur_cnn",
+    "femnist_cnn",
+    "linear_regression",
+    "logistic_regression",
+    "mlp",
+    "softmax_regression",
+    "torchvision_model",
+    "with_group_norm",
+]

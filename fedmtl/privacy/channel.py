@@ -480,7 +480,8 @@ class Channel:
         if self.terms is not None:
             scales = 2 * self.bound * self.terms.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
-        return _Window(first, *(np.ascontiguousarray(one.T) for one in (acting, uses, divisors, scales)), nothing)
+        by_step = [np.ascontiguousarray(one.T) for one in (acting, uses, divisors, scales)]
+        return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing)
 
     def _release_activations(self, message: GradientMessage, count: int) -> np.ndarray:
         """(count, R, D): the releases of the next activations."""

@@ -78,7 +78,12 @@ class _Run:
         return self.ledger_path.name
 
     def channel(self, settings: tuple[Privacy, ...], account: Account, **options: Any) -> Channel:
-        kept = {"plans": self.plans, "gradients": self.gradients, "sampler": self.sampler, "schedule": self.schedule}
+        kept: dict[str, Any] = {
+            "plans": self.plans,
+            "gradients": self.gradients,
+            "sampler": self.sampler,
+            "schedule": self.schedule,
+        }
         kept |= {"notes": self.notes, "replay": self.replay}
         kept["ledger_name"] = "none" if account.ledger is None else self.ledger_name
         return Channel(settings, account, self.sources, **(kept | options))
@@ -215,7 +220,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         _check_first_step(privacy, multipliers[0], cost.step(), delta)
     releases = bind_releases(plans, sampler, law, privacy, max(multipliers))
     rows = bind_rows(plans, releases, delta, run.prior)
-    header = {
+    header: dict[str, Any] = {
         "account": "everybody" if not law.per_participation else "client",
         "privacy": asdict(privacy),
         "delta": delta,

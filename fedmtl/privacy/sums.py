@@ -90,6 +90,8 @@ class GradientChunks:
 
 
 GradientMessage = ScaledRows | RecordGradients | BoundedMeans
+NOBODY = ScaledRows(lambda client, which, where: np.zeros((len(where), 0)))
+"""The message of an activation in which nobody acts; it is not asked for factors."""
 
 
 @dataclass(frozen=True)

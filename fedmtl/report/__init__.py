@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,12 +44,12 @@ def report(
 
     rows, unfinished = collect(folders)
     groups = group(rows)
-    accuracy = METRICS.index("accuracy")
-    metric = "accuracy" if any(one.mean[accuracy] == one.mean[accuracy] for one in groups) else "mse"
+    reached = {name for place, name in enumerate(METRICS) if any(math.isfinite(one.mean[place]) for one in groups)}
+    metric = next((name for name in ("accuracy", "recall_at_5") if name in reached), "mse")
     first = Path(folders[0])
     inside = first / "private" if (first / "private" / "result.json").is_file() else first
     target = Path(out) if out is not None else inside / "report"
-    made = Report(
+    files = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
         markdown=write_text(target / "table.md", markdown_text(groups)),
         figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric),
@@ -58,4 +59,4 @@ def report(
         from rich.console import Console
 
         Console().print(rich_table(groups))
-    return made
+    return files

@@ -30,7 +30,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A (colour, marker) for each name; known methods always get the same colour, no two share one."""
+    """Return a (colour, marker) for each name; known methods always get the same colour, no two share one."""
     spare = iter(_SPARE_COLOURS * (1 + len(names) // len(_SPARE_COLOURS)))
     styles: dict[str, tuple[str, str]] = {}
     for place, name in enumerate(dict.fromkeys(names)):
@@ -42,7 +42,7 @@ def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty white figure of ``width`` x ``height`` inches, drawn by Agg, outside pyplot's registry."""
+    """Return an empty white figure of ``width`` x ``height`` inches, drawn by Agg, outside pyplot's registry."""
     figure = Figure(figsize=(width, height), dpi=140, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -65,7 +65,7 @@ def dress(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") ->
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """One muted line under the figure."""
+    """Write one muted line under the figure."""
     figure.supxlabel(text, x=0.012, ha="left", color=MUTED, fontsize=8)
 
 
@@ -99,8 +99,8 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / axes.figure.dpi  # inches
     gap = (high - low) * (0.17 / max(height, 0.5))
-    shown = spread_out([y for _, y, _, _ in ends], gap, low, high)
-    for (x, y, text, colour), where in zip(ends, shown, strict=True):
+    heights = spread_out([y for _, y, _, _ in ends], gap, low, high)
+    for (x, y, text, colour), where in zip(ends, heights, strict=True):
         axes.annotate(
             text,
             xy=(x, y),

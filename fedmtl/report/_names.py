@@ -19,10 +19,10 @@ _TITLES = {
 
 
 def title_of(name: str) -> str:
-    """The printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
+    """Return the printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
     return _TITLES.get(name.lower(), name)
 
 
 def number_text(value: float) -> str:
-    """A metric in print: three decimals, or four significant digits of what they would leave too little of."""
+    """Return a metric in print: three decimals, or four significant digits of what they would leave too little of."""
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.4g}"

@@ -79,7 +79,7 @@ def plot_bands(
 def _band(
     axes: Axes, rows: Sequence[Mapping[str, Any]], number: str, colour: str, label: str
 ) -> tuple[float, float, str, str]:
-    """One budget's band; returns what to write at its end."""
+    """Draw one budget's band, and return what to write at its end."""
     rounds = [float(row["round"]) for row in rows]
     middle = [float(row.get(f"{number}_p50", row[number])) for row in rows]
     for low, high, alpha in ((5, 95, 0.12), (25, 75, 0.25)):
@@ -91,7 +91,7 @@ def _band(
 
 
 def _spans_a_decade(history: Sequence[Mapping[str, Any]], number: str) -> bool:
-    """Whether a logarithmic axis has marks to read: all positive, the largest at least 10 times the smallest."""
+    """Return whether a logarithmic axis has marks to read: all positive, the largest at least 10 times the smallest."""
     drawn = [float(row.get(f"{number}_{mark}", row[number])) for row in history for mark in ("p5", "p50", "p95")]
     return min(drawn) > 0 and max(drawn) >= 10 * min(drawn)
 

@@ -166,9 +166,9 @@ def plot_epsilon(
     axes = figure.subplots()
     dress(axes, xlabel=step, ylabel="epsilon spent", title=f"Privacy spent by {step}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    kept = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
-    private = len(kept) == len(rounds) and bool(kept)
-    _epsilon_line(axes, [r for r, _ in kept], [e for _, e in kept], colour=INK, private=private)
+    finite = [(r, e) for r, e in zip(rounds, epsilons, strict=True) if e is not None and math.isfinite(e)]
+    private = len(finite) == len(rounds) and bool(finite)
+    _epsilon_line(axes, [r for r, _ in finite], [e for _, e in finite], colour=INK, private=private)
     footnote(figure, PUBLIC)
     return save(figure, path)
 
@@ -176,7 +176,7 @@ def plot_epsilon(
 def _history_line(
     axes: Axes, rows: History, metric: str, label: str, colour: str, last_round: float, width: float
 ) -> list[tuple[float, float, str, str]]:
-    """One method's line; returns what to write at its end."""
+    """Draw one method's line, and return what to write at its end."""
     rounds, values = _column(rows, metric)
     if not values:
         return []
@@ -213,7 +213,7 @@ def _epsilon_line(
 
 
 def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
-    """For each baseline a bar of the shares of clients that gain, stay equal and lose."""
+    """Draw, for each baseline, a bar of the shares of clients that gain, stay equal and lose."""
     parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
     for row, gain in enumerate(gains.values()):
         known = gain[np.isfinite(gain)]
@@ -242,16 +242,16 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
 
 def _column(rows: History, key: str) -> tuple[list[float], list[float]]:
     """Rounds and values of ``key``, without the rows where it is missing or not finite."""
-    kept = [
+    points = [
         (float(row["round"]), float(row[key]))
         for row in rows
         if row.get(key) is not None and math.isfinite(float(row[key]))
     ]
-    return [r for r, _ in kept], [v for _, v in kept]
+    return [r for r, _ in points], [v for _, v in points]
 
 
 def _is_private(history: History) -> bool:
-    """True where every row has a finite epsilon."""
+    """Return whether every row has a finite epsilon."""
     return bool(history) and len(_column(history, "epsilon")[1]) == len(history)
 
 

@@ -61,18 +61,18 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     panels = panels[: len(places)]
     ends: list[_Ends] = []
     for axes, (data, unit) in zip(panels, places, strict=True):
-        shown = {
+        curves = {
             label: [one for one in same if one.data == data and (one.unit == unit or not _on_axis(one))]
             for label, same in by_label.items()
         }
         dress(axes, ylabel=f"{words}, mean over clients")
         title = f"Privacy and {words}" + (f": {data}" if data else "")
         axes.set_title(fill(title, 70), loc="left", color=INK, fontsize=11, fontweight="bold", pad=8)
-        mine = [one for one in known if (one.data, one.unit) == (data, unit)]
-        deltas = sorted({one.delta for one in mine if one.delta is not None})
-        told = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
-        axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{told}", fontsize=9.5)
-        ends.append(_panel(axes, shown, place, colours))
+        drawn = [one for one in known if (one.data, one.unit) == (data, unit)]
+        deltas = sorted({one.delta for one in drawn if one.delta is not None})
+        at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
+        axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
+        ends.append(_panel(axes, curves, place, colours))
     most = max(one.seeds for one in known)
     seeds = f" Mean of up to {most} seeds; bars span lowest to highest." if most > 1 else ""
     footnote(figure, f"Measured on the clients' own test data: not private, not covered by epsilon.{seeds}")
@@ -83,12 +83,12 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
 
 
 def _on_axis(one: Group) -> bool:
-    """True for a finite epsilon above 0: a point of the curve."""
+    """Return whether epsilon is finite and above 0: a point of the curve."""
     return 0 < one.epsilon < math.inf
 
 
 def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
-    """A (colour, marker) by label; a method's first label has the method's own colour."""
+    """Return a (colour, marker) by label; a method's first label has the method's own colour."""
     taken: dict[str, str] = {}
     for label, same in by_label.items():
         method = same[0].algorithm
@@ -97,11 +97,11 @@ def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
     return {label: styles[name] for label, name in taken.items()}
 
 
-def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]) -> _Ends:
+def _panel(axes: Axes, groups: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]) -> _Ends:
     """Curves and bounds of one unit; returns what to write at the right end of each."""
     points = {
         label: sorted((one for one in same if _on_axis(one)), key=lambda one: one.epsilon)
-        for label, same in shown.items()
+        for label, same in groups.items()
     }
     ticks = sorted({one.epsilon for same in points.values() for one in same})
     low, high = (ticks[0], ticks[-1]) if ticks else (1.0, 1.0)
@@ -110,23 +110,23 @@ def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[
     axes.set_xlim(low / 1.25, right)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    kept: list[float] = []
+    legible: list[float] = []
     for tick in ticks:  # as many of the epsilons as stay legible
-        if not kept or tick > kept[-1] * 1.12:
-            kept.append(tick)
-    axes.xaxis.set_major_locator(FixedLocator(kept))
-    axes.set_xticks(kept, [rounded_up(tick, 3) for tick in kept])
+        if not legible or tick > legible[-1] * 1.12:
+            legible.append(tick)
+    axes.xaxis.set_major_locator(FixedLocator(legible))
+    axes.set_xticks(legible, [rounded_up(tick, 3) for tick in legible])
 
     ends: _Ends = []
-    for label, same in shown.items():
+    for label, same in groups.items():
         colour, marker = colours[label]
         for one in same:
             if _on_axis(one):
                 continue
-            told = "no privacy" if one.epsilon > 0 else "epsilon 0"
+            level = "no privacy" if one.epsilon > 0 else "epsilon 0"
             style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
             axes.axhline(one.mean[place], color=colour, linewidth=1.6, linestyle=style)
-            ends.append((right, one.mean[place], f"{_short(label)}, {told} {number_text(one.mean[place])}", colour))
+            ends.append((right, one.mean[place], f"{_short(label)}, {level} {number_text(one.mean[place])}", colour))
     for label, curve in points.items():
         if not curve:
             continue
@@ -150,5 +150,5 @@ def _panel(axes: Axes, shown: dict[str, list[Group]], place: int, colours: dict[
 
 
 def _short(label: str) -> str:
-    """At most 40 letters, so that the names never crowd out the curves."""
+    """Return at most 40 letters, so that the names never crowd out the curves."""
     return label if len(label) <= 40 else f"{label[:39]}…"

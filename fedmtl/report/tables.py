@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .._files import write_bytes
+from .._files import read_json, write_bytes
 from .._rounding import rounded_up
 from ..errors import DataError
 from ._names import CHOICE_NOT_COVERED, title_of
@@ -28,8 +27,9 @@ from ._names import CHOICE_NOT_COVERED, title_of
 METRICS = (
     *("accuracy", "mse", "worst_tenth", "spread"),
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
+    *("recall_at_5", "weighted_recall_at_5", "global_recall_at_5"),
 )
-PRINTED = METRICS[:4]
+PRINTED = (*METRICS[:4], "recall_at_5")
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 DATA = ("data", "clients")
 METHOD = (*DATA, "lam", "mu", "update", "server_lr", "sampler", "planned_rounds")
@@ -76,21 +76,21 @@ class Group:
     @property
     def data(self) -> str:
         """The data's name and number of clients; results on different data do not compare."""
-        mine = dict(self.settings)
-        told = [mine[key] + (" clients" if key == "clients" else "") for key in DATA if key in mine]
-        return ", ".join(told)
+        settings = dict(self.settings)
+        words = [settings[key] + (" clients" if key == "clients" else "") for key in DATA if key in settings]
+        return ", ".join(words)
 
     def label(self, varying: Sequence[str]) -> str:
-        """The method's name with those of its settings that vary between the groups of a report."""
-        mine = dict(self.settings)
-        if "sampler" in mine:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
-            mine["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", mine["sampler"])
-        told = [f"{key.removeprefix('planned_')}={mine[key]}" for key in varying if mine.get(key)]
-        return " ".join([title_of(self.algorithm), *told])
+        """Return the method's name with those of its settings that vary between the groups of a report."""
+        settings = dict(self.settings)
+        if "sampler" in settings:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
+            settings["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", settings["sampler"])
+        words = [f"{key.removeprefix('planned_')}={settings[key]}" for key in varying if settings.get(key)]
+        return " ".join([title_of(self.algorithm), *words])
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path]]:
-    """All run folders at or below ``folders``: the finished ones and those that stopped before their end.
+    """Return all run folders at or below ``folders``: the finished ones and those that stopped before their end.
 
     Raises:
         DataError: a folder does not exist.
@@ -114,14 +114,14 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], li
 
 
 def read_rows(run: Path) -> list[Row]:
-    """The rows of one finished run: its own (one for each of its replicates), then one for each baseline.
+    """Return the rows of one finished run: its own (one for each of its replicates), then one for each baseline.
 
     Raises:
         DataError: a file is not valid JSON or lacks the algorithm; the message names it.
     """
-    result = _read_json(run / "private" / "result.json")
+    result = read_json(run / "private" / "result.json")
     protection = run / "public" / "privacy.json"
-    privacy = _read_json(protection) if protection.is_file() else {}
+    privacy = read_json(protection) if protection.is_file() else {}
     baselines = result.get("baselines") or {}
     if not isinstance(baselines, dict):
         raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
@@ -133,7 +133,7 @@ def read_rows(run: Path) -> list[Row]:
 
 
 def _runs(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the replicates of a run have in place of the run's own epsilon, seed and numbers; one empty mapping
+    """Return what the replicates of a run have in place of the run's own epsilon, seed and numbers; one empty mapping
     where it has none."""
     several, bands = result.get("replicates"), result.get("bands")
     if several is None:
@@ -147,7 +147,7 @@ def _runs(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path]]:
-    """The rows of every finished run under ``folders``, without exact repeats, and the unfinished runs.
+    """Return the rows of every finished run under ``folders``, without exact repeats, and the unfinished runs.
 
     A sweep trains the same baseline again in many of its runs; what is the same in everything but the run's
     folder is one row.
@@ -199,7 +199,7 @@ def group(rows: Iterable[Row]) -> list[Group]:
 
 
 def varying_settings(groups: Sequence[Group]) -> list[str]:
-    """The settings that tell groups of one method, unit and data apart."""
+    """Return the settings that tell groups of one method, unit and data apart."""
     varying: dict[str, None] = {}
     by_method: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for one in groups:
@@ -212,7 +212,7 @@ def varying_settings(groups: Sequence[Group]) -> list[str]:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Every row at full precision, one column a setting; the machine-readable form of the report."""
+    """Return every row at full precision, one column a setting; the machine-readable form of the report."""
     keys = [key for key in METHOD + PRIVACY if any(key in dict(row.settings) for row in rows)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -233,7 +233,7 @@ def headings(groups: Sequence[Group]) -> list[str]:
 
 
 def cells(groups: Sequence[Group]) -> list[list[str]]:
-    """The printed table: one line a group, mean and (over several seeds) standard deviation."""
+    """Return the printed table: one line a group, mean and (over several seeds) standard deviation."""
     varying, shown = varying_settings(groups), _shown(groups)
     return [
         [
@@ -250,14 +250,14 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def markdown_text(groups: Sequence[Group]) -> str:
-    """The printed table as GitHub markdown."""
+    """Return the printed table as GitHub markdown."""
     titles = headings(groups)
     lines = [titles, ["---"] * 3 + ["---:"] * (len(titles) - 3), *cells(groups)]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def rich_table(groups: Sequence[Group]) -> Table:
-    """The printed table for a terminal; what all groups share moves from its columns to the caption."""
+    """Return the printed table for a terminal; what all groups share moves from its columns to the caption."""
     titles, lines = headings(groups), cells(groups)
     wide = [METRICS[i].replace("_", " ") for i in _shown(groups) if METRICS[i] not in PRINTED]
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
@@ -282,7 +282,7 @@ def rich_table(groups: Sequence[Group]) -> Table:
 
 
 def epsilon_text(epsilon: float) -> str:
-    """``0``, ``4`` or ``3.98``; ``inf`` where nothing is protected."""
+    """Return ``0``, ``4`` or ``3.98``; ``inf`` where nothing is protected."""
     return rounded_up(epsilon, 3)
 
 
@@ -313,16 +313,6 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
         noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
         settings=tuple((key, str(outcome[key])) for key in keys if outcome.get(key) is not None),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold one JSON object.")
-    return content
 
 
 def _number(file: Path, key: str, value: Any, *, missing: float) -> float:

@@ -96,9 +96,9 @@ class BoundSchedule:
         return Block(start, torch.from_numpy(time), torch.from_numpy(client)[:, :, None])
 
     def _stream(self, seed: int, replicates: tuple[int, ...], start: int) -> Stream:
-        kept, self._last = self._last, None  # a stream that an error interrupts is not used again
-        if kept is not None and kept[0] == (seed, replicates) and kept[1].position <= start:
-            return kept[1]
+        last, self._last = self._last, None  # a stream that an error interrupts is not used again
+        if last is not None and last[0] == (seed, replicates) and last[1].position <= start:
+            return last[1]
         rows = KeyedDraws(seed, replicates, self._keys)
         away = Absences(self._dropouts, rows, self._names) if self._dropouts is not None else None
         return (Waiting if self._waits else Merged)(self._pace, rows, away)
@@ -127,13 +127,13 @@ class AsynchronousSchedule(ABC):
 class PoissonClocks(AsynchronousSchedule):
     """Independent Poisson clocks (Farokhi et al., section 2; Bellet et al., section 2).
 
-    The merged process has exponential gaps of the summed rate, and each tick belongs to client i with probability
-    rate_i / sum of rates, independently. A tick of a client that has reached its cap is no event.
+    The merged process has exponential gaps of the summed rate, and each event belongs to client i with probability
+    rate_i / sum of rates, independently. A client that has reached its cap acts no more.
 
     Args:
-        events: ticks of the whole run, T; None to go on until every client has reached its cap.
-        per_client: the most ticks of each client, one number or one a client; None for no cap.
-        rate: ticks per unit of time, one number or one a client; 0 never wakes.
+        events: of the whole run, T; None to go on until every client has reached its cap.
+        per_client: the most activations of each client, one number or one a client; None for no cap.
+        rate: activations per unit of time, one number or one a client; 0 never acts.
     """
 
     events: int | None = None
@@ -157,14 +157,14 @@ class PoissonClocks(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies(AsynchronousSchedule):
-    """Every client works on its own: each answer arrives one latency after its last; the server never waits.
+    """Every client works on its own: an activation ends one latency after its last; the server never waits.
 
-    The first answer arrives one latency after time 0. Answers at the same time come in the order of the clients.
+    The first activation ends one latency after time 0. Those at the same time come in the order of the clients.
 
     Args:
-        latency: law of the time from one answer to the next.
-        activations: the most answers of each client, one number or one a client (0 never acts); None for no cap.
-        events: answers of the whole run; None to go on until every client has given its answers.
+        latency: law of the time from one activation to the next.
+        activations: the most activations of each client, one number or one a client (0 never acts); None for no cap.
+        events: of the whole run; None to go on until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
     """
@@ -197,9 +197,9 @@ class Latencies(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Latencies):
-    """The same latencies, where the server waits for the slowest answer of every round.
+    """The same latencies, where the server waits for the slowest client of every round.
 
-    A round's answers are one event a client, in the order of the clients, all at the time of the slowest. Answer k of
+    A round is one event a client, in the order of the clients, all at the time of the slowest. Activation k of
     a client takes exactly the latency that it takes under :class:`Latencies` with the same seed.
     """
 
@@ -215,9 +215,9 @@ def _names_and_keys(
     clients: int, names: Sequence[str] | None, keys: Tensor | None
 ) -> tuple[Sequence[str], NDArray[np.int64]]:
     positive_int("bind", clients=clients)
-    for what, given in (("names", names), ("keys", keys)):
-        if given is not None and len(given) != clients:
-            raise ConfigError(f"{len(given)} {what} were given for {clients} clients; give one a client.")
+    for what, values in (("names", names), ("keys", keys)):
+        if values is not None and len(values) != clients:
+            raise ConfigError(f"{len(values)} {what} were given for {clients} clients; give one a client.")
     if keys is not None:
         key = keys.detach().cpu().to(torch.int64).numpy().copy()
     elif names is not None:
@@ -236,49 +236,49 @@ def _entries(value: Any) -> list[Any] | None:
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 
-def _per_client(owner: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
+def _per_client(settings: object, name: str, value: Any, clients: int, dtype: type) -> NDArray[Any]:
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
-            f"{type(owner).__name__}.{name} has {len(entries)} entries for {clients} clients; "
+            f"{type(settings).__name__}.{name} has {len(entries)} entries for {clients} clients; "
             "give one number, or one a client."
         )
     return np.broadcast_to(np.asarray(value if entries is None else entries, dtype), (clients,)).copy()
 
 
-def _caps(owner: object, name: str, value: int | Sequence[int] | None, clients: int) -> NDArray[np.int64]:
-    return _per_client(owner, name, _ENDLESS if value is None else value, clients, np.int64)
+def _caps(settings: object, name: str, value: int | Sequence[int] | None, clients: int) -> NDArray[np.int64]:
+    return _per_client(settings, name, _ENDLESS if value is None else value, clients, np.int64)
 
 
-def _check_somebody(owner: object, caps: NDArray[np.int64]) -> None:
+def _check_somebody(settings: object, caps: NDArray[np.int64]) -> None:
     if not caps.any():
         raise ConfigError(
-            f"{type(owner).__name__}: nobody ever acts; at least one client needs a rate and a cap above 0."
+            f"{type(settings).__name__}: no client ever acts; at least one client needs a rate and a cap above 0."
         )
 
 
-def _check_length(owner: object, *, events: int | None, **caps: int | Sequence[int] | None) -> None:
+def _check_length(settings: object, *, events: int | None, **caps: int | Sequence[int] | None) -> None:
     ((name, cap),) = caps.items()
     if events is None and cap is None:
-        raise ConfigError(f"{type(owner).__name__} needs events, {name} or both: a run must end.")
+        raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
     if events is not None:
-        positive_int(owner, events=events)
+        positive_int(settings, events=events)
     if cap is None:
         return
     entries = _entries(cap)
     if entries is None:
-        positive_int(owner, **{name: cap})
+        positive_int(settings, **{name: cap})
     for position, value in enumerate([cap] if entries is None else entries):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < _ENDLESS:
-            where = f"{type(owner).__name__}.{name}" + ("" if entries is None else f"[{position}]")
+            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
             raise ConfigError(f"{where} is {value!r}; it must be a whole number in [0, 2**31).")
 
 
-def _check_numbers(owner: object, name: str, value: float | Sequence[float], *, positive: bool) -> None:
+def _check_numbers(settings: object, name: str, value: float | Sequence[float], *, positive: bool) -> None:
     entries = _entries(value)
     for position, each in enumerate([value] if entries is None else entries):
         number = isinstance(each, numbers.Real) and not isinstance(each, bool) and math.isfinite(each)
         if not number or each < 0 or (positive and each == 0):
-            where = f"{type(owner).__name__}.{name}" + ("" if entries is None else f"[{position}]")
+            where = f"{type(settings).__name__}.{name}" + ("" if entries is None else f"[{position}]")
             least = "above 0" if positive else "of at least 0"
             raise ConfigError(f"{where} is {each!r}; it must be a finite number {least}.")

@@ -43,8 +43,8 @@ class Adjacency:
         if conflicts.shape[0] != conflicts.shape[1]:
             raise ConfigError(f"conflicts has shape {conflicts.shape}; it must be (n, n).")
         entries = conflicts.tocoo()
-        there = (entries.data != 0) & (entries.row != entries.col)
-        row, column = entries.row[there], entries.col[there]
+        nonzero = (entries.data != 0) & (entries.row != entries.col)
+        row, column = entries.row[nonzero], entries.col[nonzero]
         ends = (np.concatenate([row, column]), np.concatenate([column, row]))
         pattern = csr_array((np.ones(len(ends[0]), np.int64), ends), shape=conflicts.shape)
         pattern.sum_duplicates()
@@ -84,9 +84,9 @@ def block_bounds(clients: Tensor, conflicts: Conflicts, limit: int) -> Tensor:
     for client in clients.numpy():
         for start in range(0, events, chunk):
             past = max(0, start - limit)  # what is further back is in no block of these events
-            found = _last_conflict(client[past : start + chunk], start - past, graph)
+            conflict = _last_conflict(client[past : start + chunk], start - past, graph)
             part = latest[start : start + chunk]
-            np.maximum(part, np.where(found >= 0, found + past, -1), out=part)
+            np.maximum(part, np.where(conflict >= 0, conflict + past, -1), out=part)
     reach = np.maximum.accumulate(latest).tolist() if events else []
     return torch.from_numpy(_cuts(reach, limit))
 
@@ -121,22 +121,22 @@ def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | Non
     latest = np.full(events, -1, np.int64)
     order = np.argsort(client, kind="stable")
     order = order[client[order] >= 0]
-    owner = client[order]
-    again = owner[1:] == owner[:-1]
+    acting = client[order]
+    again = acting[1:] == acting[:-1]
     latest[order[1:][again]] = order[:-1][again]
     if graph is None:
         return latest[first:]
-    address = owner * events + order  # rises: sorted by client, then by event
-    asked = order[order >= first]
-    degree = np.diff(graph.indptr)[client[asked]]
-    asked, degree = asked[degree > 0], degree[degree > 0]
-    if not len(asked):
+    address = acting * events + order  # rises: sorted by client, then by event
+    queries = order[order >= first]
+    degree = np.diff(graph.indptr)[client[queries]]
+    queries, degree = queries[degree > 0], degree[degree > 0]
+    if not len(queries):
         return latest[first:]
     start = np.cumsum(degree) - degree
     inner = np.arange(degree.sum()) - np.repeat(start, degree)
-    other = graph.indices[np.repeat(graph.indptr[client[asked]], degree) + inner].astype(np.int64)
-    place = np.searchsorted(address, other * events + np.repeat(asked, degree)) - 1
-    found = (place >= 0) & (owner[place] == other)
-    newest = np.maximum.reduceat(np.where(found, order[place], -1), start)
-    latest[asked] = np.maximum(latest[asked], newest)
+    other = graph.indices[np.repeat(graph.indptr[client[queries]], degree) + inner].astype(np.int64)
+    place = np.searchsorted(address, other * events + np.repeat(queries, degree)) - 1
+    adjacent = (place >= 0) & (acting[place] == other)
+    newest = np.maximum.reduceat(np.where(adjacent, order[place], -1), start)
+    latest[queries] = np.maximum(latest[queries], newest)
     return latest[first:]

@@ -32,7 +32,7 @@ class KeyedDraws:
     def uniform(
         self, purpose: str, rows: NDArray[np.int64], first: NDArray[np.int64], count: int
     ) -> NDArray[np.float64]:
-        """Numbers ``first`` to ``first + count - 1`` of each row's stream: (rows, count) in [0, 1)."""
+        """Return numbers ``first`` to ``first + count - 1`` of each row's stream: (rows, count) in [0, 1)."""
         key = self._seeds_of(purpose)[self.replicate[rows], None]
         client = torch.from_numpy(self._keys[self.client[rows]])[:, None]
         start = torch.from_numpy(np.ascontiguousarray(first))[:, None]
@@ -46,7 +46,7 @@ class KeyedDraws:
         return out
 
     def _seeds_of(self, purpose: str) -> Tensor:
-        """int64 (R,) keys of the replicates."""
+        """Return int64 (R,) keys of the replicates."""
         if purpose not in self._seeds:
             seeds = [derive_key(self._seed, f"schedule/{purpose}", r) for r in self._replicates]
             self._seeds[purpose] = torch.tensor([s - (1 << 64) if s >> 63 else s for s in seeds])

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
-    """When clients are away: an answer due while its client is away arrives at the moment of its return.
+    """When clients are away: a message due while its client is away arrives at the moment of its return.
 
     The client's next latency counts from that moment. Give either ``intervals`` or ``rate`` with ``duration``.
 
@@ -73,7 +73,7 @@ class Absences:
         return self._starts[rows, self._passed[rows]]
 
     def arrive(self, rows: NDArray[np.int64], time: Array) -> Array:
-        """When answers due at ``time`` arrive: at the return of those clients that are away then."""
+        """Return when messages due at ``time`` arrive: at the return of those clients that are away then."""
         away = self.next_start(rows, time) <= time
         return np.where(away, self._ends[rows, self._passed[rows]], time)
 

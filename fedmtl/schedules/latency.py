@@ -1,9 +1,7 @@
-"""How long a client takes from one answer to the next."""
+"""How long a client takes from one activation to the next."""
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import numbers
 from abc import ABC, abstractmethod
@@ -17,13 +15,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from .._check import non_negative, positive
+from .._files import csv_rows
 from ..errors import ConfigError, DataError
 
 Array = NDArray[np.float64]
 
 
 class Latency(ABC):
-    """The law of the time between two answers of one client, in any one unit of time.
+    """The law of the time between two activations of one client, in any one unit of time.
 
     ``random`` tells whether :meth:`gaps` needs uniform numbers.
     """
@@ -31,7 +30,7 @@ class Latency(ABC):
     random: ClassVar[bool] = True
 
     def resolve(self, names: Sequence[str]) -> Latency:
-        """The law for these clients, every file read and every client found.
+        """Return the law for these clients, every file read and every client found.
 
         Args:
             names: the clients' names, in the order of their positions.
@@ -43,22 +42,22 @@ class Latency(ABC):
 
     @abstractmethod
     def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-        """Latencies of given answers, before any per-client scale.
+        """Return the latencies of given activations, before any per-client scale.
 
         Args:
-            uniform: numbers in [0, 1), one an answer; empty if not ``random``.
+            uniform: numbers in [0, 1), one an activation; empty if not ``random``.
             client: positions, broadcast against ``index``.
-            index: numbers of the answers, from 0 for each client.
+            index: numbers of the activations, from 0 for each client.
         """
 
     @abstractmethod
     def typical(self, clients: int) -> Array:
-        """(clients,) about the latency of each client: how far to draw ahead, never what comes out."""
+        """Return (clients,) about the latency of each client: how far to draw ahead, never what comes out."""
 
 
 @dataclass(frozen=True)
 class ConstantLatency(Latency):
-    """The same time for every answer."""
+    """The same time for every activation."""
 
     value: float
     random: ClassVar[bool] = False
@@ -95,7 +94,7 @@ class UniformLatency(Latency):
 
 @dataclass(frozen=True)
 class LogNormalLatency(Latency):
-    """median * exp(sigma N(0, 1)): many quick answers and a few very slow ones."""
+    """median * exp(sigma N(0, 1)): many quick activations and a few very slow ones."""
 
     median: float
     sigma: float
@@ -136,7 +135,7 @@ class TraceLatency(Latency):
     Every replicate sees the same trace.
 
     Args:
-        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an answer, or a mapping
+        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an activation, or a mapping
             from client names to lists, or one list a client in the order of their positions.
     """
 
@@ -153,13 +152,13 @@ class TraceLatency(Latency):
             if len(self.source) != len(names):
                 raise ConfigError(f"{where} has {len(self.source)} lists; it must have one a client, {len(names)}.")
             traces = dict(zip(names, map(list, self.source), strict=True))
-        found = []
+        lists = []
         for name in names:
             if name not in traces:
                 raise DataError(f"{where}: client {name!r} has no row; every client needs at least one latency.")
-            found.append(_checked(traces[name], f"{where}: client {name!r}"))
-        counts = np.array([len(seconds) for seconds in found], np.int64)
-        return _Lookup(np.concatenate(found), np.cumsum(counts) - counts, counts)
+            lists.append(_checked(traces[name], f"{where}: client {name!r}"))
+        counts = np.array([len(seconds) for seconds in lists], np.int64)
+        return _Lookup(np.concatenate(lists), np.cumsum(counts) - counts, counts)
 
     def gaps(self, uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
         raise ConfigError("TraceLatency must be resolved for the clients' names first.")
@@ -185,7 +184,7 @@ class _Lookup(Latency):
 
 
 def _checked(seconds: list[Any], where: str) -> Array:
-    """float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
+    """Return float64 (m,) latencies: at least one, finite, none negative, not all of them 0."""
     if not seconds:
         raise DataError(f"{where} has an empty list; every client needs at least one latency.")
     for row, value in enumerate(seconds, start=1):
@@ -199,31 +198,20 @@ def _checked(seconds: list[Any], where: str) -> Array:
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
     """Latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; a trace is a CSV file with the columns client,seconds.")
     traces: dict[str, list[float]] = {}
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
-        reader = csv.reader(lines)
-        header = [cell.strip() for cell in next(reader, [])]
-        if header != ["client", "seconds"]:
-            raise DataError(f"{path}, row 1: the header is {','.join(header)!r}; it must be 'client,seconds'.")
-        for cells in reader:
-            row = f"{path}, row {reader.line_num}"
-            if len(cells) != 2:
-                raise DataError(f"{row}: {len(cells)} cells; a row is client,seconds.")
-            client, value = cells[0].strip(), cells[1].strip()
-            if not client:
-                raise DataError(f"{row}: no client; a row is client,seconds.")
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = math.nan
-            if not math.isfinite(seconds) or seconds < 0:
-                said = repr(value) if value else "missing"
-                raise DataError(
-                    f"{row}: the latency of client {client!r} is {said}; it must be a finite number of at least 0."
-                )
-            traces.setdefault(client, []).append(seconds)
+    for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
+        if not client:
+            raise DataError(f"{where}: no client; a row is client,seconds.")
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds) or seconds < 0:
+            text = repr(value) if value else "missing"
+            raise DataError(
+                f"{where}: the latency of client {client!r} is {text}; it must be a finite number of at least 0."
+            )
+        traces.setdefault(client, []).append(seconds)
     if not traces:
         raise DataError(f"{path}: no rows under the header; every client needs at least one.")
     return traces

@@ -62,20 +62,20 @@ def audit_search(search: PrivateSearch, *, seed: int = 0, repetitions: int = 3, 
 
 def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repetitions: int, seed: int) -> Finding:
     """Every repetition as the winner, with the same coins: digests of all that it shows."""
-    shown: list[dict[str, str]] = []
+    digests: list[dict[str, str]] = []
     with TemporaryDirectory() as folder:
         for index in range(repetitions):
-            place, seen = RunFolder(Path(folder) / str(index)), _Seen()
-            search = _Forced(settings, _watched(plan, seen), place, seed)
+            place, record = RunFolder(Path(folder) / str(index)), _Seen()
+            search = _Forced(settings, _watched(plan, record), place, seed)
             run = search._train(index, candidate)
             scores = [search._score(index, candidate, run)] * repetitions
-            found = search._result([candidate] * repetitions, scores, index, run)
-            told = {path.relative_to(place.public).as_posix(): path.read_bytes() for path in _files(place.public)}
-            told["the printed summary"] = found.summary().replace(str(place.root), "").encode()
-            told["the rows handed to releases"] = b"".join(_bytes(rows) for rows in seen.rows)
-            shown.append({name: hashlib.blake2b(content).hexdigest() for name, content in told.items()})
-    names = {name for one in shown for name in one}
-    differing = sorted(name for name in names if len({one.get(name) for one in shown}) > 1)
+            result = search._result([candidate] * repetitions, scores, index, run)
+            contents = {path.relative_to(place.public).as_posix(): path.read_bytes() for path in _files(place.public)}
+            contents["the printed summary"] = result.summary().replace(str(place.root), "").encode()
+            contents["the rows handed to releases"] = b"".join(_bytes(rows) for rows in record.rows)
+            digests.append({name: hashlib.blake2b(content).hexdigest() for name, content in contents.items()})
+    names = {name for one in digests for name in one}
+    differing = sorted(name for name in names if len({one.get(name) for one in digests}) > 1)
     detail = f"of {len(names)} things shown differ between {repetitions} repetitions with the same coins"
     if differing:
         detail = f"the number of the repetition shows in {', '.join(differing)}"
@@ -84,10 +84,10 @@ def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repeti
 
 def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> list[Finding]:
     """Noise, cohorts and scores of repetitions with coins of their own."""
-    seen = [_Seen(silent=True) for _ in range(repetitions)]
-    for index, one in enumerate(seen):
+    records = [_Seen(silent=True) for _ in range(repetitions)]
+    for index, one in enumerate(records):
         _Search(settings, _watched(plan, one), None)._train(index, 0)
-    noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in seen])
+    noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in records])
     size = noise.shape[1]
     pairs = np.abs(np.corrcoef(noise)[~np.eye(repetitions, dtype=bool)])
     correlation = too_large(
@@ -98,24 +98,25 @@ def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> li
         _LEVEL,
     )
     search = _Search(settings, plan, None)
-    even = SimpleNamespace(personal_accuracy=dict.fromkeys(range(len(search.settings._first.data)), 0.5))
+    ids = search.settings._first.data.ids
+    even = SimpleNamespace(ids=ids, personal_accuracy=dict.fromkeys(ids, 0.5))
     scores = [search._score(index, 0, even) for index in range(_SCORES)]  # type: ignore[arg-type]
     shared = exact(
         "selection: fresh scores",
         _SCORES - len(set(scores)),
         f"of {_SCORES} repetitions have the score noise of another",
     )
-    return [correlation, shared, _fresh_cohorts(settings, seen)]
+    return [correlation, shared, _fresh_cohorts(settings, records)]
 
 
-def _fresh_cohorts(settings: PrivateSearch, seen: list[_Seen]) -> Finding:
+def _fresh_cohorts(settings: PrivateSearch, records: list[_Seen]) -> Finding:
     trainer, check = settings._first, "selection: fresh cohorts"
     q = trainer.schedule.bind(len(trainer.data)).probability  # type: ignore[union-attr]
-    chance = (q * q + (1 - q) ** 2) ** (len(trainer.data) * len(seen[0].cohorts))
+    chance = (q * q + (1 - q) ** 2) ** (len(trainer.data) * len(records[0].cohorts))
     if chance > _LEVEL:
         return skipped(check, "two repetitions may well have the same cohorts")
-    same = len(seen) - len({b"".join(_bytes(ranks) for ranks in one.cohorts) for one in seen})
-    return exact(check, same, f"of {len(seen)} repetitions have the cohorts of another")
+    same = len(records) - len({b"".join(_bytes(ranks) for ranks in one.cohorts) for one in records})
+    return exact(check, same, f"of {len(records)} repetitions have the cohorts of another")
 
 
 @dataclass
@@ -166,7 +167,7 @@ class _Seen:
             self.cohorts.append(torch.sort(ranks.cpu()).values)
             begin(step, ranks)
 
-        channel.release, channel.begin = seen_release, seen_begin  # type: ignore[method-assign]
+        channel.release, channel.begin = seen_release, seen_begin  # type: ignore[method-assign,assignment]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
 from ..privacy.release import step_law
 from ..trainer.problem import build_problem, describe, fingerprint
-from ..trainer.sources import in_rounds
+from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
 
 SCORE = "search/score"
@@ -77,7 +77,7 @@ class SearchPlan:
 
 
 def check_candidates(candidates: Mapping[str, Trainer]) -> None:
-    """The candidates differ in nothing that enters the accounting, and their privacy is of a kind a search covers.
+    """Check that candidates differ in nothing that enters the accounting, under privacy that a search covers.
 
     Raises:
         ConfigError: names the candidate and the field.
@@ -130,7 +130,7 @@ def plan_search(
     first_name, first = next(iter(candidates.items()))
     privacy = _client_privacy(first)
     n = len(first.data)
-    sampler: BoundSampler = in_rounds(first.algorithm, first.schedule)[1].bind(n)
+    sampler: BoundSampler = sampler_of(first.algorithm, first.schedule, n)
     plans = {name: _plans(name, trainer, sampler) for name, trainer in candidates.items()}
     laws = {}
     for name, declared in plans.items():
@@ -189,7 +189,7 @@ def plan_search(
 
 
 def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
-    """The release of a mean score over all clients.
+    """Return the release of a mean score over all clients.
 
     The sum of ``score - 1/2`` moves by 1/2 when a client is added or removed, and by 1 when it is replaced.
 
@@ -238,7 +238,7 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
 
 
 def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
-    """The first field that enters the accounting and differs, with both values in words."""
+    """Return the first field that enters the accounting and differs, with both values in words."""
     if trainer is first:
         return None
     for name in ("rounds", "seed"):
@@ -300,13 +300,14 @@ def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: 
 
 def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
     with _named(name), _problem(trainer) as problem:
-        return in_rounds(trainer.algorithm, trainer.schedule)[0].plan(problem, sampler)
+        plans = trainer.algorithm.plan(problem, sampler)
+        return tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
 
 
 def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, PrivacyReport, SignalToNoise | None]:
-    """The run's fingerprint, and its channel's report and loudness before the first step; refuses what the run would
-    refuse."""
-    sampler = in_rounds(trainer.algorithm, trainer.schedule)[1].bind(len(trainer.data))
+    """Return the run's fingerprint, and its channel's report and loudness before the first step; refuses what the
+    run would refuse."""
+    sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
     with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
     channel = open_channel(

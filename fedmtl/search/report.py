@@ -40,7 +40,7 @@ class SearchReport(PrivacyReport):
     score_noise: float
 
     def text(self) -> str:
-        """One printed block."""
+        """Return one printed block."""
         lines = super().text().splitlines()
         law = "Poisson" if math.isinf(self.shape) else f"truncated negative binomial, shape {self.shape:g}"
         rows = [
@@ -63,7 +63,7 @@ def search_report(
     score: str,
     score_noise: float,
 ) -> SearchReport:
-    """The report of a search from that of its chosen run.
+    """Return the report of a search from that of its chosen run.
 
     Args:
         run: of the chosen run (of any candidate before its first step, where nothing was chosen).
@@ -71,9 +71,9 @@ def search_report(
         epsilon, budget: of the whole search.
         candidates, mean, shape, score, score_noise: see :class:`SearchReport`.
     """
-    mine: dict[str, Any] = {field.name: getattr(run, field.name) for field in fields(PrivacyReport)}
+    facts: dict[str, Any] = {field.name: getattr(run, field.name) for field in fields(PrivacyReport)}
     notes = tuple(text for text in run.outside if text not in OUTSIDE)
-    mine |= {
+    facts |= {
         "epsilon": epsilon,
         "budget": budget,
         "accountant": "rdp",
@@ -84,4 +84,4 @@ def search_report(
         "releases": run.releases + 1 if released else 0,
         "outside": SEARCH_OUTSIDE + notes,
     }
-    return SearchReport(**mine, candidates=candidates, mean=mean, shape=shape, score=score, score_noise=score_noise)
+    return SearchReport(**facts, candidates=candidates, mean=mean, shape=shape, score=score, score_noise=score_noise)

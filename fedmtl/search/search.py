@@ -100,7 +100,7 @@ class SearchResult:
         return self.privacy.epsilon
 
     def summary(self) -> str:
-        """The printed summary: what was chosen, its accuracy over clients, and the privacy block."""
+        """Return the printed summary: what was chosen, its accuracy over clients, and the privacy block."""
         count = len(self.privacy.candidates)
         if self.best is None or self.score is None:
             return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
@@ -161,7 +161,7 @@ class PrivateSearch:
         return next(iter(self.candidates.values()))
 
     def plan(self, noise_multiplier: float | None = None) -> SearchPlan:
-        """The noise and the accounting of the search, before any work.
+        """Return the noise and the accounting of the search, before any work.
 
         Args:
             noise_multiplier: of a search that is resumed; calibrated where it is ``None``.
@@ -213,11 +213,11 @@ class PrivateSearch:
         secure = privacy is not None and privacy.source == "secure"  # a copy would release a second choice
         with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=secure):
             search = _Search(self, plan, root)
-            found = search.run()
+            result = search.run()
         if root is not None:
             root.seal()
             search.date(root.public)
-        return found
+        return result
 
 
 @dataclass
@@ -241,7 +241,7 @@ class _Search:
     def run(self) -> SearchResult:
         self._announce()
         chosen, scores = self._begin()
-        kept: Result | None = None
+        best_run: Result | None = None
         for index in range(len(scores), len(chosen)):
             began = time.monotonic()
             self._clear(index)
@@ -249,14 +249,14 @@ class _Search:
             scores.append(self._score(index, chosen[index], result))
             self._write(chosen, scores)
             if _best(scores) == index:
-                kept = result
+                best_run = result
             self._say(index, chosen[index], scores[-1], time.monotonic() - began)
         best = _best(scores)
         if best is None:
             return self._result(chosen, scores, None, None)
-        if kept is None:  # the best was trained before an interruption
-            kept = self._train(best, chosen[best])
-        return self._result(chosen, scores, best, kept)
+        if best_run is None:  # the best was trained before an interruption
+            best_run = self._train(best, chosen[best])
+        return self._result(chosen, scores, best, best_run)
 
     # The secret coins, and what is kept of them
 
@@ -265,13 +265,14 @@ class _Search:
         return None if self.root is None else self.root.private / "search.json"
 
     def _begin(self) -> tuple[list[int], list[float]]:
-        """The candidate of each repetition, and the scores that are there already. Drawn once, before any training."""
+        """Return the candidate of each repetition, and the scores that are there already. Drawn once, before any
+        training."""
         path = self._state
         if path is not None and path.exists():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                self.began = float(found["began"])
-                return [self.names.index(name) for name in found["candidates"]], list(found["scores"])
+                state = json.loads(path.read_text(encoding="utf-8"))
+                self.began = float(state["began"])
+                return [self.names.index(name) for name in state["candidates"]], list(state["scores"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
         if path is not None and (path.parent / "candidates").exists():
@@ -307,7 +308,7 @@ class _Search:
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """The run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
+        """Return the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
         name, place = self.names[candidate], self._place(index)
         trainer = self.plan.trainers[name]
         if place is not None:
@@ -322,8 +323,8 @@ class _Search:
         return result
 
     def _score(self, index: int, candidate: int, result: Result) -> float:
-        """The noised mean score, through a channel of its own with its own ledger."""
-        place, n = self._place(index), len(result.personal_accuracy)
+        """Return the noised mean score, through a channel of its own with its own ledger."""
+        place, n = self._place(index), len(result.ids)
         plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
@@ -346,16 +347,20 @@ class _Search:
         with closing(channel):
             everyone = channel.draw(0)
             channel.begin(0, everyone)
-            scores = client_scores(torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound)
+            scores = torch.full((n,), 0.5, dtype=torch.float64)  # a client that has nothing to test on adds nothing
+            own = torch.tensor([client in result.personal_accuracy for client in result.ids])
+            scores[own] = client_scores(
+                torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound
+            )
             return float(channel.release(SCORE, (scores - 0.5)[:, None], everyone)) + 0.5
 
     def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:
         if self.settings.progress:
-            told = f"noised score {score:.3f}, {seconds:.0f} s"
-            print(f"private: repetition {index + 1}, {self.names[candidate]}: {told}", file=sys.stderr, flush=True)
+            text = f"noised score {score:.3f}, {seconds:.0f} s"
+            print(f"private: repetition {index + 1}, {self.names[candidate]}: {text}", file=sys.stderr, flush=True)
 
     def _announce(self) -> None:
-        """How loud the noise is, once for each candidate: a line for each repetition would tell how many there are."""
+        """Log how loud the noise is, once for each candidate: a line a repetition would tell how many there are."""
         for name, signal in self.plan.signals.items():
             if signal is not None:
                 text = f"candidate {name!r}: {signal.warning or signal.text()}"
@@ -383,7 +388,7 @@ class _Search:
         if run is not None:  # any look at the chosen run costs the whole search
             history = [row | {"epsilon": report.epsilon} for row in run.history]
             run = replace(run, epsilon=report.epsilon, privacy=report, history=history, final=history[-1], folder=root)
-        found = SearchResult(
+        result = SearchResult(
             chosen=None if best is None else self.names[chosen[best]],
             score=None if best is None else scores[best],
             best=run,
@@ -392,29 +397,29 @@ class _Search:
             folder=root,
         )
         if self.root is not None:
-            self._publish(self.root, found, best)
-        return found
+            self._publish(self.root, result, best)
+        return result
 
-    def _publish(self, root: RunFolder, found: SearchResult, best: int | None) -> None:
-        write_json(root.public / "privacy.json", found.privacy.to_dict())
-        write_json(root.public / "search.json", {"chosen": found.chosen, "score": found.score})
+    def _publish(self, root: RunFolder, result: SearchResult, best: int | None) -> None:
+        write_json(root.public / "privacy.json", result.privacy.to_dict())
+        write_json(root.public / "search.json", {"chosen": result.chosen, "score": result.score})
         place = None if best is None else self._place(best)
-        if place is None or found.best is None or found.chosen is None:
+        if place is None or result.best is None or result.chosen is None:
             return
         model = place.public / "model.safetensors"
         if model.exists():
             write_bytes(root.public / model.name, model.read_bytes())
-        trainer = self.settings.candidates[found.chosen]
-        root.write_result(found.best, trainer._settings() | {"candidate": found.chosen}, trainer.data)
+        trainer = self.settings.candidates[result.chosen]
+        root.write_result(result.best, trainer._settings() | {"candidate": result.chosen}, trainer.data)
 
     def date(self, public: Path) -> None:
-        """The published files bear the time at which the search began: the end would tell the number of repetitions."""
+        """Give the published files the time at which the search began: the end would tell the number of repetitions."""
         for path in (*public.iterdir(), public):
             os.utime(path, (self.began, self.began))
 
 
 def client_scores(values: Tensor, bound: float | None) -> Tensor:
-    """Each client's score in [0, 1].
+    """Return each client's score in [0, 1].
 
     Args:
         values: (n,) test accuracies, or mean squared errors where there is a bound.
@@ -429,7 +434,7 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
 
 
 def _best(scores: list[float]) -> int | None:
-    """The first repetition with the highest score, or None without one.
+    """Return the first repetition with the highest score, or None without one.
 
     Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
     the rule that breaks ties tells nothing.

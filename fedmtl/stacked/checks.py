@@ -15,13 +15,14 @@ from .dropout import swap_dropout
 
 
 def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None) -> nn.Module:
-    """A copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's dtype.
+    """Return a copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's
+    dtype.
 
     Args:
         module: any module whose forward takes one batch tensor.
         sample: a batch of the right shape (B, ...) whose values do not matter.
         seed: keys the dropout masks.
-        outputs: number of classes the last dimension of the output must have; ``None`` skips the check.
+        outputs: numbers that the model must return for an example; ``None`` skips the check.
 
     Raises:
         ModelError: batch normalization, buffers that change in training mode, random operations outside
@@ -61,7 +62,7 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
         raise ModelError(f"The model must map (B, ...) to one tensor (B, ...); it returned {_describe(result)}.")
     if outputs is not None and (result.dim() != 2 or result.shape[-1] != outputs):
         raise ModelError(
-            f"The model returns {_describe(result)} but the data has {outputs} classes; "
+            f"The model returns {_describe(result)} but the data has {outputs} classes or labels; "
             f"the output must be (B, {outputs})."
         )
     return ready

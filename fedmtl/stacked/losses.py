@@ -45,8 +45,49 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def softmax_divergence(outputs: Tensor, others: Tensor) -> Tensor:
+    """KL(p || q) + KL(q || p) of the classes' probabilities, in nats: logits (N, C) twice -> (N,)."""
+    log_p, log_q = outputs.log_softmax(-1), others.log_softmax(-1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).reshape(len(outputs), -1).sum(1)
+
+
+def bernoulli_divergence(outputs: Tensor, others: Tensor) -> Tensor:
+    """KL(p || q) + KL(q || p) of probabilities of labels, averaged over the labels: logits (N, ...) twice -> (N,)."""
+    gap = (outputs.sigmoid() - others.sigmoid()) * (outputs - others)
+    return gap.reshape(len(outputs), -1).mean(1)
+
+
+def gaussian_divergence(outputs: Tensor, others: Tensor) -> Tensor:
+    """KL(p || q) + KL(q || p) of normal laws of variance 1 about the outputs, averaged over them: the squared
+    difference. (N, ...) twice -> (N,)."""
+    return (outputs - others).square().reshape(len(outputs), -1).mean(1)
+
+
+DIVERGENCES: dict[Loss, Loss] = {
+    cross_entropy: softmax_divergence,
+    binary_cross_entropy: bernoulli_divergence,
+    mse: gaussian_divergence,
+    half_mse: gaussian_divergence,
+}
+"""The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a loss is."""
+
+
+def divergence_of(loss: Loss) -> Loss:
+    """Return the symmetrized divergence of predictions that belongs to a loss.
+
+    Raises:
+        ConfigError: a loss of the caller's own, whose outputs are predictions of no known law.
+    """
+    if loss not in DIVERGENCES:
+        raise ConfigError(
+            f"the divergence of two predictions is known for the losses {', '.join(LOSSES)}; the loss here is "
+            f"{getattr(loss, '__name__', loss)!r}."
+        )
+    return DIVERGENCES[loss]
+
+
 def resolve_loss(loss: str | Loss) -> Loss:
-    """A loss by name, or the given callable.
+    """Return a loss by name, or the given callable.
 
     Raises:
         ConfigError: an unknown name.

@@ -138,9 +138,12 @@ class StackedModule:
 
     def dropout_buffers(self, address: Tensor | None, first: Tensor | None = None) -> dict[str, Tensor]:
         """The buffers of the dropout layers, by name, for a functional call; see :class:`KeyedDropout`."""
-        given = {"address": address, "first": first}
+        inputs = {"address": address, "first": first}
         return {
-            f"{name}.{buffer}": value for name in self._dropouts for buffer, value in given.items() if value is not None
+            f"{name}.{buffer}": value
+            for name in self._dropouts
+            for buffer, value in inputs.items()
+            if value is not None
         }
 
     def _call(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None) -> Tensor:

@@ -71,11 +71,11 @@ def example_gradients(
         clients = slice(first, min(first + max(1, size // columns), copies))
         for begin in range(0, width, columns):
             part = slice(begin, min(begin + columns, width))
-            kept = real[clients, part]
-            if not bool(kept.any()):
+            present = real[clients, part]
+            if not bool(present.any()):
                 continue
-            used = int(kept.any(0).nonzero()[-1]) + 1
-            part, kept = slice(begin, begin + used), kept[:, :used]
+            used = int(present.any(0).nonzero()[-1]) + 1
+            part, present = slice(begin, begin + used), present[:, :used]
             block = gradient(
                 {name: value[clients] for name, value in parameters.items()},
                 address[clients],
@@ -83,18 +83,19 @@ def example_gradients(
                 y[clients, part],
                 position[clients, part],
             )
-            lead = kept.numel()
+            lead = present.numel()
             rows = torch.cat([block[name].reshape(lead, -1) for name in stack.layout.names], dim=1)
             del block
             owner = torch.arange(first, clients.stop).repeat_interleave(used)
-            if not bool(kept.all()):
-                chosen = kept.flatten().nonzero()[:, 0]
+            if not bool(present.all()):
+                chosen = present.flatten().nonzero()[:, 0]
                 rows, owner = rows[chosen.to(rows.device)], owner[chosen]
             yield rows, owner.to(rows.device)
 
 
 def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]:
-    """(parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) -> gradients (A, B, ...)."""
+    """Return the function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) ->
+    gradients (A, B, ...)."""
 
     def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)

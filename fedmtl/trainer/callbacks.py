@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
+from .evaluation import metric_of
 
 if TYPE_CHECKING:
     from ..algorithms.base import State
@@ -59,9 +60,9 @@ class ProgressBar(Callback):
         self._bar.update(self._task, completed=block.step + 1)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        metric = "accuracy" if "accuracy" in row else "mse"
+        metric = metric_of(row)
         epsilon = "none" if math.isinf(row["epsilon"]) else rounded_up(row["epsilon"], 3)
-        numbers = f"loss {row['loss']:.3f}  {metric} {row[metric]:.3f}  epsilon {epsilon}"
+        numbers = f"loss {row['loss']:.3f}  {metric.replace('_', ' ')} {row[metric]:.3f}  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
 
     def on_end(self, result: Result | None) -> None:
@@ -128,5 +129,5 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row; where a round has a row for each budget, the budget is part of their names."""
     budget = row.get("budget")
     prefix = "" if budget is None else f"budget_{rounded_up(budget, 6)}/"
-    kept = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
-    return {f"{prefix}{k}": v for k, v in kept if math.isfinite(v)}
+    numbers = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
+    return {f"{prefix}{k}": v for k, v in numbers if math.isfinite(v)}

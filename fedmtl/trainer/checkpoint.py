@@ -20,12 +20,12 @@ from ..privacy.chain import Head
 
 
 def write_json(path: Path, value: Any) -> None:
-    """``value`` as indented JSON, by :func:`write_bytes`."""
+    """Write ``value`` as indented JSON, by :func:`write_bytes`."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Tensors as safetensors, by :func:`write_bytes`."""
+    """Write tensors as safetensors, by :func:`write_bytes`."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, save(ready, metadata=dict(metadata or {})))
 
@@ -62,11 +62,11 @@ class Checkpoint:
         channel: Mapping[str, Tensor],
         ledger: Head | None = None,
     ) -> Checkpoint:
-        """A checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
+        """Return a checkpoint of ``state``; shares its tensors. Once it is written, ``state.private`` must commit."""
         return cls(step, dict(state.public), state.private.snapshot(step), history, fingerprint, dict(channel), ledger)
 
     def write(self, path: Path) -> None:
-        """One atomic safetensors file."""
+        """Write one atomic safetensors file."""
         tensors = {f"public.{k}": v for k, v in self.public.items()}
         tensors |= {f"private.{k}": v for k, v in self.private.items()}
         tensors |= {f"channel.{k}": v for k, v in self.channel.items()}
@@ -78,7 +78,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, *, fingerprint: str) -> Checkpoint:
-        """The checkpoint at ``path``.
+        """Return the checkpoint at ``path``.
 
         Raises:
             ResumeError: unreadable, or written by a run with other data, settings or execution.
@@ -105,7 +105,7 @@ class Checkpoint:
 
     @staticmethod
     def ledger_of(path: Path) -> Head | None:
-        """The end of the ledger that the checkpoint at ``path`` was written with; None where it has none.
+        """Return the end of the ledger that the checkpoint at ``path`` was written with; None where it has none.
 
         Raises:
             ResumeError: unreadable.
@@ -117,7 +117,7 @@ class Checkpoint:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
 
     def restore(self, state: State, device: torch.device) -> State:
-        """``state`` with this checkpoint's values."""
+        """Return ``state`` with this checkpoint's values."""
         state.public = {name: tensor.to(device) for name, tensor in self.public.items()}
         state.private.restore(self.private, self.step)
         return state

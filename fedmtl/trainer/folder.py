@@ -77,10 +77,10 @@ class RunFolder:
         """
         if not self.checkpoint.exists():
             return
-        kept = Checkpoint.ledger_of(self.checkpoint)
-        if kept is not None and not read_chain(self.ledger).has(kept):
+        head = Checkpoint.ledger_of(self.checkpoint)
+        if head is not None and not read_chain(self.ledger).has(head):
             raise ResumeError(
-                f"{self.ledger} does not have line {kept.lines} with which {self.checkpoint.name} was written: the "
+                f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} was written: the "
                 f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
@@ -97,11 +97,11 @@ class RunFolder:
                 accept_move(path)
 
     def baseline(self, name: str) -> RunFolder:
-        """The folder of a comparison run; private, because it is not released."""
+        """Return the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
     def write_run(self, result: Result, problem: Problem) -> None:
-        """Models, metrics and the privacy report of one run."""
+        """Write models, metrics and the privacy report of one run."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
@@ -121,7 +121,7 @@ class RunFolder:
             write_bytes(self.private / "replicates.csv", _csv(result.replicates))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
-        """The plots, the table of clients with the baselines, and result.json, which marks the run as finished."""
+        """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
         if result.replicates is not None:
             from ..report.bands import plot_bands
 
@@ -134,10 +134,9 @@ class RunFolder:
             )
         else:
             self._plot(result)
-        ids = list(result.personal_accuracy)
         write_bytes(self.private / "clients.csv", _csv(client_rows(result, data)))
         report = result.privacy.to_dict()
-        summary = settings | {"clients": len(ids)} | report | result.numbers()
+        summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
         summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
         write_json(self.private / "result.json", _plain(summary))
@@ -169,24 +168,28 @@ class RunFolder:
         histories = {name: run.history for name, run in result.baselines.items()}
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
-        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric == "accuracy")
+        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric != "mse")
 
 
 def _listed(path: Path) -> bool:
-    """Whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
+    """Return whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
     return path.name != MANIFEST and path.suffix not in (".tmp", ".jsonl", ".head")
 
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
-    """One row a client: sizes, and the score of its own, of the shared and of the baselines' models."""
+    """Return one row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty
+    where the client has nothing to test on."""
     train, test = data.train.counts.tolist(), data.test.counts.tolist()
     rows = []
     for place, client in enumerate(data.ids):
-        row = {"client": client, "train_examples": train[place], "test_examples": test[place]}
-        row["personal"] = result.personal_accuracy[client]
+        row: dict[str, Any] = {"client": client, "train_examples": train[place], "test_examples": test[place]}
+        row["personal"] = result.personal_accuracy.get(client, "")
+        if result.finetuned is not None:
+            row |= {f"{name} model": score.get(client, "") for name, score in result.finetuned.scores.items()}
+            row |= {"chosen": result.finetuned.chosen[client]} if result.finetuned.chosen else {}
         if result.shared_accuracy is not None:
-            row["global"] = result.shared_accuracy[client]
-        row |= {name: run.personal_accuracy[client] for name, run in result.baselines.items()}
+            row["global"] = result.shared_accuracy.get(client, "")
+        row |= {name: run.personal_accuracy.get(client, "") for name, run in result.baselines.items()}
         rows.append(row)
     return rows
 

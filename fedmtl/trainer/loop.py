@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ..algorithms.base import Problem, State
 from ..errors import BudgetExhausted, ConfigError
@@ -120,7 +119,7 @@ class Loop:
                 raise ConfigError(f"early_stopping looks at the shared model, but {algorithm.name} has none.")
             row["distance"] = float((model - problem.initial).norm())
         if shared is not None:
-            row |= summarize(shared.score, problem.data.test.counts, metric=metric_name(problem), prefix="global_")
+            row |= summarize(shared.score, shared.weight, metric=metric_name(problem), prefix="global_")
         return Measured([row], personal, shared)
 
     def _measure_all(self, state: State) -> Measured:
@@ -159,8 +158,9 @@ class Loop:
             history=self.history,
             personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
             shared=trainer.algorithm.shared(state),
-            personal_accuracy=_by_client(ids, found.personal.score),
-            shared_accuracy=None if found.shared is None else _by_client(ids, found.shared.score),
+            ids=ids,
+            personal_accuracy=found.personal.by_client(ids),
+            shared_accuracy=None if found.shared is None else found.shared.by_client(ids),
             final=self.history[-1],
             stopped=stopped,
             metric=metric_name(problem),
@@ -187,7 +187,3 @@ class Measured:
     personal: Metrics
     shared: Metrics | None
     runs: list[dict[str, Any]] | None = None
-
-
-def _by_client(ids: tuple[str, ...], scores: Tensor) -> dict[str, float]:
-    return dict(zip(ids, scores.tolist(), strict=True))

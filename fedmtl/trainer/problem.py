@@ -54,6 +54,11 @@ def build_problem(
     place, kind = resolve_device(device), getattr(torch, dtype)
     if loss == "cross_entropy" and data.classes is None:
         raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
+    if loss == "cross_entropy" and data.spec.labels:
+        raise ConfigError(
+            f"loss is 'cross_entropy', which takes one class an example, but the examples have {data.spec.labels} "
+            "labels; use loss='binary_cross_entropy'."
+        )
     if isinstance(model, nn.Module):
         module = model
     else:
@@ -63,8 +68,8 @@ def build_problem(
     sample = torch.zeros(2, *data.spec.shape, dtype=kind)
     if loss == "auto":
         loss = natural_loss(data, module, sample)
-    classification = data.classes is not None and loss == "cross_entropy"
-    template = prepare_module(module, sample, seed=seed, outputs=data.classes if classification else None)
+    fixed = loss == "cross_entropy" or data.spec.labels > 0
+    template = prepare_module(module, sample, seed=seed, outputs=data.spec.outputs if fixed else None)
     executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
@@ -100,9 +105,12 @@ def share_beyond(data: FederatedDataset, bound: RowBound | None) -> dict[str, fl
 
 
 def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> str:
-    """Squared error for real targets; for classes the logistic loss of one output, else cross-entropy."""
+    """Squared error for real targets; for classes the logistic loss of one output or of several labels, else
+    cross-entropy."""
     if data.classes is None:
         return "mse"
+    if data.spec.labels:
+        return "binary_cross_entropy"
     if data.classes > 2:
         return "cross_entropy"
     try:

@@ -150,8 +150,8 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 
 def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     """As :func:`numbers_of` for M runs: float64 (M,) by name."""
-    name, counts = metric_name(problem), problem.data.test.counts
-    rows = [{"loss": float(one.loss.mean())} | summarize(one.score, counts, metric=name) for one in each]
+    name, tested = metric_name(problem), problem.data.test.counts > 0
+    rows = [{"loss": float(one.loss[tested].mean())} | summarize(one.score, one.weight, metric=name) for one in each]
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
     return columns | normalized_numbers(problem, torch.stack([one.score for one in each]))
 
@@ -170,7 +170,7 @@ def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str
 def measure_all(problem: Problem, algorithm: Algorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
     """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
     scores = evaluate_models(problem, algorithm.models(problem, state))
-    each = [Metrics(loss, score) for loss, score in zip(scores.loss, scores.score, strict=True)]
+    each = [Metrics(loss, score, scores.weight) for loss, score in zip(scores.loss, scores.score, strict=True)]
     return columns_of(problem, each) | objectives(problem, algorithm, state), each[0]
 
 
@@ -185,32 +185,36 @@ def evaluate_models(problem: Problem, models: Tensor) -> Metrics:
     test = problem.data.test
     every = torch.arange(clients)
     if clients > 1 and models.stride(1) == 0:
-        return _on_the_same(problem, models[:, 0], every.repeat_interleave(test.counts), torch.arange(len(test)))
+        return _on_the_same(
+            problem, models[:, 0], every.repeat_interleave(test.counts), torch.arange(len(test)), clients
+        )
     if count <= clients:  # the fewer calls
         each = [evaluate_rows(problem, own, every, "test") for own in models]
     else:
         blocks = torch.arange(len(test)).split(test.counts.tolist())
         each = [
-            _on_the_same(problem, models[:, client], torch.zeros_like(block), block)
+            _on_the_same(problem, models[:, client], torch.zeros_like(block), block, 1)
             for client, block in enumerate(blocks)
         ]
-        return Metrics(torch.cat([m.loss for m in each], 1), torch.cat([m.score for m in each], 1))
-    return Metrics(torch.stack([m.loss for m in each]), torch.stack([m.score for m in each]))
+        loss, score = (torch.cat([getattr(one, name) for one in each], 1) for name in ("loss", "score"))
+        return Metrics(loss, score, torch.cat([one.weight for one in each]))
+    return Metrics(torch.stack([m.loss for m in each]), torch.stack([m.score for m in each]), each[0].weight)
 
 
-def _on_the_same(problem: Problem, models: Tensor, owner: Tensor, index: Tensor) -> Metrics:
-    """Models (M, D) on the test examples ``index`` (N,), averaged over those of each ``owner`` (N,): (M, n)."""
+def _on_the_same(problem: Problem, models: Tensor, owner: Tensor, index: Tensor, clients: int) -> Metrics:
+    """Models (M, D) on the test examples ``index`` (N,), averaged over those of each ``owner`` (N,): (M, clients)."""
     count = len(models)
-    counts = torch.bincount(owner)
-    sums = torch.zeros(2, count, len(counts), dtype=torch.float64)
+    sums = torch.zeros(3, count, clients, dtype=torch.float64)
     block = max(1, _ELEMENTS // (count * problem.dimension))
     with problem.executor.stack() as stack:
         for part, who in zip(index.split(block), owner.split(block), strict=True):
+            if not len(part):
+                continue
             x, y = problem.data.gather("test", part, dtype=models.dtype, device=models.device)
             outputs = stack.predict(models, x.expand(count, *x.shape))
             for total, values in zip(sums, per_example(problem, outputs, y.expand(count, *y.shape)), strict=True):
                 total.index_add_(1, who, values.cpu())
-    return Metrics(sums[0] / counts, sums[1] / counts)
+    return Metrics.of([*sums[:2], sums[2, 0]], torch.bincount(owner, minlength=clients))
 
 
 def bands(columns: Mapping[str, Tensor], groups: Sequence[tuple[float | None, slice]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -18,6 +18,9 @@ from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout
 
+if TYPE_CHECKING:
+    from .finetuning import Finetuned
+
 
 @dataclass(frozen=True)
 class Result:
@@ -28,14 +31,16 @@ class Result:
         epsilon: spent.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
+        ids: the clients' ids.
         personal: (n, D), the clients' models.
         shared: (D,), the released model, if the algorithm has one.
-        personal_accuracy: test accuracy (or mean squared error) of each client's own model, by id.
+        personal_accuracy: the metric of each client's own model on its test examples, by id, without the clients that
+            have no test examples.
         shared_accuracy: the same for the shared model; ``None`` without one.
         final: the last row of the history.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
             it stopped improving.
-        metric: ``"accuracy"`` or ``"mse"``.
+        metric: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
         replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
@@ -48,12 +53,15 @@ class Result:
         bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
             and for every score, and the models of :meth:`model_for` and :meth:`shared_model` do so themselves.
         shortened: the share of the training and of the test records, by side, that were; not private.
+        finetuned: where the clients finetuned after the run, the scores before and after; ``personal``,
+            ``personal_accuracy`` and ``final`` are then those of the finetuned models.
     """
 
     algorithm: str
     epsilon: float
     privacy: PrivacyReport
     history: list[dict[str, Any]]
+    ids: tuple[str, ...]
     personal: Tensor
     shared: Tensor | None
     personal_accuracy: dict[str, float]
@@ -71,6 +79,7 @@ class Result:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     bound: RowBound | None = None
     shortened: Mapping[str, float] = field(default_factory=dict)
+    finetuned: Finetuned | None = None
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -78,10 +87,9 @@ class Result:
         Raises:
             ConfigError: no client of that id.
         """
-        ids = list(self.personal_accuracy)
-        if client not in self.personal_accuracy:
-            raise ConfigError(f"There is no client {client!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
-        return self._module(self.personal[ids.index(client)])
+        if client not in self.ids:
+            raise ConfigError(f"There is no client {client!r}; the clients are {self.ids[0]!r} .. {self.ids[-1]!r}.")
+        return self._module(self.personal[self.ids.index(client)])
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -106,6 +114,8 @@ class Result:
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
         said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
+        said["scored_clients"] = len(self.personal_accuracy)
+        said |= {} if self.finetuned is None else self.finetuned.numbers()
         said |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
             return said | {k: v for k, v in self.final.items() if k != "time"}
@@ -115,7 +125,9 @@ class Result:
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
         last = self.final
-        clients = f"{len(self.personal_accuracy):,} clients"
+        clients, scored = f"{len(self.ids):,} clients", len(self.personal_accuracy)
+        if scored < len(self.ids):
+            clients += f" ({scored:,} scored, the others have nothing to test on)"
         head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self.step}s"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
@@ -134,6 +146,9 @@ class Result:
             f"  personal models   {metric} {last[metric]:.4g}   worst tenth {last['worst_tenth']:.4g}   "
             f"spread {last['spread']:.4g}" + (f"   nMSE {last['nmse']:.4g}" if "nmse" in last else ""),
         ]
+        if self.finetuned is not None:
+            before = last[f"{'global' if self.finetuned.start == 'shared' else 'trained'}_{metric}"]
+            lines += self.finetuned.lines(metric, before)
         if self.shared is not None:
             lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.4g}")
         if self.bound is not None and any(self.shortened.values()):
@@ -144,12 +159,31 @@ class Result:
         if self.baselines:
             lines.append("  comparison, not released:")
             for name, run in self.baselines.items():
-                row = run.final
-                lines.append(
-                    f"    {name:<15} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
-                    f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
-                )
+                for label, row in run.stages(name):
+                    lines.append(
+                        f"    {label:<23} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
+                        f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
+                    )
+            lines.append(f"  best of these     {self._best()}")
         return lines
+
+    def stages(self, name: str) -> list[tuple[str, dict[str, float]]]:
+        """What the run's personal models score, by label: as trained, and finetuned where they were. ``name`` is that
+        of the run, and each mapping has the ``metric``, ``worst_tenth`` and ``spread``."""
+        names = (self.metric, "worst_tenth", "spread")
+        last = {key: self.final[key] for key in names}
+        if self.finetuned is None:
+            return [(name, last)]
+        before = {key: self.final[f"trained_{key}"] for key in names}
+        return [(name, before), (f"{name} + finetuning", last)]
+
+    def _best(self) -> str:
+        """The best mean score of this run and of its baselines, and what comes next."""
+        metric, sign = self.metric, 1 if self.metric == "mse" else -1
+        own = [(f"{label} (this run)", row) for label, row in self.stages(self.algorithm)]
+        others = [stage for name, run in self.baselines.items() for stage in run.stages(name)]
+        first, second = sorted([*own, *others], key=lambda stage: sign * stage[1][metric])[:2]
+        return f"{first[0]}, {first[1][metric]:.4g}; next {second[0]}, {second[1][metric]:.4g}"
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None

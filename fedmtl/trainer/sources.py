@@ -184,6 +184,17 @@ def _as_they_are(name: str, rows: Tensor) -> Tensor:
     return rows
 
 
+def sampler_of(algorithm: Algorithm, schedule: Schedule, clients: int) -> BoundSampler:
+    """The sampler of a run in rounds.
+
+    Raises:
+        ConfigError: clients act one at a time.
+    """
+    if algorithm.one_at_a_time or isinstance(schedule, AsynchronousSchedule):
+        raise ConfigError(f"{algorithm.name} has clients that act one at a time; this needs an algorithm in rounds.")
+    return schedule.bind(clients)
+
+
 def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSchedule:
     """The schedule of the problem's clients, by their names and keys."""
     return schedule.bind(problem.clients, names=problem.data.ids, keys=problem.data.keys)

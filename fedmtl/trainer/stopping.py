@@ -31,7 +31,7 @@ class EarlyStopping:
         non_negative(self, min_delta=self.min_delta)
 
     def stops(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a run with this history stops: a pure function of it, so a resumed run decides the same."""
+        """Return whether a run with this history stops: a pure function of it, so a resumed run decides the same."""
         values = [float(row["distance"]) for row in history]
         if len(values) <= self.patience:
             return False

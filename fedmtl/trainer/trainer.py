@@ -13,6 +13,7 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, Problem
+from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
@@ -26,6 +27,7 @@ from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
+from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
 from .loop import Loop
 from .problem import build_problem, coded_for, fingerprint, share_beyond
@@ -57,6 +59,9 @@ class Trainer:
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
             with this algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
+        finetune: how every client goes on after the run with a released or its personal model, on its own data;
+            ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
+            nothing is sent. Baselines are finetuned, too, except local training.
         client_store: where the clients' own tensors are, ``"memory"`` or ``"mapped"``: in files of the folder, for
             populations larger than memory.
         device: ``"auto"`` takes a GPU when there is one.
@@ -87,6 +92,7 @@ class Trainer:
     seed: int = 0
     folder: str | Path | None = None
     baselines: Sequence[str | Algorithm] = ()
+    finetune: Finetune | None = None
     client_store: str = "memory"
     device: str = "auto"
     dtype: str = "float32"
@@ -120,6 +126,7 @@ class Trainer:
             self.schedule.bind(len(self.data))
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines)
+        check_finetune(self.finetune, self.algorithm, self.repeated.count)
 
     @property
     def repeated(self) -> Replicates:
@@ -187,9 +194,10 @@ class Trainer:
         """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its
         data once, no schedule and no privacy."""
         if not isinstance(baseline, LocalFit):
-            return {"early_stopping": None} if isinstance(baseline, Local) else {}
+            return {"early_stopping": None, "finetune": None} if isinstance(baseline, Local) else {}
         return {
             "early_stopping": None,
+            "finetune": None,
             "schedule": FullParticipation(),
             "privacy": None,
             "rounds": 1,
@@ -228,7 +236,13 @@ class Trainer:
             shortened = share_beyond(problem.data, bound)
             if bound is not None:  # records are scored as they are trained on
                 problem = replace(problem, data=problem.data.bounded(bound))
+            data, validation = held_out(problem.data, self.finetune)
+            problem = replace(problem, data=data)
+            if self.finetune is not None:
+                self.finetune.check(problem)  # before anything is charged
             result = resolved._follow(problem, folder, resume, coins)
+            if self.finetune is not None:
+                result = finetuned(result, problem, self.finetune, validation, self.privacy)
         result = replace(
             result,
             chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),

@@ -29,6 +29,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from .. import __version__
+from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError, ResumeError
 from ..privacy.accounting.knorm import KNormDpEvent
@@ -83,16 +84,18 @@ class Verification:
         return all(check.verdict != FAILED for check in self.checks)
 
     def counts(self) -> dict[str, int]:
-        """Number of checks by verdict."""
-        found = Counter(check.verdict for check in self.checks)
-        return {verdict: found[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
+        """Return the number of checks by verdict."""
+        numbers = Counter(check.verdict for check in self.checks)
+        return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
 
     def text(self) -> str:
-        """One line a check, and one of the whole."""
+        """Return one line a check, and one of the whole."""
         wide = max(len(check.name) for check in self.checks)
         lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
-        told = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
-        return "\n".join([*lines, "", f"{told}: " + ("what was checked fits" if self.fits else "the run does not fit")])
+        total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        return "\n".join(
+            [*lines, "", f"{total}: " + ("what was checked fits" if self.fits else "the run does not fit")]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: the certificate that can travel with a model."""
@@ -131,39 +134,39 @@ class _Charges:
 
     @classmethod
     def of(cls, lines: list[dict[str, Any]]) -> _Charges:
-        found = cls(bool(lines[0]["replays_free"]))
+        charges = cls(bool(lines[0]["replays_free"]))
         session, reached, closed = 0, 0, True
         for number, line in enumerate(lines[1:], start=2):
             kind = line["kind"]
             if kind == "open":
                 if line["session"] != session + 1:
-                    found.problems.append(f"line {number}: session {line['session']} follows session {session}")
+                    charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
                 session, closed = line["session"], False
-                mine: int | None = None  # the next step of this session
+                following: int | None = None  # the next step of this session
             elif kind in ("reserve", "first", "forfeit", "close") and (line["session"] != session or closed):
-                found.problems.append(f"line {number}: {kind} outside of an open session")
+                charges.problems.append(f"line {number}: {kind} outside of an open session")
             if kind == "reserve":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
-                if first >= end or (mine is not None and first != mine) or first > reached:
-                    found.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
+                if first >= end or (following is not None and first != following) or first > reached:
+                    charges.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
                 if cohorts is not None and len(cohorts) != end - first:
-                    found.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
+                    charges.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
                     cohorts = None
                 for step in range(first, end):
-                    if (session, step) in found.steps:
-                        found.problems.append(f"line {number}: step {step} is charged twice in one session")
-                    found.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
-                mine, reached = end, max(reached, end)
+                    if (session, step) in charges.steps:
+                        charges.problems.append(f"line {number}: step {step} is charged twice in one session")
+                    charges.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
+                following, reached = end, max(reached, end)
             elif kind == "first":
-                found.firsts += 1
+                charges.firsts += 1
             elif kind == "forfeit":
-                found.forfeited = int(line["uses"])
+                charges.forfeited = int(line["uses"])
             elif kind == "close":
                 closed = True
                 for step in line["unused"]:
-                    if found.steps.pop((session, step), ()) == ():
-                        found.problems.append(f"line {number}: step {step} is returned and was not charged")
-        return found
+                    if charges.steps.pop((session, step), ()) == ():
+                        charges.problems.append(f"line {number}: step {step} is returned and was not charged")
+        return charges
 
     @cached_property
     def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
@@ -177,7 +180,7 @@ class _Charges:
         return list(once.items())
 
     def participations(self, n: int) -> np.ndarray:
-        """(n,) charged participations by rank."""
+        """Return (n,) charged participations by rank."""
         ranks = [rank for _, cohort in self.charged for rank in cohort or ()]
         return np.bincount(np.array(ranks, dtype=np.int64), minlength=n)
 
@@ -192,9 +195,9 @@ class _Verifier:
                 f"{folder.root} holds no finished run: private/result.json is missing. Go on with fedmtl resume, or "
                 f"name the run's own folder (a baseline and a candidate of a search are parts of one)."
             )
-        self.report = _read(folder.public / "privacy.json")
+        self.report = read_json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
-        self.result = _read(folder.private / "result.json") if self.private else {}
+        self.result = read_json(folder.private / "result.json") if self.private else {}
         self.checks: list[Check] = []
 
     def verification(self) -> Verification:
@@ -221,20 +224,20 @@ class _Verifier:
         self._report()
         self._readable("grid", lambda: self._grid(None if chain is None else chain.lines[0]))
         self._model()
-        found = self.report
+        report = self.report
         return Verification(
-            found.get("run"), found.get("ledger_head"), found.get("epsilon"), found.get("delta"), tuple(self.checks)
+            report.get("run"), report.get("ledger_head"), report.get("epsilon"), report.get("delta"), tuple(self.checks)
         )
 
     def _note(self, name: str, verdict: str, detail: str) -> None:
         self.checks.append(Check(name, verdict, detail))
 
     def _say(self, name: str, wrong: list[str], detail: str) -> None:
-        told = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        self._note(name, FAILED if wrong else CONFIRMED, told or detail)
+        text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        self._note(name, FAILED if wrong else CONFIRMED, text or detail)
 
     def _readable(self, name: str, check: Callable[[], None]) -> None:
-        """A check whose line fails where a file lacks what it reads."""
+        """Make a check whose line fails where a file lacks what it reads."""
         try:
             check()
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -250,7 +253,7 @@ class _Verifier:
             if not (part / MANIFEST).is_file():
                 self._note(f"files: {part.name}", FAILED, f"{part.name}/{MANIFEST} is missing")
                 continue
-            manifest = _read(part / MANIFEST)
+            manifest = read_json(part / MANIFEST)
             files, wrong = manifest.get("files", {}), []
             for name, digest in files.items():
                 path = part / name
@@ -272,11 +275,13 @@ class _Verifier:
         if not path.is_file():
             if self.report.get("run") is None:
                 claimed = self.report.get("names") and self.report.get("epsilon") != "inf"
-                lost = self.private and claimed and not self.result.get("replicates")
+                absent = self.private and claimed and not self.result.get("replicates")
                 text = (
-                    "a finite epsilon is reported, and there is no ledger" if lost else "no ledger: nothing was charged"
+                    "a finite epsilon is reported, and there is no ledger"
+                    if absent
+                    else "no ledger: nothing was charged"
                 )
-                self._note("chain", FAILED if lost else OPEN, text)
+                self._note("chain", FAILED if absent else OPEN, text)
             else:
                 missing = FAILED if self.private else OPEN
                 self._note("chain", missing, "the ledger is not here")
@@ -284,8 +289,8 @@ class _Verifier:
         try:
             chain = read_chain(path, version=VERSION)
         except ResumeError as error:
-            told = str(error).replace(str(path), path.name)
-            self._note("chain", FAILED, told.split(". ")[0])  # without what a resume would do about it
+            reason = str(error).replace(str(path), path.name)
+            self._note("chain", FAILED, reason.split(". ")[0])  # without what a resume would do about it
             return None
         if chain.size < path.stat().st_size:
             self._note("chain", FAILED, "the last line is torn; fedmtl resume drops it")
@@ -306,10 +311,10 @@ class _Verifier:
             elif any(line["kind"] not in ("seal", "moved") for line in chain.lines[head.lines :]):
                 wrong.append("the ledger goes on after the head in privacy.json")
             self._say("head", wrong, f"line {head.lines} is the head in privacy.json")
-        kept = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
-        if kept is not None:
-            text = f"line {kept.lines} is the head in the checkpoint"
-            self._say("checkpoint", [] if chain.has(kept) else [f"not so: {text}"], text)
+        stored = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
+        if stored is not None:
+            text = f"line {stored.lines} is the head in the checkpoint"
+            self._say("checkpoint", [] if chain.has(stored) else [f"not so: {text}"], text)
         seals = [line for line in chain.lines if line["kind"] == "seal"]
         wrong = [] if seals else ["the ledger has no seal: the run ended before its files were listed"]
         for part in (self.folder.public, self.folder.private):
@@ -367,7 +372,7 @@ class _Verifier:
         self._say("settings", wrong, f"{', '.join(pairs)} and mechanism are the same in privacy.json and in the ledger")
 
     def _population(self, header: Mapping[str, Any]) -> list[str]:
-        """Numbers of clients and of their records that are not those of the results."""
+        """Return the numbers of clients and of their records that are not those of the results."""
         path = self.folder.private / "clients.csv"
         if not path.is_file():
             return []
@@ -389,12 +394,12 @@ class _Verifier:
         charges = _Charges.of(lines)
         costs = _costs(header, charges)
         wrong = charges.problems + costs.problems
-        done, kept = int(self.result["rounds"]), _step(self.folder.checkpoint)
+        done, stored = int(self.result["rounds"]), _step(self.folder.checkpoint)
         known = {step for step, _ in charges.charged}
         if not set(range(done)) <= known:
             wrong.append(f"{done} steps are done, and not all of them are charged")
-        if kept is not None and kept != done:
-            wrong.append(f"result.json has {done} rounds, the checkpoint {kept}")
+        if stored is not None and stored != done:
+            wrong.append(f"result.json has {done} rounds, the checkpoint {stored}")
         if self.result.get("stopped") == "early" and charges.forfeited is None:
             wrong.append("the run stopped early, and the steps that were planned are not charged")
         planned = self.result.get("planned_rounds")
@@ -422,15 +427,15 @@ class _Verifier:
             self._note("epsilon", FAILED, f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one")
             return
         delta, least, open_kinds = float(header["delta"]), 0.0, 0
-        asked = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
-        for part in asked:
-            found = least_epsilon(part, delta, max(float(claim), 1e-6))
-            open_kinds += found is None
-            least = max(least, found or 0.0)
+        tested = costs.parts[:: max(1, math.ceil(len(costs.parts) / _KINDS))]
+        for part in tested:
+            bound = least_epsilon(part, delta, max(float(claim), 1e-6))
+            open_kinds += bound is None
+            least = max(least, bound or 0.0)
         among = (
-            "" if len(asked) == len(costs.parts) else f" (the largest of {len(asked)} of {len(costs.parts)} clients)"
+            "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested)} of {len(costs.parts)} clients)"
         )
-        if asked and open_kinds == len(asked):
+        if tested and open_kinds == len(tested):
             self._note("epsilon", OPEN, "no second accountant has this law of noise")
         else:
             text = f"at least {least:.6g}{among} by the second accountant, {rounded_up(claim, 6)} in privacy.json"
@@ -444,7 +449,7 @@ class _Verifier:
 
     def _headline(self) -> None:
         text, claim = str(self.report.get("headline")), self.report.get("epsilon")
-        shown = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
+        figures = re.search(r"epsilon = (\S+?)(?: at delta = (\S+))?(?:,|$)", text)
         wrong = []
         opening = "simulated: " if self.report.get("source") == "seeded" else "private: epsilon = "
         if not self.report.get("names"):
@@ -453,18 +458,18 @@ class _Verifier:
             opening = "not private: epsilon = inf"
         if not text.startswith(opening):
             wrong.append(f"the headline is {text!r}, and must begin with {opening!r}")
-        if shown is not None and isinstance(claim, (int, float)) and _number(shown[1]) < claim:
-            wrong.append(f"the headline shows epsilon = {shown[1]}, the report has {claim!r}")
+        if figures is not None and isinstance(claim, (int, float)) and _number(figures[1]) < claim:
+            wrong.append(f"the headline shows epsilon = {figures[1]}, the report has {claim!r}")
         delta = self.report.get("delta")
-        if shown is not None and shown[2] and isinstance(delta, float) and _number(shown[2]) < delta:
-            wrong.append(f"the headline shows delta = {shown[2]}, the report has {delta!r}")
+        if figures is not None and figures[2] and isinstance(delta, float) and _number(figures[2]) < delta:
+            wrong.append(f"the headline shows delta = {figures[2]}, the report has {delta!r}")
         result = self.result.get("epsilon", claim)
         if result != claim:
             wrong.append(f"epsilon is {claim!r} in privacy.json and {result!r} in result.json")
         self._say("headline", wrong, "no figure that is shown is below the one of the report")
 
     def _report(self) -> None:
-        """The report is in two files."""
+        """Compare the report in its two files."""
         if not self.private:
             self._note("report", OPEN, "private/result.json is not here")
             return
@@ -517,12 +522,12 @@ class _Verifier:
                 parts = [file.get_tensor(name).flatten() for name in file.keys()]  # noqa: SIM118
             with safe_open(self.folder.checkpoint, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
-                kept = [file.get_tensor(name) for name in names]
+                tensors = [file.get_tensor(name) for name in names]
         except (OSError, SafetensorError) as error:
             self._note("model", FAILED, f"cannot be read: {error}")
             return
         model = torch.cat(parts)
-        rows = [row for one in kept for row in _rows(one, model)]
+        rows = [row for one in tensors for row in _rows(one, model)]
         same = any(_made_of(row, parts) for row in rows)
         if rows:
             text = "model.safetensors has the numbers of the shared model in the checkpoint"
@@ -532,7 +537,7 @@ class _Verifier:
 
 
 def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
-    """The vectors of a checkpoint that may be the model."""
+    """Yield the vectors of a checkpoint that may be the model."""
     if tensor.numel() == model.numel() and tensor.dtype == model.dtype:
         yield tensor.flatten()
     elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
@@ -540,7 +545,7 @@ def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
 
 
 def _made_of(row: Tensor, parts: list[Tensor]) -> bool:
-    """Whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
+    """Return whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
     if not parts:
         return not len(row)
     tried: list[Tensor] = []
@@ -588,7 +593,7 @@ def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, Gri
 
 
 def _can_amplify(header: Mapping[str, Any]) -> bool:
-    """Whether the cohorts in the header may be accounted for as the header says."""
+    """Return whether the cohorts in the header may be accounted for as the header says."""
     schedule = header.get("schedule")
     if schedule is None or not schedule["amplified"]:
         return True
@@ -702,11 +707,11 @@ def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
     if charges.forfeited is not None:
         uses = caps
-    made: dict[tuple[float, float, int], None] = {}
+    compositions: dict[tuple[float, float, int], None] = {}
     for k in np.flatnonzero(uses).tolist():
-        made[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
+        compositions[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
     parts = []
-    for z, q, count in made:
+    for z, q, count in compositions:
         event = _law(header["privacy"]["mechanism"], z, header["dimension"])
         parts.append([(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, count)])
     releases = int((uses * steps).sum())
@@ -714,7 +719,7 @@ def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
 
 
 def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Answers of clients that act one at a time."""
+    """Return what activations cost, one client at a time."""
     n, kinds = header["clients"], header["kinds"]
     of = np.array(header.get("kind_of", [0] * n), dtype=np.int64)
     uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds], dtype=np.int64)[of]
@@ -733,14 +738,18 @@ def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     begun = bool(charges.firsts) or charges.forfeited is not None
     if firsts.any() and len(charges.charged) and not begun:
         problems.append("the first release is not charged")
-    asked = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
-    parts = [_answers(kinds[k], u, header, first=begun) for k, u in asked if u or (begun and kinds[k]["first"] > 0)]
+    pairs = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
+    parts = [
+        _activation_parts(kinds[k], u, header, first=begun) for k, u in pairs if u or (begun and kinds[k]["first"] > 0)
+    ]
     releases = int(uses.sum()) + (int(firsts.sum()) if begun else 0)
-    detail = f"at most {int(uses.max(initial=0))} answers of one client"
+    detail = f"at most {int(uses.max(initial=0))} activations of one client"
     return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")
 
 
-def _answers(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool) -> list[tuple[Any, int]]:
+def _activation_parts(
+    kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool
+) -> list[tuple[Any, int]]:
     mechanism, z, d = header["privacy"]["mechanism"], kind["multiplier"], header["dimension"]
     weights = Counter((kind["weights"] or [1.0] * uses)[:uses])
     parts: list[tuple[Any, int]] = []
@@ -769,16 +778,6 @@ def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges) -> list[str
         elif not fit(step, ranks):
             problems.append(f"step {step} has a cohort that {schedule['class'].removeprefix('Bound')} does not draw")
     return problems
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold one JSON object.")
-    return content
 
 
 def _number(text: str) -> float:

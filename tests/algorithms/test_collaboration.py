@@ -1,4 +1,4 @@
-"""Exact minimizers, the cost of privacy, its forecast, and the value of collaboration."""
+"""The cost of privacy, its forecast, and the value of collaboration."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.svm import LinearSVC
+from sklearn.linear_model import Ridge
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.collaboration import (
@@ -22,8 +21,8 @@ from fedmtl.algorithms.async_learner.collaboration import (
     simulate,
     spread,
 )
+from fedmtl.algorithms.async_learner.fitness import triangle
 from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
-from fedmtl.algorithms.linear.optimum import minimize_exactly, projected_newton, triangle
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError
 from fedmtl.privacy import RecordPrivacy
 
@@ -41,143 +40,12 @@ def fitness(loss: str, x: np.ndarray, y: np.ndarray, reg: float, theta: np.ndarr
     return float(losses.mean() + reg * theta @ theta)
 
 
-@pytest.mark.parametrize("reg", [1e-5, 1e-2])
-def test_minimizers_inside_the_box_are_those_of_scikit_learn(reg: float) -> None:
-    x, y = records("squared")
-    found = minimize_exactly(LinearLoss("squared"), x, y, reg=reg, theta_max=50.0)
-    ridge = Ridge(alpha=reg * len(y), fit_intercept=False, solver="svd").fit(x.numpy(), y.numpy())
-    assert np.allclose(found.theta.numpy(), ridge.coef_, rtol=1e-9)
-    x, y = records("logistic")
-    found = minimize_exactly(LinearLoss("logistic"), x, y, reg=reg, theta_max=50.0)
-    model = LogisticRegression(
-        C=1 / (2 * reg * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
-    )
-    assert np.allclose(found.theta.numpy(), model.fit(x.numpy(), y.numpy()).coef_[0], rtol=1e-6)
-    found = minimize_exactly(LinearLoss("hinge"), x, y, reg=1e-2, theta_max=50.0)
-    svm = LinearSVC(C=1 / (2 * 1e-2 * len(y)), loss="hinge", fit_intercept=False, tol=1e-10, max_iter=10**6)
-    coefficients = svm.fit(x.numpy(), y.numpy()).coef_[0]
-    assert np.allclose(found.theta.numpy(), coefficients, rtol=1e-3, atol=1e-4)
-    assert found.fitness <= fitness("hinge", x.numpy(), y.numpy(), 1e-2, coefficients) + 1e-10
-
-
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-@pytest.mark.parametrize("theta_max", [0.05, 0.4, 1.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(loss, theta_max, seed) -> None:
-    x, y = records(loss, seed=seed)
-    found = minimize_exactly(LinearLoss(loss), x, y, reg=1e-3, theta_max=theta_max)
-    theta, a, b = found.theta.numpy(), x.numpy(), y.numpy()
-    assert found.fitness == pytest.approx(fitness(loss, a, b, 1e-3, theta), rel=1e-12)
-    assert np.abs(theta).max() <= theta_max
-    assert found.gap <= 1e-12
-    if loss == "squared":
-        rows = np.vstack([a / math.sqrt(len(b)), math.sqrt(1e-3) * np.eye(4)])
-        other = optimize.lsq_linear(
-            rows,
-            np.concatenate([b / math.sqrt(len(b)), np.zeros(4)]),
-            (-theta_max, theta_max),
-            method="bvls",
-            tol=1e-14,
-        ).x
-    else:
-        other = optimize.minimize(
-            lambda t: (fitness(loss, a, b, 1e-3, t), 2e-3 * t - a.T @ (b / (1 + np.exp(b * (a @ t)))) / len(b)),
-            np.zeros(4),
-            jac=True,
-            bounds=[(-theta_max, theta_max)] * 4,
-            method="L-BFGS-B",
-            options={"gtol": 1e-12, "ftol": 1e-16, "maxiter": 5000},
-        ).x
-    assert np.allclose(theta, other, rtol=1e-8 if loss == "squared" else 1e-5, atol=1e-9)
-    assert found.fitness <= fitness(loss, a, b, 1e-3, other) + 1e-12
-    point = found.theta[None].clone().requires_grad_()
-    value = LinearLoss(loss).value(point, x, y).mean() + 1e-3 * point.square().sum()
-    gradient = torch.autograd.grad(value, point)[0][0].numpy()
-    inside = np.abs(theta) < theta_max
-    assert np.allclose(gradient[inside], 0, atol=1e-8)
-    assert (gradient[~inside] * theta[~inside] <= 0).all(), "it would leave the box"
-
-
-@pytest.mark.parametrize("theta_max", [0.1, 0.7, 20.0])
-@pytest.mark.parametrize("reg", [5e-6, 1e-2])
-def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float, reg: float) -> None:
-    x, y = records("hinge", n=60)
-    found = minimize_exactly(LinearLoss("hinge"), x, y, reg=reg, theta_max=theta_max)
-    n, p, signed = *x.shape, (x * y[:, None]).numpy()
-    assert found.fitness == pytest.approx(fitness("hinge", x.numpy(), y.numpy(), reg, found.theta.numpy()), rel=1e-12)
-    assert 0 <= found.gap <= 1e-8
-    assert float(found.theta.abs().max()) <= theta_max
-    # min reg |t|^2 + mean s with s >= 1 - signed t, s >= 0: lower bounds by linear programs with cuts of the square
-    cuts = [np.zeros(p)]
-    for _ in range(200):
-        rows = [np.concatenate([-signed, -np.eye(n), np.zeros((n, 1))], axis=1)]
-        rows += [np.concatenate([2 * c, np.zeros(n), [-1.0]])[None] for c in cuts]
-        solved = optimize.linprog(
-            np.concatenate([np.zeros(p), np.full(n, 1 / n), [reg]]),
-            A_ub=np.vstack(rows),
-            b_ub=np.concatenate([-np.ones(n), [c @ c for c in cuts]]),
-            bounds=[(-theta_max, theta_max)] * p + [(0, None)] * (n + 1),
-        )
-        cuts.append(solved.x[:p])
-        if fitness("hinge", x.numpy(), y.numpy(), reg, cuts[-1]) - solved.fun < 1e-8:
-            break
-    assert solved.fun - 1e-7 <= found.fitness <= solved.fun + 1e-7
-
-
-@pytest.mark.parametrize("bound", [0.1, 0.6, 9.0])
-def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float) -> None:
-    rng, sigma = np.random.default_rng(0), 0.3
-    for _ in range(5):
-        root = rng.normal(size=(5, 5))
-        hessian, pull = root @ root.T + sigma * np.eye(5), 3 * rng.normal(size=5)
-
-        def value(t, hessian=hessian, pull=pull):
-            return float(t @ hessian @ t / 2 - pull @ t)
-
-        def derivatives(t, hessian=hessian, pull=pull):
-            return hessian @ t - pull, hessian
-
-        least = optimize.lsq_linear(
-            np.linalg.cholesky(hessian).T,
-            np.linalg.solve(np.linalg.cholesky(hessian), pull),
-            (-bound, bound),
-            method="bvls",
-            tol=1e-15,
-        ).x
-        start = rng.uniform(-bound, bound, 5)
-        gaps = []
-        for iterations in (1, 2, 3, 50):
-            theta, gap = projected_newton(value, derivatives, start, bound, sigma, iterations=iterations)
-            assert gap >= value(theta) - value(least) - 1e-12
-            gaps.append(gap)
-        assert gaps[0] > 1e-3
-        assert gaps[-1] < 1e-12
-
-
 def test_a_triangle_keeps_every_sum_of_squares() -> None:
     x, y = (v.numpy() for v in records("squared", n=50))
     a, b = triangle(x, y)
     assert a.shape == (5, 4)
     for theta in np.random.default_rng(0).normal(size=(5, 4)):
         assert ((a @ theta - b) ** 2).sum() == pytest.approx(((x @ theta - y) ** 2).sum(), rel=1e-12)
-
-
-def test_hard_problems_are_certified_too() -> None:
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.normal(size=(50, 3)))
-    x = torch.cat([x, x[:, :1] + 1e-9 * x[:, 1:2]], 1)  # collinear
-    y = torch.sign(x[:, 0] + 0.3)  # separable
-    for loss in ("squared", "logistic", "hinge"):
-        for theta_max in (1.0, 100.0):
-            found = minimize_exactly(LinearLoss(loss), x, y, reg=1e-5, theta_max=theta_max)
-            assert found.gap <= 1e-8 * (1 + found.fitness), (loss, theta_max)
-    one = minimize_exactly(LinearLoss("squared"), x[:1], y[:1], reg=1.0, theta_max=9.0)
-    expected = x[0] * y[0] / (1 + x[0] @ x[0])
-    assert torch.allclose(one.theta, expected, rtol=1e-12)
-    with pytest.raises(ConfigError, match="not finite"):
-        minimize_exactly(LinearLoss("squared"), x * math.nan, y, reg=1.0, theta_max=9.0)
-    with pytest.raises(ConfigError, match="n >= 1"):
-        minimize_exactly(LinearLoss("squared"), x[:0], y[:0], reg=1.0, theta_max=9.0)
 
 
 @pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import minimize
 
 from fedmtl import MPMTL, PMTL, PPDMTL, AsyncLearner, FullParticipation, Latencies, PoissonClocks, Trainer, models
@@ -57,27 +56,6 @@ def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_reco
             return float(loss / len(y) + penalty)
 
         assert weights == pytest.approx(minimize(value, np.zeros(4), method="BFGS", tol=1e-9).x, abs=2e-5)
-
-
-def test_logistic_fits_have_no_gradient_left():
-    data = load_synthetic_tasks(**SIZES, problem="classification")
-    run = Trainer(
-        algorithm=MPMTL(row_norm=1.0, loss="logistic", ridge=0.05),
-        data=data,
-        model=models.linear_regression(bias=True),
-        schedule=FullParticipation(),
-        privacy=None,
-        rounds=2,
-        dtype="float64",
-        baselines=("local",),
-        progress=False,
-    )
-    for task, w in enumerate(run.fit().baselines["local"].personal):
-        own = slice(int(data.train.offsets[task]), int(data.train.offsets[task + 1]))
-        x = torch.cat([data.train.x[own].double(), torch.ones(20, 1).double()], dim=1)
-        sign = 2.0 * data.train.y[own] - 1
-        gradient = -(sign * torch.sigmoid(-sign * (x @ w))) @ x / 20 + 0.05 * w
-        assert float(gradient.norm()) < 1e-6
 
 
 def test_who_has_which_baselines():

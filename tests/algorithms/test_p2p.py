@@ -13,6 +13,7 @@ from fedmtl.algorithms import PeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring, complete
 from fedmtl.schedules import PoissonClocks
+from fedmtl.trainer.sources import open_run
 
 from .harness import noise_of
 from .harness import run_activations as run

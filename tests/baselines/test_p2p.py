@@ -15,7 +15,6 @@ from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighb
 from benchmarks.baselines.p2p_local_dp import perturb_records, record_vectors
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
-from fedmtl.algorithms.linear.optimum import minimize_exactly
 from fedmtl.algorithms.p2p.network import Network
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
@@ -23,7 +22,7 @@ from fedmtl.graphs import Graph, ring
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 ALPHA = 1e-6
 
@@ -135,8 +134,14 @@ def test_local_models_are_each_agents_own_minimizers(loss):
         if not m:
             assert (theta[i] == 0).all()
             continue
-        own = minimize_exactly(problem.loss, problem.data.x[i], problem.data.y[i], reg=1 / m, theta_max=1e3)
-        np.testing.assert_allclose(theta[i], own.theta.numpy(), rtol=1e-5, atol=1e-6)
+        x, y = problem.data.x[i].numpy(), problem.data.y[i].numpy()
+
+        def value(t, x=x, y=y, m=m):
+            margins = x @ t
+            each = (margins - y) ** 2 if loss == "squared" else np.logaddexp(0, -y * margins)
+            return each.mean() + t @ t / m
+
+        np.testing.assert_allclose(theta[i], minimize(value, np.zeros(3), tol=1e-9).x, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="lambda is 0"):
         local_models(given(lam=0.0)[0])
 
@@ -173,7 +178,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=ring(data.ids), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
-    channel, run = open_activations(algorithm, problem, PoissonClocks(per_client=250), None, seed=0)
+    channel, run = open_run(algorithm, problem, PoissonClocks(per_client=250), None, seed=0)
     state, block = algorithm.init(problem), run.table(0, run.stop)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
     assert float(algorithm.objective(problem, state)[0]) == pytest.approx(objective.value(np.zeros((5, 3))))

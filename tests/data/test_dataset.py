@@ -290,9 +290,9 @@ BAD = {
     "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
     "empty client": (
         bad(X[:0], Y[:0]),
-        r"client 'b' has no examples; every client needs at least 1 training",
+        r"client 'b' has no examples; every client needs at least 1\.",
     ),
-    "one example": (bad(X[:1], Y[:1]), r"client 'b' has 1 example\(s\); at least 2 are needed"),
+    "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
     "id": ({"clients": {7: (X, Y)}}, r"client id 7 is a int; ids must be str"),
     "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
@@ -304,8 +304,11 @@ BAD = {
     "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x': rows differ in length"),
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
     "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
-    "no test": (bad(test={"a": (X, Y)}), r"client 'b' has no test examples; every client needs at least 1"),
-    "empty test": (bad(test={"a": (X, Y), "b": (X[:0], Y[:0])}), r"\(test\): client 'b' has no examples"),
+    "no test": (bad(test={}), r"test names no clients; at least one client needs test examples"),
+    "empty test": (
+        bad(test={"b": (X[:0], Y[:0])}, classes=3),
+        r"no client has test examples; at least one client needs",
+    ),
     "test only": (
         bad(test=dict.fromkeys("abc", (X, Y))),
         r"client 'c' is in test only; it needs training examples",
@@ -333,12 +336,13 @@ def test_an_impossible_test_fraction_is_refused(fraction):
 def test_the_constructor_checks_what_it_is_given():
     side = Examples(X, Y, torch.tensor([0, 2, 4]))
     assert len(FederatedDataset(side, side, ("a", "b"), classes=3)) == 2
-    with pytest.raises(DataError, match=r"d: client 'b' has no test examples"):
-        FederatedDataset(side, Examples(X, Y, torch.tensor([0, 4, 4])), ("a", "b"), classes=3, name="d")
+    FederatedDataset(side, Examples(X, Y, torch.tensor([0, 4, 4])), ("a", "b"), classes=3, name="d")
+    with pytest.raises(DataError, match=r"d: no client has test examples; at least one client needs some"):
+        FederatedDataset(side, Examples(X[:0], Y[:0], torch.tensor([0, 0, 0])), ("a", "b"), classes=3, name="d")
     with pytest.raises(DataError, match=r"d: client 'a' has no training examples"):
         FederatedDataset(Examples(X, Y, torch.tensor([0, 0, 4])), side, ("a", "b"), classes=3, name="d")
     empty = Examples(X, Y, torch.tensor([0, 4, 4]))
-    with pytest.raises(DataError, match=r"d: client 'b' has no examples"):
+    with pytest.raises(DataError, match=r"d: client 'b' has no training examples; every client needs at least 1"):
         FederatedDataset(empty, empty, ("a", "b"), classes=3, name="d")
     with pytest.raises(DataError, match=r"d: client 'a' occurs twice; ids must be distinct"):
         FederatedDataset(side, side, ("a", "a"), classes=3, name="d")

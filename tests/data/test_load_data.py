@@ -16,7 +16,7 @@ def test_data_by_name_are_the_loaders_data():
         (
             "digit",
             {},
-            "data.name is 'digit'; accepted: 'adult', 'digits', 'femnist', 'hospital', 'leaf', 'lending', "
+            "data.name is 'digit'; accepted: 'adult', 'celeba', 'digits', 'femnist', 'hospital', 'leaf', 'lending', "
             "'movielens', 'school', 'synthetic_agents', 'synthetic_tasks', 'table'",
         ),
         (

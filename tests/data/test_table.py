@@ -194,10 +194,10 @@ BAD = {
     ),
     "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"row 4 has no value in the client column 'ward'"),
     "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
-    "one example": (
-        HEAD + "n,1,a,0\nn,2,a,1\ns,2,a,1\n",
+    "single examples": (
+        HEAD + "n,1,a,0\ns,2,a,1\n",
         {"min_examples": 1, **NUMERIC},
-        r"client 's' has 1 example\(s\); at least 2",
+        r"no client has 2 examples, one to train on",
     ),
     "no rows": (HEAD, {}, r"has no rows; at least 2 a client"),
     "empty file": ("", {}, r"cannot be read as a table"),

@@ -40,5 +40,7 @@ def test_a_description_restores_the_transform(transform):
 
 
 def test_an_unknown_description_is_refused():
-    with pytest.raises(DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine; pass it as"):
+    with pytest.raises(
+        DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine, MappedImages; pass it as"
+    ):
         restore({"kind": "Mine"}, "f")

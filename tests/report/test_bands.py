@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmtl.errors import ConfigError
-from fedmtl.report import _canvas, bands
+from fedmtl.report import bands
 
 
 def history(objective: float, rounds: int = 5) -> list[dict[str, float]]:
@@ -27,20 +27,6 @@ def history(objective: float, rounds: int = 5) -> list[dict[str, float]]:
                 row |= {f"{number}_p{p}": value * (1 + (p - 50) / 1000) for p in (5, 25, 50, 75, 95)}
             rows.append(row)
     return rows
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that was saved, still in memory."""
-    kept: list[Figure] = []
-    original = _canvas.save
-
-    def keep(figure: Figure, path: str) -> Path:
-        kept.append(figure)
-        return original(figure, path)
-
-    monkeypatch.setattr(bands, "save", keep)
-    return kept
 
 
 @pytest.mark.parametrize(("objective", "scale"), [(9.0, "linear"), (0.1, "log")])

@@ -21,20 +21,6 @@ def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[d
     ]
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that was saved, still in memory."""
-    kept: list[Figure] = []
-    original = _canvas.save
-
-    def keep(figure: Figure, path: str) -> Path:
-        kept.append(figure)
-        return original(figure, path)
-
-    monkeypatch.setattr(figures, "save", keep)
-    return kept
-
-
 def png_size(path: Path) -> tuple[int, int]:
     raw = path.read_bytes()
     assert raw[:8] == b"\x89PNG\r\n\x1a\n"

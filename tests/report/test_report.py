@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmtl.errors import DataError
-from fedmtl.report import _canvas, frontier, report, tables
+from fedmtl.report import frontier, report, tables
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -103,19 +103,6 @@ def test_one_run_keeps_its_report_private(sweep: Path) -> None:
     made = report([sweep / "open"], show=False)
     assert made.figure == sweep / "open" / "private" / "report" / "privacy_utility.png"
     assert report([sweep], sweep / "elsewhere", show=False).table == sweep / "elsewhere" / "table.csv"
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    kept: list[Figure] = []
-    original = _canvas.save
-
-    def keep(figure: Figure, path: str) -> Path:
-        kept.append(figure)
-        return original(figure, path)
-
-    monkeypatch.setattr(frontier, "save", keep)
-    return kept
 
 
 def horizontal(axes: Any) -> set[float]:

@@ -165,7 +165,8 @@ def test_more_repetitions_and_quieter_scores_need_more_noise():
 
 def run_of(values):
     """All of a run that a search looks at."""
-    return SimpleNamespace(personal_accuracy={f"client-{k}": float(v) for k, v in enumerate(values)}, epsilon=0.0)
+    own = {f"client-{k}": float(v) for k, v in enumerate(values)}
+    return SimpleNamespace(ids=tuple(own), personal_accuracy=own, epsilon=0.0)
 
 
 def drawn_by(monkeypatch, seeds: range, mean: float, shape: float) -> list[list[str]]:

@@ -24,7 +24,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms.linear.data import LinearLoss, solve_regularized
+from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.p2p.warm_start import LocalFits, local_minimizer, minimizer_sensitivity
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
@@ -179,12 +179,3 @@ def test_a_lambda_too_small_for_double_precision_is_refused_before_data_are_read
     fits = LocalFits(LinearLoss("squared"), None, np.array([1e-12]), 1.0, 2.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"lambda = 1e-12, which is too small .* warm_lam of at least 2e-09"):
         _ = fits.sensitivities
-
-
-def test_systems_that_rounding_makes_singular_have_the_solution_zero():
-    ones = torch.ones(2, 2, dtype=torch.float64)
-    good = torch.eye(2, dtype=torch.float64) * 4
-    found = solve_regularized(torch.stack([ones, good]), torch.ones(2, 2, dtype=torch.float64))
-    assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.25, 0.25]], dtype=torch.float64))
-    assert torch.equal(solve_regularized(ones, torch.ones(2, 1, dtype=torch.float64)), torch.zeros(2, 1).double())
-    assert torch.equal(solve_regularized(good, torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.25).double())

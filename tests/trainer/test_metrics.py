@@ -162,11 +162,19 @@ def test_nmse_of_any_model():
         evaluate_auc(problem, Given(rows), None)
 
 
+def test_a_task_without_examples_changes_nothing_of_the_others():
+    guess, target = draws(25), draws(25)
+    whole, gap = nmse(guess, target, torch.tensor([0, 5, 25])), nmse(guess, target, torch.tensor([0, 5, 5, 25]))
+    assert gap.task[[0, 2]].tolist() == whole.task.tolist()
+    assert gap.task[1].isnan()
+    assert (float(gap.pooled), float(gap.mean)) == (float(whole.pooled), float(whole.mean))
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="offsets end at 25"):
         nmse(draws(24), draws(25), OFFSETS)
-    with pytest.raises(ConfigError, match="no examples"):
-        nmse(draws(25), draws(25), torch.tensor([0, 5, 5, 25]))
+    with pytest.raises(ConfigError, match="no task has examples"):
+        nmse(draws(0), draws(0), torch.tensor([0, 0, 0]))
     with pytest.raises(DataError, match="finite"):
         task_auc(draws(25) / 0, (draws(25) > 0).long(), OFFSETS)
     with pytest.raises(ConfigError, match="models have shape"):

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from benchmarks.baselines.p2p import PeerProblem
 from fedmtl import PeerToPeer, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.linear.data import LinearData, LinearLoss, LossName
+from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Execution
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
@@ -73,7 +75,7 @@ def simulate(
     problem = problem_of(data, seed)
     schedule = PoissonClocks(per_client=wakeups, events=events)
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
-    channel, activations = open_activations(algorithm, problem, schedule, privacy, seed=seed, replicates=len(given))
+    channel, activations = open_run(algorithm, problem, schedule, privacy, seed=seed, replicates=len(given))
     state = algorithm.init(problem, len(given))
     if first is not None:
         state.public["theta"].copy_(torch.from_numpy(first))
@@ -113,14 +115,12 @@ def rmse(theta: Array, data: FederatedDataset) -> float:
     return float(np.sqrt(np.bincount(agent, squares) / counts).mean())
 
 
-def refined(theta: Array, data: FederatedDataset, pull: float) -> Array:
-    """Every agent's own last step, which never leaves it: argmin sum_j (v . x_j - y_j)^2 + pull ||v - theta_i||^2."""
-    x, y, _, _ = owners(data, "train")
-    p = theta.shape[1]
-    first = data.train.offsets.numpy()[:-1]
-    second = np.add.reduceat(x[:, :, None] * x[:, None, :], first, axis=0) + pull * np.eye(p)
-    right = np.add.reduceat(x * y[:, None], first, axis=0) + pull * theta
-    found: Array = np.linalg.solve(second, right[:, :, None])[:, :, 0]
+def refined(theta: Array, data: FederatedDataset, pull: float, loss: LossName = "squared") -> Array:
+    """Every agent's own last step, which never leaves it: argmin sum_j l(v . x_j, y_j) + pull ||v - theta_i||^2."""
+    rows, found = LinearData.of_data(data), theta.copy()
+    for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
+        if len(x):
+            found[i] += minimize(LinearLoss(loss), x.numpy(), y.numpy(), 2 * pull / len(x), base=theta[i]).theta
     return found
 
 

@@ -14,7 +14,6 @@ import csv
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from scipy.stats import t as student
 
@@ -22,11 +21,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from agents import DELTA, SEEDS, VALIDATION, agents, peers  # noqa: E402
-from peers import Array, Row, accuracy, budgets, mean_and_error, objective_of, simulate  # noqa: E402
+from peers import Array, Row, accuracy, budgets, mean_and_error, refined, simulate  # noqa: E402
 from sweep import markdown, replace_section, write_csv  # noqa: E402
-
-from fedmtl.algorithms.linear.data import LinearLoss  # noqa: E402
-from fedmtl.algorithms.linear.fit import fit_own  # noqa: E402
 
 PULLS = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
 EPSILONS = (1.0, 10.0)
@@ -52,20 +48,12 @@ def final_models(plan: Row, seed: int) -> Array:
     return simulate(algorithm, agents(plan["p"], seed).data, privacy, plan["wakeups"], seed)[0][0]
 
 
-def refined(theta: Array, p: int, seed: int, pull: float) -> Array:
-    """Every agent's last step from its model in ``theta`` (n, p)."""
-    records, found = objective_of(peers(p, seed, 1.0), agents(p, seed).data).records, theta.copy()
-    for i, (x, y) in enumerate(records):
-        if len(x):
-            own = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
-            start = torch.from_numpy(theta[i])
-            found[i] += fit_own(LinearLoss("logistic"), *own, start, 2 * pull / len(x), "frobenius").numpy()
-    return found
-
-
 def scores(starts: dict[int, Array], p: int, pull: float) -> list[float]:
     """Test accuracies of the refined models of several problems."""
-    return [accuracy(refined(theta, p, seed, pull), agents(p, seed).data) for seed, theta in starts.items()]
+    return [
+        accuracy(refined(theta, agents(p, seed).data, pull, "logistic"), agents(p, seed).data)
+        for seed, theta in starts.items()
+    ]
 
 
 def outcome(plan: Row) -> Row:

@@ -13,12 +13,12 @@ from torch import Tensor
 from fedmtl import PPDMTL, RecordPrivacy, models
 from fedmtl.algorithms.base import Problem, State
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.linear.fit import fit_own
+from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.schedules import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem
-from fedmtl.trainer.sources import open_activations
+from fedmtl.trainer.sources import open_run
 
 Kind = Literal["classification", "regression"]
 TASKS, FEATURES, FIRST = 20, 28, 5
@@ -78,7 +78,7 @@ def run(
     seed: int,
 ) -> Iterator[tuple[int, Tensor, State]]:
     """R repetitions as one program: (events so far, virtual time (R,), state) at each number of events in ``at``."""
-    channel, source = open_activations(algorithm, own.problem, schedule, privacy, seed=seed, replicates=replicates)
+    channel, source = open_run(algorithm, own.problem, schedule, privacy, seed=seed, replicates=replicates)
     state, start, time = algorithm.init(own.problem, replicates), 0, torch.zeros(replicates, dtype=torch.float64)
     for stop in at:
         while start < stop:
@@ -99,35 +99,11 @@ def personal(state: State) -> Tensor:
 
 
 def refined(own: Tasks, shared: Tensor, tau: float) -> Tensor:
-    """P + Q (R, T, d) with every q_t fitted to its task's raw records: Newton's method for all of them together.
-
-    Equation (8) with the ridge tau / 2 ||q||^2; gradients end below 1e-9, or this raises.
-    """
-    q, eye, n = torch.zeros_like(shared), tau * torch.eye(shared.shape[-1], dtype=shared.dtype), own.x.shape[1]
-
-    def value(q: Tensor) -> Tensor:
-        margins = torch.einsum("tnd,...td->...tn", own.x, shared + q) * own.y
-        return torch.nn.functional.softplus(-margins).mean(-1) + tau / 2 * q.square().sum(-1)
-
-    if own.kind == "regression":
-        rest = own.y - torch.einsum("tnd,...td->...tn", own.x, shared)
-        right = 2 / n * torch.einsum("tnd,...tn->...td", own.x, rest)
-        return shared + torch.linalg.solve(2 / n * own.x.mT @ own.x + eye, right[..., None])[..., 0]
-    for _ in range(60):
-        margins = torch.einsum("tnd,...td->...tn", own.x, shared + q)
-        tail = torch.sigmoid(-margins * own.y)
-        gradient = tau * q - torch.einsum("tnd,...tn->...td", own.x, own.y * tail) / n
-        if float(gradient.norm(dim=-1).max()) < 1e-9:
-            return shared + q
-        hessian = torch.einsum("tnd,...tn,tne->...tde", own.x, tail * (1 - tail) / n, own.x) + eye
-        step, now, length = torch.linalg.solve(hessian, gradient), value(q), torch.ones_like(q[..., :1])
-        for _ in range(20):
-            worse = value(q - length * step) > now + 1e-12
-            if not bool(worse.any()):
-                break
-            length = torch.where(worse[..., None], length / 2, length)
-        q = q - length * step
-    raise RuntimeError("Newton's method did not end.")
+    """P + Q (R, T, d) with every q_t fitted to its task's raw records: equation (8) with the ridge tau / 2 ||q||^2."""
+    points = shared.reshape(-1, *shared.shape[-2:])
+    each = enumerate(zip(own.x, own.y, strict=True))
+    fits = [fit_own(own.loss, x, y, points[:, t].contiguous(), tau, "frobenius") for t, (x, y) in each]
+    return shared + torch.stack(fits, dim=1).reshape(shared.shape)
 
 
 def alone(own: Tasks, tau: float) -> Tensor:

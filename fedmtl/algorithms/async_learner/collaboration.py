@@ -40,8 +40,7 @@ from ...privacy import GradientPlan, RecordPrivacy, open_channel
 from ...privacy.channel import GRADIENT
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
-from ..linear.optimum import Optimum
-from .fitness import Fitness
+from .fitness import Fitness, Optimum
 from .learner_data import LearnerData
 
 if TYPE_CHECKING:

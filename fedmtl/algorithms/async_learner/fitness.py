@@ -8,14 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
 from ..linear.data import LinearLoss
-from ..linear.optimum import Optimum, minimize_exactly, triangle
+from ..linear.solve import Array, minimize
 
 _BLOCK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """A minimizer of the fitness.
+
+    Attributes:
+        theta: (p,) float64.
+        fitness: f(theta).
+        gap: an upper bound on f(theta) - min f (up to rounding of f).
+    """
+
+    theta: Tensor
+    fitness: float
+    gap: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +70,10 @@ class Fitness:
     @cached_property
     def optimum(self) -> Optimum:
         """theta*, exact: its gap is certified."""
-        return minimize_exactly(self.loss, self.x, self.y, reg=self.reg, theta_max=self.theta_max)
+        (x, y), n = self._rows, len(self.x)
+        share = len(x) / n  # (1/n) sum = share times the mean over the fewer rows
+        found = minimize(self.loss, x.numpy(), y.numpy(), 2 * self.reg / share, box=self.theta_max)
+        return Optimum(torch.from_numpy(found.theta), float(share * found.value), float(share * found.gap))
 
     def psi(self, theta: Tensor) -> Tensor:
         """f(theta) / f(theta*) - 1 of each model: (..., p) -> (...).
@@ -66,3 +85,11 @@ class Fitness:
         if best <= 0:
             raise ConfigError("f(theta*) is 0: a relative fitness is not defined for records that are fitted exactly.")
         return self(theta) / best - 1
+
+
+def triangle(x: Array, y: Array) -> tuple[Array, Array]:
+    """At most p + 1 rows (A, b) with ||A theta - b|| = ||x theta - y|| for every theta: a QR decomposition."""
+    if len(x) <= x.shape[1] + 1:
+        return x, y
+    factor: Array = np.linalg.qr(np.column_stack([x, y]), mode="r")  # type: ignore[assignment]
+    return factor[:, :-1], factor[:, -1]

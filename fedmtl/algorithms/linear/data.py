@@ -188,11 +188,11 @@ class LinearData:
                 inputs and parameters; no data are read).
             DataError: more than two classes, or several targets a record.
         """
-        return prepared(problem, "rows", lambda: cls._read(problem))
 
-    @classmethod
-    def _read(cls, problem: Problem) -> LinearData:
-        return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
+        def build() -> LinearData:
+            return cls.of_data(problem.data, bias=probe_linear(problem.module, problem.data.spec.shape))
+
+        return prepared(problem, "rows", build)
 
     @classmethod
     def of_data(cls, data: FederatedDataset, *, bias: bool = False) -> LinearData:
@@ -247,20 +247,6 @@ class LinearData:
     def pooled(self) -> tuple[Tensor, Tensor]:
         """All records, x (sum n_i, p) and y (sum n_i,)."""
         return torch.cat(self.x), torch.cat(self.y)
-
-
-def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no records
-    make it fail.
-
-    Args:
-        matrix: (..., p, p).
-        right: (..., p) or (..., p, k), as in ``torch.linalg.solve``.
-    """
-    found, info = torch.linalg.solve_ex(matrix, right)
-    dims = tuple(range(info.dim(), found.dim()))
-    solved = (info == 0) & torch.isfinite(found).all(dims) if dims else info == 0
-    return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), found, 0.0)
 
 
 def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..base import Problem
-from .data import LinearData, LinearLoss, prepared, solve_regularized
-from .fit import fit_own
+from .data import LinearData, LinearLoss, prepared
+from .solve import minimize, solve_regularized
 
 TaskLoss = Literal["squared", "logistic"]
 
@@ -91,8 +92,7 @@ class TaskStack:
     def fit(self, ridge: float) -> Tensor:
         """Every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
 
-        Squared loss: linear systems. Logistic loss: Newton's method, of each task until its own gradient is below
-        1e-10.
+        From the moments these are linear systems, else each task is minimized by itself.
 
         Args:
             ridge: above 0.
@@ -103,9 +103,9 @@ class TaskStack:
         if self.moments is not None:
             gram, cross, _ = self.moments
             return solve_regularized(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
-        zero, tau = torch.zeros(self.dimension, dtype=torch.float64), self._halves * ridge
-        each = zip(self.x, self.y, strict=True)
-        return torch.stack([fit_own(self._linear, x, y, zero, tau, "frobenius") for x, y in each])
+        each, halves = zip(self.x, self.y, strict=True), self._halves
+        fits = [minimize(self._linear, x.numpy(), y.numpy(), halves * ridge).theta for x, y in each]
+        return torch.from_numpy(np.stack(fits))
 
     @property
     def _linear(self) -> LinearLoss:

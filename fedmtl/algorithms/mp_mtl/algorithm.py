@@ -38,7 +38,7 @@ from ...privacy.samplers import BoundFull
 from ...schedules import Block
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm
-from ..linear.fit import OWN_PENALTIES, OwnPenalty
+from ..linear.solve import OWN_PENALTIES, OwnPenalty
 from ..linear.stack import TaskLoss, TaskStack
 from ..local_fit import LocalFit
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight

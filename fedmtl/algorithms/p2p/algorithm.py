@@ -48,7 +48,7 @@ from ...privacy.noise.registry import LAWS
 from ...schedules import Block, BoundSchedule, Dropouts
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, prepared
-from ..linear.fit import fit_own
+from ..linear.solve import fit_own
 from .allocation import Allocation, wakeup_weights
 from .availability import Availability, arrival_steps
 from .model import LinearRecords, ModelRecords

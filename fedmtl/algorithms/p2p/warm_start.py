@@ -34,13 +34,13 @@ from ...errors import ConfigError
 from ...privacy import Channel, ClientVectors
 from ...privacy.channel import FIRST
 from ..linear.data import LinearData, LinearLoss
+from ..linear.solve import Array, minimize
 from .network import Network
 
-Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _EXACT = 2.0**-20
 """Relative room in the sensitivity for the solver's error."""
-_STEPS, _FACTORED, _RESIDUAL = 200, 5000, 1e-12
+_FACTORED, _RESIDUAL = 5000, 1e-12
 _WORST = 1e9
 """The largest condition number of a local fit."""
 
@@ -63,95 +63,17 @@ def minimizer_sensitivity(bound: float, records: Ints, lam: Array, condition: fl
 def local_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: float = math.inf) -> Array:
     """argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, for all finite records.
 
-    l_clip is the loss whose derivative is cut off so that no record's gradient is longer than ``clip`` (L2). Newton's
-    method with a line search finds the minimizer in a few steps, but for some records rounding stops it before. Then
-    accelerated gradient descent goes on from the nearest point of the ball ||theta|| <= C / (2 lam), in which the
-    minimizer lies, for as many steps as reach the accuracy from any point of that ball: with condition number k and
-    momentum (sqrt(k) - 1) / (sqrt(k) + 1), ||theta_t - theta*||^2 is at most (k + 1) (1 - 1 / sqrt(k))^t times that of
-    the first point. So no records make the fit fail, or less accurate than the sensitivity allows.
-
     Args:
         loss: squared or logistic.
         x, y: (m, D) and (m,), finite, m at least 1.
         lam: above 0.
-        clip: C; infinite for the loss itself.
+        clip: C, on the L2 norm of a record's gradient; infinite for the loss itself.
 
     Returns:
         (D,) float64, finite; within ``2**-21 C / (m lam)`` of the minimizer where ``clip`` is finite.
     """
-    with np.errstate(all="ignore"):
-        norms = np.linalg.norm(x, axis=1)
-        cut = np.full(len(y), math.inf) if math.isinf(clip) else clip / np.maximum(norms, 1e-300)
-        accuracy = _EXACT / len(y) * (1.0 if math.isinf(clip) else min(clip, 1.0))  # of the gradient
-        theta, reached = _newton(loss, x, y, lam, cut, accuracy * 1e-3)
-        if reached <= accuracy:
-            return theta
-        if math.isinf(clip):  # nothing rests on how exact it is
-            return theta if np.isfinite(theta).all() else np.zeros_like(theta)
-        return _descend(loss, x, y, lam, cut, clip, theta)
-
-
-def _gradient(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, theta: Array) -> Array:
-    return _pieces(loss, x @ theta, y, cut)[1] @ x / len(y) + 2 * lam * theta
-
-
-def _newton(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, tolerance: float) -> tuple[Array, float]:
-    """A point and the norm of the gradient there: at most ``tolerance``, or where Newton's method ended before."""
-    theta = np.zeros(x.shape[1])
-    value, slope, bend = _pieces(loss, x @ theta, y, cut)
-    total = value.mean()
-    for _ in range(_STEPS):
-        gradient = slope @ x / len(y) + 2 * lam * theta
-        if np.linalg.norm(gradient) <= tolerance:
-            break
-        hessian = (x * bend[:, None]).T @ x / len(y)
-        hessian[np.diag_indices_from(hessian)] += 2 * lam
-        try:
-            step = np.linalg.solve(hessian, gradient)
-        except np.linalg.LinAlgError:  # lam is lost in rounding
-            break
-        decrease, length = float(gradient @ step), 1.0
-        while True:
-            trial = theta - length * step
-            value, slope, bend = _pieces(loss, x @ trial, y, cut)
-            reached = value.mean() + lam * float(trial @ trial)
-            if reached <= total - 1e-4 * length * decrease or decrease <= 1e-14 * max(1.0, abs(total)) or length < 1e-9:
-                break
-            length /= 2
-        theta, total = trial, reached
-    return theta, float(np.linalg.norm(slope @ x / len(y) + 2 * lam * theta))
-
-
-def _descend(loss: LinearLoss, x: Array, y: Array, lam: float, cut: Array, clip: float, theta: Array) -> Array:
-    """Accelerated gradient descent to within ``2**-21 clip / (m lam)`` of the minimizer, from anywhere."""
-    radius = clip / (2 * lam)
-    length = float(np.linalg.norm(theta))
-    theta = theta * min(1.0, radius / max(length, 1e-300)) if math.isfinite(length) else np.zeros_like(theta)
-    condition = 1 + loss.smoothness(float(np.linalg.norm(x, axis=1).max())) / (2 * lam)
-    rate, root = 1 / (2 * lam * condition), math.sqrt(condition)
-    steps = math.ceil(root * (2 * math.log(len(y) * 2.0**22) + math.log(condition + 1)))
-    ahead = theta
-    for _ in range(steps):
-        new = ahead - rate * _gradient(loss, x, y, lam, cut, ahead)
-        ahead, theta = new + (root - 1) / (root + 1) * (new - theta), new
-    return theta
-
-
-def _pieces(loss: LinearLoss, margin: Array, y: Array, cut: Array) -> tuple[Array, Array, Array]:
-    """Value, first and second derivative of the loss with its derivative cut off at plus or minus ``cut``."""
-    if loss.name == "squared":
-        error = margin - y
-        inside = 2 * np.abs(error) <= cut
-        far = np.where(inside, 0.0, cut)  # no infinity times zero
-        value = np.where(inside, error**2, far * np.abs(error) - far**2 / 4)
-        return value, np.clip(2 * error, -cut, cut), np.where(inside, 2.0, 0.0)
-    agree = y * margin
-    pull = 1 / (1 + np.exp(np.clip(agree, -700, 700)))  # the slope is -y times it
-    inside = pull <= cut
-    far = np.where(inside, 0.5, cut)  # below 1 where it is used
-    edge = np.log(1 - far) - np.log(far)  # where the slope is the cut
-    value = np.where(inside, np.logaddexp(0, -agree), np.logaddexp(0, -edge) + far * (edge - agree))
-    return value, -y * np.minimum(pull, cut), np.where(inside, pull * (1 - pull), 0.0)
+    accuracy = None if math.isinf(clip) else _EXACT / len(y) * min(clip, 1.0)
+    return minimize(loss, x, y, 2 * lam, clip=clip, accuracy=accuracy).theta
 
 
 @dataclass(frozen=True, eq=False)

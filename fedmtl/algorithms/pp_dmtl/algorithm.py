@@ -36,7 +36,7 @@ from ...privacy.channel import GRADIENT
 from ...schedules import Block, BoundSchedule, block_bounds
 from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm, LinearData
-from ..linear.fit import OWN_PENALTIES, OwnPenalty, fit_own, own_step
+from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .published import REFUTED, published_epsilon
 from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve

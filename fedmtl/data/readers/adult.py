@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..._check import one_of, positive, positive_int
-from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
 from .bounded_rows import assemble, check_bounds, clip_rows, deal_table, with_intercept
-from .columns import codes, find_file, numbers, read_frame, texts
+from .columns import check_columns, find_file, known_codes, numbers, read_frame, texts
 from .whitening import fit_whitening
 
 if TYPE_CHECKING:
@@ -136,10 +135,7 @@ def read_adult(
     file = find_file(root, FILES)
     text = (*CATEGORIES, "sex", TARGET)
     frame = read_frame(file, (TARGET,), text).rename(columns=ALIASES)
-    for column in (*RANGES, *CATEGORIES):
-        if column not in frame.columns:
-            known = ", ".join(map(repr, frame.columns))
-            raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
+    check_columns(frame, (*RANGES, *CATEGORIES), file)
     parts = deal_table(
         len(frame), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
     )
@@ -170,7 +166,8 @@ def read_adult(
 
 
 def coded(frame: pd.DataFrame, coding: str, file: Path) -> np.ndarray:
-    """Rows (n,) of the table to float64 features (n, d) in [0, 1]: the numbers, then the categories, in order."""
+    """Turn rows (n,) of the table into float64 features (n, d) in [0, 1]: the numbers, then the categories, in
+    order."""
     features = []
     for column, (low, high) in RANGES.items():
         values = np.clip(numbers(frame, column, file), low, high)
@@ -188,19 +185,9 @@ def _category(frame: pd.DataFrame, column: str, categories: Sequence[str], file:
     values = texts(frame, column)
     if UNKNOWN in categories:
         values = np.where(values == "", UNKNOWN, values)
-    number = codes(values, categories)
-    if (number < 0).any():
-        row = int((number < 0).argmax())
-        raise DataError(
-            f"{file}: row {row}, column {column!r} holds {str(values[row])!r}; accepted: {', '.join(categories)}."
-        )
-    return number
+    return known_codes(values, categories, column, file, ", ".join(categories))
 
 
 def _incomes(frame: pd.DataFrame, file: Path) -> np.ndarray:
-    values = texts(frame, TARGET)
-    number = codes(values, tuple(INCOMES))
-    if (number < 0).any():
-        row = int((number < 0).argmax())
-        raise DataError(f"{file}: row {row}, column {TARGET!r} holds {str(values[row])!r}; accepted: <=50K, >50K.")
+    number = known_codes(texts(frame, TARGET), tuple(INCOMES), TARGET, file, "<=50K, >50K")
     return np.asarray(list(INCOMES.values()), dtype=np.int64)[number]

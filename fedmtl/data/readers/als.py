@@ -55,7 +55,7 @@ def als_features(
 
 
 def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarray:
-    """The factors of every row, given those of the columns: one ridge regression a row.
+    """Return the factors of every row, given those of the columns: one ridge regression a row.
 
         argmin_{u_i} sum over stored j of (r_ij - u_i . v_j)^2 + reg ||u_i||^2
 

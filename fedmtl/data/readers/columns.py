@@ -19,7 +19,7 @@ MISSING = ("NA", "NaN", "nan", "")
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
-    """``root`` if it is a file, or the first of ``names`` in the folder ``root``.
+    """Return ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
 
     Raises:
         DataError: there is none.
@@ -34,17 +34,22 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
 
 
 def read_frame(file: Path, needed: Sequence[str], text: Sequence[str]) -> pd.DataFrame:
-    """A table with at least the columns ``needed``; the columns ``text`` are read as they are written.
+    """Return a table with at least the columns ``needed``; the columns ``text`` are read as they are written.
 
     Raises:
         DataError: an unreadable or empty file, or a missing column.
     """
     frame = load_frame(file, tuple(text))
+    check_columns(frame, needed, file)
+    return frame
+
+
+def check_columns(frame: pd.DataFrame, needed: Sequence[str], file: Path) -> None:
+    """Raise :class:`DataError` unless the table has the columns ``needed``."""
     for column in needed:
         if column not in frame.columns:
             known = ", ".join(map(repr, frame.columns))
             raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
-    return frame
 
 
 def numbers(
@@ -56,7 +61,7 @@ def numbers(
     low: float = -np.inf,
     high: float = np.inf,
 ) -> np.ndarray:
-    """A column of numbers, float64 (n,).
+    """Return a column of numbers, float64 (n,).
 
     Args:
         frame: the table.
@@ -80,17 +85,30 @@ def numbers(
         row = int((wrong | outside).argmax())
         accepted = "a finite number" if not np.isfinite(high) else f"a number from {low:g} to {high:g}"
         value = series.iloc[row]
-        found = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
-        raise DataError(f"{file}: row {row}, column {column!r} {found}; accepted: {accepted}.")
+        state = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
+        raise DataError(f"{file}: row {row}, column {column!r} {state}; accepted: {accepted}.")
     return values
 
 
 def texts(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of texts (n,), stripped; an empty value becomes ``""``."""
+    """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
     return frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
-    """Positions (n,) int64 of texts (n,) in ``categories``; -1 where a text is none of them."""
+    """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
     match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
     return np.where(match.any(axis=1), match.argmax(axis=1), -1)
+
+
+def known_codes(values: np.ndarray, categories: Sequence[str], column: str, file: Path, accepted: str) -> np.ndarray:
+    """Return the :func:`codes` of texts that must all be among ``categories``.
+
+    Raises:
+        DataError: another text, named with its row and ``column``.
+    """
+    positions = codes(values, categories)
+    if (positions < 0).any():
+        row = int((positions < 0).argmax())
+        raise DataError(f"{file}: row {row}, column {column!r} holds {str(values[row])!r}; accepted: {accepted}.")
+    return positions

@@ -122,7 +122,7 @@ def read_hospital(
 
 
 def public_places(rows: int, share: float) -> np.ndarray:
-    """Which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one, always the same."""
+    """Return which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one, always the same."""
     score = keyed_bits(derive_key(0, "hospital/public"), torch.zeros(rows, dtype=torch.int64), 0, torch.arange(rows))
     chosen = np.zeros(rows, dtype=bool)
     chosen[np.argsort(score.numpy(), kind="stable")[: max(1, round(share * rows))]] = True
@@ -130,7 +130,7 @@ def public_places(rows: int, share: float) -> np.ndarray:
 
 
 def _signs(values: np.ndarray, column: str, file: Path) -> np.ndarray:
-    """0 and 1 to -1 and +1."""
+    """Map 0 and 1 to -1 and +1."""
     wrong = (values != 0) & (values != 1)
     if wrong.any():
         row = int(wrong.argmax())
@@ -139,7 +139,7 @@ def _signs(values: np.ndarray, column: str, file: Path) -> np.ndarray:
 
 
 def _hospitals(values: np.ndarray, public: np.ndarray, least: int, file: Path) -> dict[str, np.ndarray]:
-    """Private row numbers of each hospital with at least ``least`` of them."""
+    """Return the private row numbers of each hospital with at least ``least`` of them."""
     parts = {}
     for value in np.unique(values):
         rows = np.flatnonzero((values == value) & ~public)

@@ -10,28 +10,22 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from ..._check import positive_int
 from ...errors import DataError
-from ..checks import check_fraction
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
-from ..transforms import Affine, Transform
+from ..transforms import Transform
+from .sides import Pair, check_choice, dataset_of
 
-Pair = tuple[np.ndarray, np.ndarray]
-Tensors = tuple[torch.Tensor, torch.Tensor]
-Store = Callable[[np.ndarray], np.ndarray]
-
-_FEMNIST_CLASSES = 62
-_FEMNIST_SHAPE = (1, 28, 28)
+Store = Callable[[list[Any], str], np.ndarray]
+"""(a client's x as in the file, where it stands) -> an array with a row an example."""
 
 
 @reader("leaf")
@@ -65,80 +59,23 @@ def read_leaf(
         ConfigError: an impossible setting.
     """
     root = Path(path)
-    positive_int("read_leaf", min_examples=min_examples)
-    if test_fraction is not None:
-        check_fraction(test_fraction)
-    train, test = _read_sides(root, _as_float)
-    clients = _merge(train, test, root)
-    kept = [client for client in clients if len(clients[client][1]) >= min_examples]
-    title = root.name if name is None else name
-    if not kept:
-        raise DataError(f"{root}: no client has {min_examples} or more examples (min_examples).")
+    check_choice("read_leaf", test_fraction, min_examples, None)
+    train, test = read_sides(root, _as_float)
+    kind = target_kind([*train.values(), *test.values()])
 
-    kind = _target_kind(clients)
+    def tensors(side: dict[str, Pair]) -> dict[str, Pair]:
+        return {client: _paired(pair, shape, kind, f"{root}: client {client!r}") for client, pair in side.items()}
 
-    def tensors(side: dict[str, Pair]) -> dict[str, Tensors]:
-        return {
-            client: _pair(side[client], shape, kind, f"{root}: client {client!r}") for client in kept if client in side
-        }
-
-    if test and test_fraction is None:
-        return FederatedDataset.from_tensors(
-            _present(tensors(train), kept, root),
-            test=tensors(test),
-            classes=classes,
-            transform=transform,
-            name=title,
-        )
-    return FederatedDataset.from_tensors(
-        tensors(clients),
-        test_fraction=0.2 if test_fraction is None else test_fraction,
-        seed=seed,
+    return dataset_of(
+        tensors(train),
+        tensors(test),
+        str(root),
+        name=root.name if name is None else name,
         classes=classes,
-        transform=transform,
-        name=title,
-    )
-
-
-@reader("femnist")
-def read_femnist(
-    root: str | Path, *, test_fraction: float = 0.2, seed: int = 0, min_examples: int = 2
-) -> FederatedDataset:
-    """Read LEAF's FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28).
-
-    LEAF's pixels lie in [0, 1] with a background of 1.0; they are inverted, so that the background is exactly
-    0 and ink is positive. Where every pixel is a whole number of 255ths, as in LEAF's own files, they are
-    stored as uint8.
-
-    Args:
-        root: a LEAF file, zip or folder; the parts of a ``train`` and a ``test`` folder are pooled.
-        test_fraction: share of each writer's examples held out for test.
-        seed: of the split, keyed by the writer.
-        min_examples: writers with fewer examples are left out.
-
-    Raises:
-        DataError: a missing, truncated or malformed file, or pixels that are not 784 numbers in [0, 1].
-    """
-    root = Path(root)
-    positive_int("read_femnist", min_examples=min_examples)
-    check_fraction(test_fraction)
-    clients = _merge(*_read_sides(root, _as_pixels), root)
-    clients = {client: pair for client, pair in clients.items() if len(pair[1]) >= min_examples}
-    if not clients:
-        raise DataError(f"{root}: no client has {min_examples} or more examples (min_examples).")
-    exact = all(x.dtype == np.uint8 for x, _ in clients.values())
-    kind = _target_kind(clients)
-    pairs = {}
-    for client, (x, y) in clients.items():
-        stored = x if exact or x.dtype == np.float32 else x.astype(np.float32) / np.float32(255)
-        pairs[client] = _pair((stored, y), _FEMNIST_SHAPE, kind, f"{root}: client {client!r}")
-    return FederatedDataset.from_tensors(
-        pairs,
         test_fraction=test_fraction,
         seed=seed,
-        classes=_FEMNIST_CLASSES,
-        transform=Affine(scale=1 / 255) if exact else None,
-        name="femnist",
+        min_examples=min_examples,
+        transform=transform,
     )
 
 
@@ -148,8 +85,8 @@ class _Part:
     read: Callable[[], bytes]
 
 
-def _read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """All clients of the train side (or of the undivided parts) and of the test side."""
+def read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pair]]:
+    """Return all clients of the train side (or of the undivided parts) and of the test side."""
     if not root.exists():
         raise DataError(f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either.")
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
@@ -175,16 +112,16 @@ def _read_parts(root: Path, store: Store) -> dict[str, Pair]:
 
 def _parts(root: Path) -> Iterator[_Part]:
     files = sorted(p for p in root.iterdir() if p.suffix in (".json", ".zip")) if root.is_dir() else [root]
-    found = False
+    any_part = False
     for file in files:
         if file.suffix == ".zip":
             for part in _zip_parts(file):
-                found = True
+                any_part = True
                 yield part
         else:
-            found = True
+            any_part = True
             yield _Part(str(file), file.read_bytes)
-    if not found:
+    if not any_part:
         raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
 
 
@@ -256,18 +193,16 @@ def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
             f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; they must agree."
         )
     if not y:
-        raise DataError(f"{where} has no examples; every client needs at least 1 training and 1 test example.")
-    try:
-        return store(_numbers(x, where, "x")), _numbers(y, where, "y")
-    except _PixelError as error:
-        raise DataError(f"{where}, field 'x' {error}") from error
+        raise DataError(f"{where} has no examples; every client needs at least 1.")
+    return store(x, where), numbers(y, where, "y")
 
 
-class _PixelError(ValueError):
-    pass
+def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
+    """Return a client's x or y as an array of finite numbers.
 
-
-def _numbers(value: list[Any], where: str, field: str) -> np.ndarray:
+    Raises:
+        DataError: text, another object, examples of different shapes, or a number that is not finite.
+    """
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
@@ -277,7 +212,7 @@ def _numbers(value: list[Any], where: str, field: str) -> np.ndarray:
     if array.dtype.kind in "US":
         raise DataError(
             f"{where}, field {field!r} holds text such as {str(array.flat[0])[:40]!r}; accepted: numbers "
-            "(for LEAF files of image names, load the images and use FederatedDataset.from_tensors)."
+            "(LEAF files of image names are read by read_celeba)."
         )
     if array.dtype.kind not in "fiub":
         raise DataError(f"{where}, field {field!r} holds values that are not numbers; accepted: numbers.")
@@ -290,61 +225,19 @@ def _numbers(value: list[Any], where: str, field: str) -> np.ndarray:
     return array
 
 
-def _as_float(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float32)
+def _as_float(x: list[Any], where: str) -> np.ndarray:
+    return numbers(x, where, "x").astype(np.float32)
 
 
-def _as_pixels(x: np.ndarray) -> np.ndarray:
-    """Inverted pixels: uint8 where all are 255ths, float32 otherwise."""
-    if x[0].size != 784:
-        raise _PixelError(f"has {x[0].size} numbers an example; FEMNIST images have 28 x 28 = 784.")
-    if x.min() < 0 or x.max() > 1:
-        wrong = x.min() if x.min() < 0 else x.max()
-        raise _PixelError(f"holds the pixel {wrong}; FEMNIST pixels must be in [0, 1].")
-    whole = np.rint(x * 255)
-    if np.array_equal((whole / 255).astype(np.float32), x.astype(np.float32)):
-        return (255 - whole).astype(np.uint8)
-    return (1 - x).astype(np.float32)
+def target_kind(pairs: Sequence[Pair]) -> type:
+    """Return one dtype for all targets: a client whose targets happen to be whole numbers follows the others."""
+    return np.float32 if any(y.dtype.kind == "f" for _, y in pairs) else np.int64
 
 
-def _merge(train: dict[str, Pair], test: dict[str, Pair], root: Path) -> dict[str, Pair]:
-    merged = dict(train)
-    for client, (x, y) in test.items():
-        if client in merged:
-            first = merged[client]
-            if first[0].shape[1:] != x.shape[1:]:
-                raise DataError(
-                    f"{root}: client {client!r}, field 'x' has examples of shape {first[0].shape[1:]} in "
-                    f"train and {x.shape[1:]} in test; they must agree."
-                )
-            x, y = np.concatenate([_alike(first[0], x), _alike(x, first[0])]), np.concatenate([first[1], y])
-        merged[client] = (x, y)
-    return merged
-
-
-def _alike(x: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Pixels in the other array's kind of storage: uint8 if both are, float32 otherwise."""
-    if x.dtype == np.uint8 and other.dtype != np.uint8:
-        return x.astype(np.float32) / np.float32(255)
-    return x
-
-
-def _present(train: dict[str, Tensors], kept: list[str], root: Path) -> dict[str, Tensors]:
-    for client in kept:
-        if client not in train:
-            raise DataError(f"{root}: client {client!r} has no training examples; every client needs at least 1.")
-    return train
-
-
-def _target_kind(clients: dict[str, Pair]) -> type:
-    """One dtype for all targets: a client whose targets happen to be whole numbers follows the others."""
-    return np.float32 if any(y.dtype.kind == "f" for _, y in clients.values()) else np.int64
-
-
-def _pair(pair: Pair, shape: tuple[int, ...] | None, kind: type, where: str) -> Tensors:
+def _paired(pair: Pair, shape: tuple[int, ...] | None, kind: type, where: str) -> Pair:
     x, y = pair
     if shape is not None:
         if x[0].size != math.prod(shape):
             raise DataError(f"{where}, field 'x' has {x[0].size} numbers an example; shape {shape} needs others.")
         x = x.reshape(len(x), *shape)
-    return torch.from_numpy(x), torch.from_numpy(y.astype(kind))
+    return x, y.astype(kind)

@@ -107,7 +107,7 @@ class Coding:
     whitening: Whitening
 
     def __call__(self, frame: pd.DataFrame, file: Path) -> np.ndarray:
-        """Rows (n,) to float64 features (n, k)."""
+        """Map rows (n,) to float64 features (n, k)."""
         return self.whitening(_coded(frame, self.categories, file))
 
 
@@ -198,7 +198,7 @@ def read_lending(
 
 
 def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path) -> np.ndarray:
-    """(n, p) float64: integer codes and numbers; NaN where a value is missing or a category is unknown."""
+    """Return (n, p) float64: integer codes and numbers; NaN where a value is missing or a category is unknown."""
     coded = [
         np.where((code := codes(texts(frame, column), known)) >= 0, code, np.nan)
         for column, known in zip(CATEGORIES, categories, strict=True)

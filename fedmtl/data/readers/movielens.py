@@ -63,7 +63,8 @@ class MovieLens:
     train_rating: Tensor
 
     def training_ratings(self) -> csr_array:
-        """(users, items) float64: the ratings of the training side, as in the file; for the similarity of users."""
+        """Return (users, items) float64: the ratings of the training side, as in the file; for the similarity of
+        users."""
         offsets = self.data.train.offsets.numpy()
         stored = (self.train_rating.numpy(), self.train_item.numpy(), offsets)
         return csr_array(stored, shape=(len(self.data), len(self.items)))
@@ -138,7 +139,7 @@ def movielens_users(
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
         means = train.means()
-        y_train, y_test = train.rating - means[train.owner], test.rating - means[test.owner]
+        y_train, y_test = train.rating - means[train.user], test.rating - means[test.user]
         target = RATINGS[1] - RATINGS[0]
         notes.append(USER_CENTRE)
     else:
@@ -197,7 +198,7 @@ class RatingsGraph:
         check_fraction(self.test_fraction)
 
     def build(self, data: FederatedDataset) -> Graph:
-        """The graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
+        """Return the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.
@@ -229,9 +230,9 @@ class _Users:
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, ratings: Ratings, item: np.ndarray, kept: np.ndarray, least: int) -> _Users:
-        """Of the rows ``kept``, the users with ``least`` of them; ``item`` are positions, one a row."""
-        rows = np.flatnonzero(kept)
+    def of(cls, ratings: Ratings, item: np.ndarray, used: np.ndarray, least: int) -> _Users:
+        """Return the ratings of the rows ``used``, of users with ``least`` of them; ``item`` has a position a row."""
+        rows = np.flatnonzero(used)
         users, counts = np.unique(ratings.user[rows], return_counts=True)
         if not (counts >= least).any():
             raise DataError(f"{ratings.file}: no user has {least} or more ratings (min_examples).")
@@ -242,29 +243,29 @@ class _Users:
         return cls(ids, item[rows], ratings.rating[rows], offsets)
 
     @property
-    def owner(self) -> np.ndarray:
+    def user(self) -> np.ndarray:
         """int64 (N,), the user of every rating."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def means(self) -> np.ndarray:
-        """(users,) mean rating."""
-        return np.bincount(self.owner, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
+        """Return (users,) mean rating."""
+        return np.bincount(self.user, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
 
     def centred(self) -> _Users:
         """Ratings less their user's mean."""
-        return _Users(self.ids, self.item, self.rating - self.means()[self.owner], self.offsets)
+        return _Users(self.ids, self.item, self.rating - self.means()[self.user], self.offsets)
 
     def matrix(self, items: int) -> csr_array:
-        """(users, items) float64."""
+        """Return (users, items) float64."""
         return csr_array((self.rating, self.item, self.offsets), shape=(len(self.ids), items))
 
     def split(self, test_fraction: float, seed: int) -> tuple[_Users, _Users]:
-        """The training and the test part."""
+        """Return the training and the test part."""
         offsets = torch.from_numpy(self.offsets)
         parts = split_rows(offsets, self.ids, test_fraction=test_fraction, seed=seed, where="movielens")
-        owner, sides = self.owner, []
+        user, sides = self.user, []
         for rows in (part.numpy() for part in parts):
-            counts = torch.from_numpy(np.bincount(owner[rows], minlength=len(self.ids)))
+            counts = torch.from_numpy(np.bincount(user[rows], minlength=len(self.ids)))
             sides.append(_Users(self.ids, self.item[rows], self.rating[rows], offsets_of(counts).numpy()))
         return sides[0], sides[1]
 
@@ -272,17 +273,18 @@ class _Users:
 def _read(
     root: str | Path, public_users: int, test_fraction: float, min_examples: int, seed: int
 ) -> tuple[np.ndarray, _Users, _Users, _Users | None]:
-    """Numbers of items (items,), the training and the test ratings of the clients, and those of the public users."""
+    """Return the numbers of items (items,), the training and the test ratings of the clients, and those of the public
+    users."""
     _check_public("movielens", public_users)
     ratings = read_ratings(root)
     items, item = np.unique(ratings.item, return_inverse=True)
     public = _public_rows(ratings, public_users, "movielens")
-    held = _Users.of(ratings, item, ~public, min_examples)
-    return items, *held.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
+    clients = _Users.of(ratings, item, ~public, min_examples)
+    return items, *clients.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
 
 
 def _public_rows(ratings: Ratings, count: int, where: str) -> np.ndarray:
-    """Which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
+    """Return which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
     users = np.unique(ratings.user)
     if count >= len(users):
         raise ConfigError(

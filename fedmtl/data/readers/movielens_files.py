@@ -69,7 +69,7 @@ def read_ratings(root: str | Path) -> Ratings:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[TextIO, str]]:
-    """The text of a plain file, a .gz or the rating file of a .zip, and its name for messages."""
+    """Open the text of a plain file, a .gz or the rating file of a .zip; yield it and its name for messages."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as text:
@@ -95,7 +95,8 @@ def _separator(line: str) -> str:
 
 
 def _parsed(text: TextIO, name: str) -> tuple[np.ndarray | None, int]:
-    """All rows as numbers (N, 4), or None where a line is malformed, and the number of the first line of ratings."""
+    """Return all rows as numbers (N, 4), or None where a line is malformed, and the number of the first line of
+    ratings."""
     head = text.readline()
     if not head.strip():
         raise DataError(f"{name} is empty, or its first line is; accepted: ratings.")
@@ -127,7 +128,7 @@ def _chained(head: str, rest: TextIO) -> Iterator[str]:
 
 
 def _sound(rows: np.ndarray) -> bool:
-    """Whether every value is as :func:`_explain` accepts it, and no pair of user and item occurs twice."""
+    """Return whether every value is as :func:`_explain` accepts it, and no pair of user and item occurs twice."""
     user, item, rating, time = rows.T
     whole = all(bool(((c >= 0) & (c < _LARGEST) & (c == np.floor(c))).all()) for c in (user, item, time))
     if not (len(rows) and whole and bool(((rating >= RATINGS[0]) & (rating <= RATINGS[1])).all())):
@@ -140,7 +141,7 @@ def _sound(rows: np.ndarray) -> bool:
 def _explain(text: TextIO, name: str, first: int) -> NoReturn:
     """Raise DataError for the first malformed line."""
     mark = ""
-    seen: dict[tuple[int, int], int] = {}
+    line_of: dict[tuple[int, int], int] = {}
     for number, line in enumerate(text, 1):
         mark = mark or _separator(line)
         if number < first or not line.strip():
@@ -154,12 +155,12 @@ def _explain(text: TextIO, name: str, first: int) -> NoReturn:
         if not RATINGS[0] <= rating <= RATINGS[1]:
             accepted = f"a number from {RATINGS[0]:g} to {RATINGS[1]:g}"
             raise DataError(f"{where}: field 'rating' is {fields[2]!r}; accepted: {accepted}.")
-        if (user, item) in seen:
+        if (user, item) in line_of:
             raise DataError(
-                f"{where}: user {user} rates item {item} again, after line {seen[user, item]}; accepted: once."
+                f"{where}: user {user} rates item {item} again, after line {line_of[user, item]}; accepted: once."
             )
-        seen[user, item] = number
-    raise DataError(f"{name} holds no ratings." if not seen else f"{name} changed while it was read.")
+        line_of[user, item] = number
+    raise DataError(f"{name} holds no ratings." if not line_of else f"{name} changed while it was read.")
 
 
 def _number(value: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,68 +99,57 @@ def read_school(
     if not unit_rows:
         return data
     domain = Domain(data.train.x.shape[1] ** 0.5, 1.0, SCORES[1] if targets == "score" else 1.0)
-    return dataclasses.replace(with_unit_rows(data), domain=domain)
+    return replace(with_unit_rows(data), domain=domain)
 
 
 def centred(data: FederatedDataset) -> FederatedDataset:
-    """The data with every client's targets minus the mean of its own training targets."""
+    """Return the data with every client's targets minus the mean of its own training targets."""
     train = data.train
-    owner = torch.repeat_interleave(torch.arange(len(data)), train.counts)
-    mean = _client_means(train.y.double()[:, None], owner, train.counts)[:, 0]
-    sides = []
-    for side in (train, data.test):
-        y = side.y.double() - mean.repeat_interleave(side.counts)
-        sides.append(Examples(side.x, y.float(), side.offsets))
-    return FederatedDataset(
-        sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=(*data.notes, CENTRED)
-    )
+    mean = _client_means(train.y.double()[:, None], train.counts)[:, 0]
+    sides = [
+        Examples(side.x, (side.y.double() - mean.repeat_interleave(side.counts)).float(), side.offsets)
+        for side in (train, data.test)
+    ]
+    return replace(data, train=sides[0], test=sides[1], notes=(*data.notes, CENTRED))
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
-    """The data with every row of features (d,) scaled to length 1; a function of that row alone."""
+    """Return the data with every row of features (d,) scaled to length 1; a function of that row alone."""
     sides = []
     for side in (data.train, data.test):
         wide = side.x.double()
         norm = wide.norm(dim=1, keepdim=True)
         x = torch.where(norm > 0, wide * (SHRINK / norm), 0.0).float()
         sides.append(Examples(x, side.y, side.offsets))
-    return FederatedDataset(sides[0], sides[1], data.ids, data.transform, data.classes, data.name, notes=data.notes)
+    return replace(data, train=sides[0], test=sides[1])
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:
-    """The data with every client's features centred and scaled by its own training rows, in float32.
+    """Return the data with every client's features centred and scaled by its own training rows, in float32.
 
     A column that is constant in a client's training rows is centred and not scaled.
     """
     train, test = data.train, data.test
-    owner = torch.repeat_interleave(torch.arange(len(data)), train.counts)
     wide = train.x.double()
-    mean = _client_means(wide, owner, train.counts)
-    variance = _client_means((wide - mean[owner]).square(), owner, train.counts)
+    mean = _client_means(wide, train.counts)
+    variance = _client_means((wide - mean.repeat_interleave(train.counts, 0)).square(), train.counts)
     floor = 1e-12 * mean.square()  # a constant column's variance is rounding
     scale = torch.where(variance > floor, variance, torch.ones_like(variance)).sqrt()
     sides = []
     for side in (train, test):
-        own = torch.repeat_interleave(torch.arange(len(data)), side.counts)
-        sides.append(Examples(((side.x.double() - mean[own]) / scale[own]).float(), side.y, side.offsets))
-    return FederatedDataset(
-        sides[0],
-        sides[1],
-        data.ids,
-        data.transform,
-        data.classes,
-        data.name,
-        notes=(*data.notes, STANDARDIZED),
-    )
+        centre, spread = mean.repeat_interleave(side.counts, 0), scale.repeat_interleave(side.counts, 0)
+        sides.append(Examples(((side.x.double() - centre) / spread).float(), side.y, side.offsets))
+    return replace(data, train=sides[0], test=sides[1], notes=(*data.notes, STANDARDIZED))
 
 
-def _client_means(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
-    """(N, d) float64 -> (n, d)."""
-    return values.new_zeros(len(counts), values.shape[1]).index_add_(0, owner, values) / counts[:, None]
+def _client_means(values: Tensor, counts: Tensor) -> Tensor:
+    """Average the rows (N, d), float64, of each client: (n, d)."""
+    client = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return values.new_zeros(len(counts), values.shape[1]).index_add_(0, client, values) / counts[:, None]
 
 
 def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Each school's features (pupils, d) and scores (pupils,), float64."""
+    """Return each school's features (pupils, d) and scores (pupils,), float64."""
     x, y = _cells(file)
     if len(x) != len(y):
         raise DataError(f"{file}: X has {len(x)} cells and Y has {len(y)}; each needs one a school.")
@@ -196,18 +185,18 @@ def _cells(file: Path) -> tuple[list[Any], list[Any]]:
         raise DataError(f"{file} is a MATLAB 7.3 file, which is not read; save it with -v7.") from error
     except (MatReadError, ValueError, TypeError, OSError, EOFError, KeyError, IndexError, MemoryError) as error:
         raise DataError(f"{file} cannot be read as a MATLAB file ({error}); it may be truncated.") from error
-    found = []
+    cells = []
     for name in ("X", "Y"):
         value = content.get(name)
         if not isinstance(value, np.ndarray) or value.dtype != object:
             kind = "is missing" if value is None else "is no cell array"
             raise DataError(f"{file}: {name} {kind}; accepted: cells X and Y with one matrix a school.")
-        found.append(list(value.ravel()))
-    return found[0], found[1]
+        cells.append(list(value.ravel()))
+    return cells[0], cells[1]
 
 
 def _numbers(value: Any, where: str, field: str) -> np.ndarray:
-    """A matrix of finite numbers as float64, whatever type it was compressed to."""
+    """Return a matrix of finite numbers as float64, whatever type it was compressed to."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         raise DataError(f"{where}: {field} holds {getattr(value, 'dtype', type(value).__name__)}; accepted: numbers.")
     wide = value.astype(np.float64)

@@ -82,22 +82,22 @@ def read_table(
             raise ConfigError(f"read_table.one_hot contains {column!r}, which is not a feature column.")
     if not features:
         raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
-    owner = _owners(frame, client, file)
-    ids, number, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    kept = counts >= min_examples
-    if not kept.any():
+    client_of = _clients(frame, client, file)
+    ids, number, counts = np.unique(client_of, return_inverse=True, return_counts=True)
+    large_enough = counts >= min_examples
+    if not large_enough.any():
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
     order = np.argsort(number, kind="stable")
-    order = order[kept[number[order]]]
-    x = np.concatenate([_feature(frame, c, c in one_hot, owner, file) for c in features], axis=1)[order]
-    y = _target(frame, target, labels, owner, file)[order]
+    order = order[large_enough[number[order]]]
+    x = np.concatenate([_feature(frame, c, c in one_hot, client_of, file) for c in features], axis=1)[order]
+    y = _target(frame, target, labels, client_of, file)[order]
     if labels is not None:
         classes = len(labels)
     return FederatedDataset.from_flat(
         torch.from_numpy(x),
         torch.from_numpy(y),
-        offsets_of(torch.from_numpy(counts[kept].astype(np.int64))),
-        [str(i) for i in ids[kept]],
+        offsets_of(torch.from_numpy(counts[large_enough].astype(np.int64))),
+        [str(i) for i in ids[large_enough]],
         test_fraction=test_fraction,
         seed=seed,
         classes=classes,
@@ -107,7 +107,7 @@ def read_table(
 
 
 def load_frame(file: Path, text: Sequence[str]) -> pd.DataFrame:
-    """The table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
+    """Return the table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
     import pandas as pd
 
     if not file.is_file():
@@ -133,7 +133,7 @@ def load_frame(file: Path, text: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _owners(frame: pd.DataFrame, client: str, file: Path) -> np.ndarray:
+def _clients(frame: pd.DataFrame, client: str, file: Path) -> np.ndarray:
     column = frame[client]
     missing = column.isna().to_numpy()
     if missing.any():
@@ -144,38 +144,40 @@ def _owners(frame: pd.DataFrame, client: str, file: Path) -> np.ndarray:
     return column.astype(str).to_numpy(dtype=str)
 
 
-def _feature(frame: pd.DataFrame, name: str, coded: bool, owner: np.ndarray, file: Path) -> np.ndarray:
-    """One column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
+def _feature(frame: pd.DataFrame, name: str, coded: bool, client_of: np.ndarray, file: Path) -> np.ndarray:
+    """Return one column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
     if coded:
-        _refuse_missing(frame, name, owner, file)
+        _refuse_missing(frame, name, client_of, file)
         values = frame[name].astype(str).to_numpy(dtype=str)
         return (values[:, None] == np.unique(values)[None]).astype(np.float32)
-    values = _numbers(frame, name, owner, file, f"give numbers, or one_hot=[{name!r}], or leave it out of features")
+    values = _numbers(frame, name, client_of, file, f"give numbers, or one_hot=[{name!r}], or leave it out of features")
     return values.astype(np.float32)[:, None]
 
 
-def _target(frame: pd.DataFrame, name: str, labels: Sequence[str] | None, owner: np.ndarray, file: Path) -> np.ndarray:
+def _target(
+    frame: pd.DataFrame, name: str, labels: Sequence[str] | None, client_of: np.ndarray, file: Path
+) -> np.ndarray:
     if labels is None:
         accepted = "give numbers, or labels=[...], the values in order of their class number"
-        values = _numbers(frame, name, owner, file, accepted)
+        values = _numbers(frame, name, client_of, file, accepted)
         return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
     if len(set(labels)) != len(labels) or not labels:
         raise ConfigError(f"read_table.labels is {list(labels)!r}; it must be distinct texts, at least one.")
-    _refuse_missing(frame, name, owner, file)
+    _refuse_missing(frame, name, client_of, file)
     texts = frame[name].astype(str).to_numpy(dtype=str)
     match = texts[:, None] == np.asarray(list(labels), dtype=str)[None]
     unknown = ~match.any(axis=1)
     if unknown.any():
         row = int(unknown.argmax())
         raise DataError(
-            f"{file}: client {str(owner[row])!r}, row {row}, column {name!r} holds {str(texts[row])!r}; "
+            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {str(texts[row])!r}; "
             f"accepted labels: {', '.join(map(repr, labels))}."
         )
     return match.argmax(axis=1)
 
 
-def _numbers(frame: pd.DataFrame, name: str, owner: np.ndarray, file: Path, accepted: str) -> np.ndarray:
-    """A column of finite numbers; whole ones keep an integer dtype."""
+def _numbers(frame: pd.DataFrame, name: str, client_of: np.ndarray, file: Path, accepted: str) -> np.ndarray:
+    """Return a column of finite numbers; whole ones keep an integer dtype."""
     import pandas as pd
 
     column = frame[name]
@@ -184,10 +186,10 @@ def _numbers(frame: pd.DataFrame, name: str, owner: np.ndarray, file: Path, acce
         odd = (numbers.isna() & column.notna()).to_numpy() if pd.api.types.is_numeric_dtype(numbers) else None
         row = int(odd.argmax()) if odd is not None and odd.any() else 0
         raise DataError(
-            f"{file}: client {str(owner[row])!r}, row {row}, column {name!r} holds {column.iloc[row]!r}, "
+            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {column.iloc[row]!r}, "
             f"which is not a number; {accepted}."
         )
-    _refuse_missing(frame, name, owner, file)
+    _refuse_missing(frame, name, client_of, file)
     values = column.to_numpy()
     if values.dtype.kind == "O":  # pandas' nullable numbers
         values = column.to_numpy(dtype=np.float64)
@@ -195,17 +197,17 @@ def _numbers(frame: pd.DataFrame, name: str, owner: np.ndarray, file: Path, acce
     if not finite.all():
         row = int((~finite).argmax())
         raise DataError(
-            f"{file}: client {str(owner[row])!r}, row {row}, column {name!r} holds {values[row]}; "
+            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {values[row]}; "
             "every value must be a finite number (no NaN, no infinity)."
         )
     return values
 
 
-def _refuse_missing(frame: pd.DataFrame, name: str, owner: np.ndarray, file: Path) -> None:
+def _refuse_missing(frame: pd.DataFrame, name: str, client_of: np.ndarray, file: Path) -> None:
     missing = frame[name].isna().to_numpy()
     if missing.any():
         row = int(missing.argmax())
         raise DataError(
-            f"{file}: client {str(owner[row])!r}, row {row}, column {name!r} is empty or NaN; "
+            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} is empty or NaN; "
             "every value must be given (fill it, or leave the row or the column out)."
         )

@@ -152,7 +152,7 @@ class TargetAngles:
         positive(self, gamma=self.gamma)
 
     def build(self, data: Any) -> Graph:
-        """The graph of the clients of ``data``.
+        """Return the graph of the clients of ``data``.
 
         Raises:
             ConfigError: data of another origin, whose clients have no such angles.

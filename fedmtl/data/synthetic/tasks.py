@@ -134,7 +134,7 @@ load_synthetic_tasks = reader("synthetic_tasks")(data_of(make_synthetic_tasks))
 
 
 def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: int) -> Tensor:
-    """The shared part of W, float64 (d, T), for tasks with the keys (T,)."""
+    """Return the shared part of W, float64 (d, T), for tasks with the keys (T,)."""
     if structure == "group_sparse":
         uniform = keyed_unit(seed, "tasks/sparse", keys, 0, rank)
         weights = torch.zeros(features, len(keys), dtype=torch.float64)

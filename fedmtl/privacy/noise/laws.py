@@ -107,8 +107,8 @@ class NoiseLaw(ABC):
             sources: of each of R repetitions.
             purpose: name of the release.
             uses: int64 (S, R), how often the client had such noise before.
-            keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function of (seed, purpose, r,
-                uses[s, r], keys[s, r]) whatever else is drawn, with a secure one only the shape matters.
+            keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function of (seed, purpose,
+                r, uses[s, r], keys[s, r]) whatever else is drawn, with a secure one only the shape matters.
             size: length of one client's noise.
 
         Returns:

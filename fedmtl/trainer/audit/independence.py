@@ -105,6 +105,9 @@ def seen(
     def finish(problem: Problem, state: State) -> None:
         models = trainer.algorithm.personalize(problem, state, everybody)
         found.note(rounds, "the personal model", everybody, models)
+        if trainer.finetune is not None:
+            start = trainer.finetune.origin(trainer.algorithm.shared(state), models)[1]
+            found.note(rounds, "the finetuned model", everybody, trainer.finetune.train(problem, start, everybody))
 
     run = states(trainer, data, rounds, record=record, replay=replay, tap=tap, finish=finish)
     for when, (state, event) in enumerate(run):

@@ -20,20 +20,20 @@ from ...privacy.audit import Finding, OwnerSetup, Setup
 from ...privacy.audit.findings import exact, skipped, too_large
 from ...privacy.audit.stated import early_stop
 from ...privacy.audit.statistics import auditor
-from ..problem import build_problem
+from ..evaluation import METRICS
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
 from .independence import row_marks
-from .rerun import states
+from .rerun import problem_of, states
 
 _LARGE = 1e4
 _SLACK = 1 + 1e-6
 _HISTORIES = 200
-_MEASURED = ("loss", "accuracy", "mse", "worst_tenth", "spread", "global_accuracy", "objective", "time")
+_MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "objective", "time")
 
 
 def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
-    """The sensitivity of first releases, and the charge of an early stop.
+    """Check the sensitivity of first releases, and the charge of an early stop.
 
     Args:
         trainer: the configuration, settled, on the CPU.
@@ -53,7 +53,8 @@ def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, ch
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
-    """What ends a run early reads the released model alone: the same decision, whatever was measured on private data.
+    """Check that what ends a run early reads the released model alone: the same decision, whatever was measured on
+    private data.
 
     Args:
         trainer: its rule, or that of the defaults.
@@ -72,8 +73,8 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
 
 
 def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
-    """Rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers amplify those
-    alone. Nothing where every release is stateful.
+    """Check that rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers
+    amplify those alone. Nothing where every release is stateful.
 
     Args:
         trainer: the configuration.
@@ -83,8 +84,8 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
     names = {plan.name for plan in setup.plans if not plan.stateful}
     if not names:
         return []
-    plain, kept = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
-    differing = sum(plain[key] != kept[key] for key in plain)
+    plain, changed = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
+    differing = sum(plain[key] != changed[key] for key in plain)
     detail = f"rows of {', '.join(sorted(names))} that change with what their clients keep, and are said not to"
     return [exact("charges: releases without a state", differing, detail)]
 
@@ -92,15 +93,15 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
 def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tuple[str, int], int]:
     """Fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients keep
     other numbers than at the start."""
-    found: dict[tuple[str, int], int] = {}
+    marks: dict[tuple[str, int], int] = {}
 
     def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         if name in names:
-            found.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
+            marks.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
 
     run = states(replace(trainer, privacy=_seeded(trainer)), trainer.data, trainer.rounds, tap=tap)
     for state, _ in run:
-        if found:
+        if marks:
             break
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
@@ -108,7 +109,7 @@ def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tup
                 rows = torch.randn(state.private.whole(name).shape, generator=generator)
                 state.private.assign(name, rows > 0 if dtype == torch.bool else rows.to(dtype))
     run.close()
-    return found
+    return marks
 
 
 def _seeded(trainer: Trainer) -> Privacy | None:
@@ -116,11 +117,9 @@ def _seeded(trainer: Trainer) -> Privacy | None:
 
 
 def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
-    """The run itself, with a rule that stops it at once."""
+    """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
-    problem = build_problem(
-        trainer.data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
-    )
+    problem = problem_of(trainer, trainer.data)
     with closing(problem.executor):
         if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
             return skipped("charges: early stop", "no model is common to all, so no run stops early")
@@ -129,7 +128,8 @@ def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
 
 
 def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
-    """One record replaced moves the first release of its owner by at most the sensitivity that its noise is for.
+    """Check that one record replaced moves the first release of its client by at most the sensitivity that its noise is
+    for.
 
     The run's own first step is made on neighbouring data sets with the same noise: records that pull one way, that
     nothing else opposes, or as they are, and one record among them that turns round, vanishes or is not a number.
@@ -166,11 +166,9 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 
 
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
-    """(n, D) what owners release before all answers, in a run on ``data``."""
+    """Return (n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
-    problem = build_problem(
-        data, trainer.model, trainer.loss, trainer.execution, trainer.rounds, trainer.seed, "cpu", trainer.dtype
-    )
+    problem = problem_of(trainer, data)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit")
         assert isinstance(channel, OwnerChannel)
@@ -188,7 +186,7 @@ Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]
 
 
 def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
-    """Data sets, each with others in which one record of every owner is replaced."""
+    """Data sets, each with others in which one record of every client is replaced."""
     train, generator = data.train, torch.Generator().manual_seed(seed)
     counts = train.counts
     some = counts > 0
@@ -196,12 +194,12 @@ def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
     x = train.x if train.x.is_floating_point() else train.x.double()
     direction = torch.ones_like(x[0]) * _LARGE
     lowest, highest = _targets(data)
-    aligned, alone = direction.expand_as(x).clone(), torch.zeros_like(x)
-    alone[places] = direction
+    aligned, single = direction.expand_as(x).clone(), torch.zeros_like(x)
+    single[places] = direction
     for kind, rows, y in (
         ("a record", x, train.y),
         ("one of records that agree", aligned, torch.full_like(train.y, highest)),
-        ("a record alone", alone, torch.full_like(train.y, highest)),
+        ("a record alone", single, torch.full_like(train.y, highest)),
     ):
         base = _with_records(data, rows.clone(), y.clone())
         others = []

@@ -195,8 +195,8 @@ def public_states(
         if coins is not None:
             _redraw(channel, SeededSource(coins))
 
-    found = states(trainer, data, rounds, record=record, replay=replay, opened=opened)
-    return [_digest_of(trainer.algorithm, channels[0], state, private=private) for state, _ in found]
+    run = states(trainer, data, rounds, record=record, replay=replay, opened=opened)
+    return [_digest_of(trainer.algorithm, channels[0], state, private=private) for state, _ in run]
 
 
 def _redraw(channel: Channel | OwnerChannel, source: NoiseSource) -> None:

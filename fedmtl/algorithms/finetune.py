@@ -1,0 +1,175 @@
+"""Finetuning: after training, every client goes on with a model on its own data and sends nothing.
+
+Four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (Table 1), from a model w0, for client k with
+the mean loss l_k of its own records:
+
+    vanilla    l_k(w)
+    mean       l_k(w) + (lam / 2) ||w - w0||^2
+    kl         l_k(w) + lam * mean_i [ KL(p_w || p_w0) + KL(p_w0 || p_w) ](x_i)
+    ewc        l_k(w) + (lam / 2) sum_j F_kj (w_j - w0_j)^2,   F_kj = mean_i (d l_i(w0) / d w_j)^2
+
+The last is elastic weight consolidation (Kirkpatrick et al., PNAS 2017), with the empirical Fisher information of the
+client's own records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .._check import non_negative, one_of
+from ..errors import ConfigError
+from ..local import LocalSGD, LocalSolver
+from ..local.batches import batch_widths
+from ..local.solver import address_of
+from ..stacked import StackedModule
+from ..stacked.losses import divergence_of
+from ..stacked.per_example import example_gradients
+from .base import PERSONALIZE_ROUND, Problem
+
+FINETUNE_ROUND = PERSONALIZE_ROUND - 1
+"""The round number that addresses the batches of finetuning."""
+
+Kind = Literal["vanilla", "mean", "kl", "ewc"]
+Start = Literal["auto", "shared", "personal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Local training of every client after the run.
+
+    Args:
+        kind: ``"vanilla"``, ``"mean"``, ``"kl"`` or ``"ewc"``, see the module's first lines; ``"kl"`` needs one of the
+            losses that have a name.
+        lam: strength of the pull to the model that a client starts from; without meaning for ``"vanilla"``.
+        local: the local solver: step size, steps or epochs, batches. Its ``decay``, which goes by rounds, is not used;
+            ``"ewc"`` takes its pull by the proximal step always, since the strengths come from the data.
+        start: the model to start from: the ``"shared"`` one that was released, each client's ``"personal"`` one, or
+            ``"auto"``, the shared one where the algorithm has one.
+        validation: 0, or the share of its own training records, in (0, 1), that every client keeps out of the whole
+            run and of finetuning, to choose among the shared, its personal, its finetuned and its local model (trained
+            alone, by ``local`` from the public starting point) the one of the least loss on them.
+
+    Raises:
+        ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the proximal step.
+    """
+
+    kind: Kind = "mean"
+    lam: float = 0.1
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
+    start: Start = "auto"
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of(self, ("vanilla", "mean", "kl", "ewc"), kind=self.kind)
+        one_of(self, ("auto", "shared", "personal"), start=self.start)
+        non_negative(self, lam=self.lam, validation=self.validation)
+        if not self.validation < 1.0:
+            raise ConfigError(f"Finetune.validation is {self.validation!r}; it must be in [0, 1).")
+        if self.kind == "mean":
+            self.local.check(self.lam)
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a loss that this kind has no objective for.
+
+        Raises:
+            ConfigError: ``kind="kl"`` and a loss of the caller's own.
+        """
+        if self.kind == "kl":
+            try:
+                divergence_of(problem.loss)
+            except ConfigError as error:
+                raise ConfigError(f"Finetune.kind is 'kl', but {error}") from None
+
+    def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
+        """``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
+
+        Raises:
+            ConfigError: ``start="shared"`` where nothing is shared.
+        """
+        if shared is not None and self.start != "personal":
+            return "shared", shared
+        if self.start == "shared":
+            raise ConfigError("Finetune.start is 'shared', but the algorithm has no shared model; use 'personal'.")
+        return "personal", personal
+
+    def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """The finetuned models of ``clients``: functions of ``start`` and of each client's own training records.
+
+        Nothing is released, so the records are used without noise also where single records are protected. A client
+        without training records, or whose model is no longer finite, keeps its start.
+
+        Args:
+            problem: the data, the model and the loss.
+            start: w0, (D,) or (k, D).
+            clients: int64 (k,).
+
+        Returns:
+            (k, D).
+        """
+        self.check(problem)
+        problem = replace(problem, protects_records=False)
+        models = start.expand(len(clients), -1).clone()
+        able = (problem.data.train.counts[clients] > 0).nonzero()[:, 0]
+        if not len(able):
+            return models
+        place = able.to(start.device)
+        first = models[place]
+        trained = self._train(problem, first, clients[able])
+        finite = torch.isfinite(trained).all(dim=1)
+        models[place] = torch.where(finite[:, None], trained, first)
+        return models
+
+    def _train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        solver = replace(self.local, decay=1.0)
+        if self.kind == "vanilla":
+            return problem.train_locally(solver, start, clients, round=FINETUNE_ROUND)
+        if self.kind == "ewc":
+            solver = replace(solver, proximal=True)
+            strength = self.lam * fisher_diagonals(problem, start, clients)
+            return problem.train_locally(
+                solver, start, clients, round=FINETUNE_ROUND, lam=strength, anchor=start.clone()
+            )
+        divergence = divergence_of(problem.loss) if self.kind == "kl" else None
+        return problem.train_locally(
+            solver, start, clients, round=FINETUNE_ROUND, lam=self.lam, anchor=start, divergence=divergence
+        )
+
+
+def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
+    """The mean squares of the gradients of each client's own training records at its model.
+
+    Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
+
+    Args:
+        problem: the data, the model and the loss.
+        models: (k, D), where the gradients are taken.
+        clients: int64 (k,), each with a training record or more.
+
+    Returns:
+        (k, D).
+    """
+    result = torch.zeros_like(models)
+    train = problem.data.train
+
+    def work(stack: StackedModule, part: slice) -> None:
+        for place in range(part.start, part.stop):
+            client = clients[place : place + 1]
+            count, first = int(train.counts[client]), int(train.offsets[client])
+            position = torch.arange(int(batch_widths(train.counts[client], None)))
+            mask = position < count
+            index = first + torch.where(mask, position, 0)
+            rows = stack.load(models[place], 1)
+            x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
+            address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0) if stack.has_dropout else None
+            for gradients, _ in example_gradients(
+                stack, x, y, problem.loss, mask=mask[None], address=address, position=position[None]
+            ):
+                result[place] += gradients.square().sum(0)
+            result[place] /= count
+
+    problem.executor.map(work, len(clients), grain=1)
+    return result

@@ -1,0 +1,92 @@
+"""What several commands share: their options, the stored configuration, and what an interruption prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import ConfigError
+from .config import Config, check, compose, printed_log, resolve
+
+INTERRUPTED = 130  # exit code
+
+
+def command_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of ``fedmtl COMMAND``; ``epilog`` is printed as it is written."""
+    style = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        prog=f"fedmtl {command}", description=description, epilog=epilog, formatter_class=style, allow_abbrev=False
+    )
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--config-dir``."""
+    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder with your own groups, searched first")
+
+
+def short_run_options(
+    parser: argparse.ArgumentParser, words: list[str], rounds: int, what: str
+) -> tuple[argparse.Namespace, Config]:
+    """Read and check the words of a command that makes a short run of a configuration.
+
+    Args:
+        parser: with the options of this command alone.
+        words: of the command line.
+        rounds: the default of ``--rounds``.
+        what: the help text of ``--rounds``.
+
+    Returns:
+        The options, and the resolved configuration.
+
+    Raises:
+        ConfigError: an impossible setting, or less than one round.
+    """
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for training")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"{what} (default {rounds})")
+    add_config_dir(parser)
+    options = parser.parse_intermixed_args(words)
+    if options.rounds < 1:
+        raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
+    check(options.overrides, extra=options.config_dir)
+    return options, resolve(compose(tuple(options.overrides), options.config_dir))
+
+
+def write_config(folder: Path, command: str, config: Config) -> None:
+    """Write the configuration that a resume reads, under the command that it came from."""
+    from omegaconf import OmegaConf
+
+    from ..report.tables import write_text
+
+    text = OmegaConf.to_yaml(OmegaConf.create(config))
+    write_text(folder / "private" / "config.yaml", f"# {command}\n{text}")
+
+
+def make_paths_absolute(config: Config) -> None:
+    """Make the paths of the data absolute, in place: a resume may start in another folder."""
+    for key in ("root", "path"):
+        if isinstance(config["data"].get(key), str):
+            config["data"][key] = os.path.abspath(config["data"][key])
+
+
+@contextmanager
+def resumable(folder: Path, log_level: int) -> Iterator[None]:
+    """Print the log from ``log_level`` on while the block runs, and how to go on where it is interrupted.
+
+    Raises:
+        SystemExit: an interruption.
+    """
+    try:
+        with printed_log(log_level):
+            yield
+    except KeyboardInterrupt:
+        say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}")
+        raise SystemExit(INTERRUPTED) from None
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(f"fedmtl: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,226 @@
+"""FEMNIST, handwritten characters by writer (Caldas et al., "LEAF", 2018), in the forms in which it is distributed.
+
+- LEAF JSON (:mod:`~fedmtl.data.readers.leaf`): a file, a zip, a folder;
+- parquet with the columns ``image``, ``writer_id`` and ``character``, as on the Hugging Face hub: a file or its folder;
+- HDF5 of TensorFlow Federated with the fields ``pixels`` and ``label``: a file, or the folder of
+  ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``.
+
+All have 28 x 28 pixels with a white background, and number the 62 characters 0-9, A-Z, a-z.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._check import one_of
+from ...errors import DataError
+from ..dataset import FederatedDataset
+from ..loaders import reader
+from ..transforms import Affine
+from .h5 import read_h5
+from .images import decode, pixel_domain, shown
+from .leaf import numbers, read_sides
+from .sides import Pair, check_choice, dataset_of
+
+SHAPE = (1, 28, 28)
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+"""The 62 classes in order."""
+_COLUMNS = ("image", "writer_id", "character")
+_ROWS = 4096
+
+
+@reader("femnist")
+def read_femnist(
+    root: str | Path,
+    *,
+    test_fraction: float | None = 0.2,
+    seed: int = 0,
+    min_examples: int = 2,
+    clients: int | None = None,
+    background: str = "white",
+    progress: bool = True,
+) -> FederatedDataset:
+    """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
+
+    Pixels have a white background, 1.0 or 255, and are inverted, so that the background is exactly 0 and ink is
+    positive. Where every pixel is a whole number of 255ths, as in all files that are distributed, they are stored as
+    uint8. The dataset's domain states their bounds.
+
+    Args:
+        root: a file of one of the forms above, or its folder.
+        test_fraction: share of each writer's examples held out for test, those of the source's test part included; None
+            keeps the source's own split, and without one means 0.2.
+        seed: of the split and of the choice of writers, keyed by the writer.
+        min_examples: writers with fewer examples are left out.
+        clients: keep that many writers, drawn at random; None keeps all.
+        background: ``"white"``, or ``"black"`` for files whose pixels are inverted already.
+        progress: show a progress bar while many images are decoded.
+
+    Raises:
+        DataError: a missing, truncated or malformed file; the message names file, writer or row, and field.
+        ConfigError: an impossible setting.
+    """
+    root = Path(root)
+    check_choice("read_femnist", test_fraction, min_examples, clients)
+    one_of("read_femnist", ("white", "black"), background=background)
+    parts = _read(root, background, progress)
+    exact = all(x.dtype == np.uint8 for side in parts for x, _ in side.values())
+    if not exact:
+        train, test = ({client: (_as_float(x), y) for client, (x, y) in side.items()} for side in parts)
+        parts = train, test
+    return dataset_of(
+        parts[0],
+        parts[1],
+        str(root),
+        name="femnist",
+        classes=len(CHARACTERS),
+        test_fraction=test_fraction,
+        seed=seed,
+        min_examples=min_examples,
+        clients=clients,
+        transform=Affine(scale=1 / 255) if exact else None,
+        domain=pixel_domain(SHAPE),
+    )
+
+
+def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair], dict[str, Pair]]:
+    """The train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
+    if root.suffix == ".parquet":
+        return _read_parquet([root], background, progress), {}
+    if root.suffix in (".h5", ".hdf5"):
+        return _read_h5(root, background, progress), {}
+    for suffix in ("parquet", "h5") if root.is_dir() else ():
+        files = sorted(root.rglob(f"*.{suffix}"))
+        held = [file for file in files if "test" in file.name]
+        rest = [file for file in files if file not in held]
+        if not rest:
+            held, rest = [], held
+        if suffix == "h5" and (len(rest) > 1 or len(held) > 1):
+            raise DataError(f"{root} holds {len(files)} .h5 files; give one, or a folder of a train and a test file.")
+        if files and suffix == "h5":
+            return _read_h5(rest[0], background, progress), _read_h5(held[0], background, progress) if held else {}
+        if files:
+            return _read_parquet(rest, background, progress), _read_parquet(held, background, progress)
+    return read_sides(root, lambda x, where: _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background))
+
+
+def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
+    """Pixels on a black background, (n, 1, 28, 28): uint8 where all are 255ths, else float32 in [0, 1].
+
+    Args:
+        x: (n, ...), 784 numbers an example in [0, 1], or uint8 from 0 to 255.
+        where: the client and the field, for messages.
+        background: of x.
+
+    Raises:
+        DataError: not 784 numbers an example, or one outside [0, 1].
+    """
+    if x[0].size != 784:
+        raise DataError(f"{where} has {x[0].size} numbers an example; FEMNIST images have 28 x 28 = 784.")
+    if x.dtype != np.uint8:
+        if not (x.min() >= 0 and x.max() <= 1):
+            wrong = x[~((x >= 0) & (x <= 1))][0]
+            raise DataError(f"{where} holds the pixel {wrong}; FEMNIST pixels must be in [0, 1].")
+        whole = np.rint(x * 255)
+        exact = np.array_equal((whole / 255).astype(np.float32), x.astype(np.float32))
+        x = whole.astype(np.uint8) if exact else x.astype(np.float32)
+    if background == "white":
+        x = 255 - x if x.dtype == np.uint8 else 1 - x
+    return x.reshape(len(x), *SHAPE)
+
+
+def _as_float(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
+
+
+def _read_h5(file: Path, background: str, progress: bool) -> dict[str, Pair]:
+    found: dict[str, Pair] = {}
+    for client, fields in shown(read_h5(file, ("pixels", "label")), f"reading {file.name}", progress=progress):
+        where = f"{file}: client {client!r}"
+        x, y = fields["pixels"], fields["label"]
+        if not len(y):
+            continue
+        if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
+            raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
+        outside = ~((y >= 0) & (y < len(CHARACTERS)))
+        if outside.any():
+            row = int(outside.argmax())
+            raise DataError(f"{where}, example {row}, field 'label' holds {y[row]}; accepted: 0 to 61.")
+        found[client] = _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
+    if not found:
+        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
+    return found
+
+
+def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
+    rows: dict[str, tuple[list[np.ndarray], list[int]]] = {}
+    for file in files:
+        count, batches = _batches(file)
+        for row, image, writer, character in shown(batches, f"decoding {file.name}", count, progress):
+            where = f"{file}: row {row}"
+            pixels = decode(_content(image, where), f"{where}, column 'image'", mode="L")
+            if pixels.shape != SHAPE:
+                found = "x".join(map(str, pixels.shape[1:]))
+                raise DataError(f"{where}, column 'image' is {found} pixels; FEMNIST images have 28x28.")
+            if writer is None or str(writer) == "":
+                raise DataError(f"{where}, column 'writer_id' is empty; every row must name its writer.")
+            xs, ys = rows.setdefault(str(writer), ([], []))
+            xs.append(pixels)
+            ys.append(_label(character, where))
+    return {
+        writer: (_pixels(np.stack(xs), f"writer {writer!r}", background), np.array(ys, dtype=np.int64))
+        for writer, (xs, ys) in rows.items()
+    }
+
+
+def _batches(file: Path) -> tuple[int, Iterator[tuple[int, Any, Any, Any]]]:
+    """The number of rows, and (row, image, writer_id, character) of each."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    if not file.is_file():
+        raise DataError(f"{file} does not exist or is not a file.")
+    try:
+        content = ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as parquet ({error}); it may be truncated.") from error
+    for column in _COLUMNS:
+        if column not in content.schema_arrow.names:
+            known = ", ".join(map(repr, content.schema_arrow.names))
+            raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
+
+    def rows() -> Iterator[tuple[int, Any, Any, Any]]:
+        row = 0
+        try:
+            for batch in content.iter_batches(_ROWS, columns=list(_COLUMNS)):
+                for values in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
+                    yield (row, *values)
+                    row += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{file}: row {row} cannot be read ({error}); the file may be damaged.") from error
+
+    return int(content.metadata.num_rows), rows()
+
+
+def _content(image: Any, where: str) -> bytes:
+    """The bytes of an image: the value itself, or ``bytes`` of the structure that the Hugging Face hub writes."""
+    content = image.get("bytes") if isinstance(image, dict) else image
+    if not isinstance(content, bytes):
+        raise DataError(
+            f"{where}, column 'image' holds no bytes of an image; accepted: bytes, or a structure with them."
+        )
+    return content
+
+
+def _label(character: Any, where: str) -> int:
+    """The class of a character: its number, or the character itself."""
+    if isinstance(character, str) and len(character) == 1 and character in CHARACTERS:
+        return CHARACTERS.index(character)
+    if isinstance(character, int) and not isinstance(character, bool) and 0 <= character < len(CHARACTERS):
+        return character
+    raise DataError(f"{where}, column 'character' holds {character!r}; accepted: 0 to 61, or one of 0-9, A-Z, a-z.")

@@ -1,0 +1,53 @@
+"""HDF5 files of TensorFlow Federated: ``examples/<client>/<field>``, one row an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+
+
+def read_h5(file: Path, fields: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every client of a file with its fields, in the file's order.
+
+    Args:
+        file: HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
+        fields: the fields that every client must have.
+        optional: further ones, read where they are there.
+
+    Yields:
+        The client's id and its fields, arrays of the same length.
+
+    Raises:
+        DataError: h5py is not installed, the file is not HDF5, a group or a field is missing, or lengths disagree.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError(f'{file} is HDF5, which needs a package that is not here: pip install "fedmtl[h5]".') from error
+    if not file.is_file():
+        raise DataError(f"{file} does not exist or is not a file.")
+    try:
+        with h5py.File(file, "r") as content:
+            clients = content.get("examples")
+            if not isinstance(clients, h5py.Group):
+                raise DataError(f"{file}: group 'examples' is missing; accepted: the HDF5 of TensorFlow Federated.")
+            for client in clients:
+                where, group = f"{file}: client {client!r}", clients[client]
+                if not isinstance(group, h5py.Group):
+                    raise DataError(f"{where} is no group; it must hold {', '.join(fields)}.")
+                for field in fields:
+                    if not isinstance(group.get(field), h5py.Dataset):
+                        raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
+                found = {field: np.asarray(group[field][()]) for field in (*fields, *optional) if field in group}
+                lengths = {field: values.shape[0] if values.ndim else -1 for field, values in found.items()}
+                if len(set(lengths.values())) > 1 or -1 in lengths.values():
+                    told = ", ".join(f"{field!r} {length}" for field, length in lengths.items())
+                    raise DataError(f"{where}: fields have different numbers of examples ({told}); they must agree.")
+                yield client, found
+    except OSError as error:
+        raise DataError(f"{file} cannot be read as HDF5 ({error}); it may be truncated.") from error

@@ -1,0 +1,211 @@
+"""Convolutional networks: those of the papers, and torchvision's by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .._check import one_of, positive_int
+from ..errors import ConfigError, ModelError
+from .factory import ModelFactory
+
+if TYPE_CHECKING:
+    from ..data import DataSpec
+
+
+def femnist_cnn() -> ModelFactory:
+    """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
+
+    115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4 features.
+    """
+
+    def build(spec: DataSpec) -> nn.Module:
+        channels, height, width = _image(spec, "femnist_cnn", 16)
+        side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
+        return nn.Sequential(
+            nn.Conv2d(channels, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * side[0] * side[1], spec.outputs),
+        )
+
+    return build
+
+
+def celeba_cnn(*, norm: str = "group", channels: int = 32, groups: int = 8) -> ModelFactory:
+    """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
+
+    30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5 features. The papers
+    normalize by batch, whose statistics would leave the clients without noise; here it is by groups of channels.
+
+    Args:
+        norm: ``"group"``, or ``"none"``.
+        channels: of every convolution.
+        groups: of the normalization, at most; their number divides the channels.
+    """
+    one_of("celeba_cnn", ("group", "none"), norm=norm)
+    positive_int("celeba_cnn", channels=channels, groups=groups)
+
+    def build(spec: DataSpec) -> nn.Module:
+        incoming, height, width = _image(spec, "celeba_cnn", 16)
+        blocks: list[nn.Module] = []
+        for _ in range(4):
+            blocks.append(nn.Conv2d(incoming, channels, 3, padding=1))
+            if norm == "group":
+                blocks.append(_group_norm(channels, groups))
+            blocks += [nn.MaxPool2d(2), nn.ReLU()]
+            incoming = channels
+        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs))
+
+    return build
+
+
+def centaur_cnn() -> ModelFactory:
+    """The CIFAR network of CENTAUR (Shen et al., "Share your representation only", 2023), which is that of FedRep
+    (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool, linear 120, linear 64, linear.
+
+    307,842 parameters on 3 x 32 x 32 images with 10 classes; all but the last layer (650) are the representation.
+    """
+
+    def build(spec: DataSpec) -> nn.Module:
+        channels, height, width = _image(spec, "centaur_cnn", 16)
+        side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
+        return nn.Sequential(
+            nn.Conv2d(channels, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * side[0] * side[1], 120),
+            nn.ReLU(),
+            nn.Linear(120, 64),
+            nn.ReLU(),
+            nn.Linear(64, spec.outputs),
+        )
+
+    return build
+
+
+def torchvision_model(
+    name: str = "resnet18", *, norm: str = "group", groups: int = 32, weights: str | None = None, **options: Any
+) -> ModelFactory:
+    """A classification network of torchvision, by its name.
+
+    The last layer has the outputs of the data. Images with another number of channels than 3 get a first convolution of
+    theirs, with new weights.
+
+    Args:
+        name: as in ``torchvision.models.list_models()``, such as ``"resnet18"``.
+        norm: ``"group"`` puts group normalization in the place of batch normalization, with its scale and shift;
+            ``"keep"`` changes nothing, and a network with batch normalization is refused when it is trained.
+        groups: of the group normalization, at most; their number divides the channels of a layer.
+        weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded where they are not cached;
+            None for random ones. What batch normalization had learned of other images is lost with it.
+        options: further arguments of the network.
+
+    Raises:
+        ConfigError: an unknown name or option.
+        ModelError: data that are no images, when the network is built.
+    """
+    from torchvision import models
+
+    one_of("torchvision_model", ("group", "keep"), norm=norm)
+    positive_int("torchvision_model", groups=groups)
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(known)}.")
+
+    def build(spec: DataSpec) -> nn.Module:
+        channels, _, _ = _image(spec, "torchvision_model", 1)
+        try:
+            own = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
+            module: nn.Module = models.get_model(name, **own, **options)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(f"torchvision_model: {name!r} cannot be made: {error}.") from error
+        except OSError as error:
+            raise ConfigError(f"torchvision_model.weights is {weights!r}, which cannot be read: {error}.") from error
+        if weights is not None:
+            _replace_last(module, spec.outputs, name)
+        if channels != 3:
+            _replace_first(module, channels, name)
+        return with_group_norm(module, groups) if norm == "group" else module
+
+    return build
+
+
+def with_group_norm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """Put group normalization in the place of every batch normalization, in place, and return the module.
+
+    Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization", ECCV 2018).
+
+    Args:
+        module: any module.
+        groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken.
+    """
+    positive_int("with_group_norm", groups=groups)
+    for name, child in list(module.named_children()):
+        if isinstance(child, _BatchNorm):
+            layer = _group_norm(child.num_features, groups, eps=child.eps, affine=child.affine)
+            if child.affine:
+                layer.load_state_dict({"weight": child.weight.detach(), "bias": child.bias.detach()})
+            setattr(module, name, layer)
+        else:
+            with_group_norm(child, groups)
+    return module
+
+
+def _group_norm(channels: int, groups: int, *, eps: float = 1e-5, affine: bool = True) -> nn.GroupNorm:
+    chosen = next(n for n in range(min(groups, channels), 0, -1) if channels % n == 0)
+    return nn.GroupNorm(chosen, channels, eps=eps, affine=affine)
+
+
+def _replace_first(module: nn.Module, channels: int, name: str) -> None:
+    """A first convolution with ``channels`` inputs, everything else of it as it was."""
+    for path, child in module.named_modules():
+        if isinstance(child, nn.Conv2d):
+            made = nn.Conv2d(
+                channels,
+                child.out_channels,
+                child.kernel_size,  # type: ignore[arg-type]
+                child.stride,  # type: ignore[arg-type]
+                child.padding,  # type: ignore[arg-type]
+                child.dilation,  # type: ignore[arg-type]
+                bias=child.bias is not None,
+            )
+            _put(module, path, made)
+            return
+    raise ModelError(f"torchvision_model: {name!r} has no convolution that could take {channels} channels.")
+
+
+def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
+    """A last linear layer with ``outputs`` outputs."""
+    found = [(path, child) for path, child in module.named_modules() if isinstance(child, nn.Linear)]
+    if not found:
+        raise ModelError(f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; use weights=null.")
+    path, last = found[-1]
+    _put(module, path, nn.Linear(last.in_features, outputs, bias=last.bias is not None))
+
+
+def _put(module: nn.Module, path: str, child: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, child)
+
+
+def _image(spec: DataSpec, model: str, least: int) -> tuple[int, int, int]:
+    """Channels, height and width of the data.
+
+    Raises:
+        ModelError: no images, or smaller ones.
+    """
+    if len(spec.shape) != 3 or min(spec.shape[1:]) < least:
+        pixels = f" of {least} pixels or more" if least > 1 else ""
+        raise ModelError(f"{model} needs images (channels, height, width){pixels}, not {spec.shape}.")
+    return spec.shape[0], spec.shape[1], spec.shape[2]

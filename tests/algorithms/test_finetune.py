@@ -1,0 +1,191 @@
+"""Finetuning against steps written out by hand, at the ends of lambda, and client by client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+
+from fedmtl import Execution, Finetune, LocalSGD, models
+from fedmtl.algorithms.finetune import FINETUNE_ROUND, fisher_diagonals
+from fedmtl.errors import ConfigError
+from fedmtl.stacked.losses import bernoulli_divergence, gaussian_divergence, softmax_divergence
+from fedmtl.trainer.audit.independence import replaced_client
+from fedmtl.trainer.problem import build_problem
+from tests.algorithms.harness import problem_of
+from tests.algorithms.test_pmtl import blocks
+from tests.helpers import ragged_classification, regression
+
+KINDS = ("vanilla", "mean", "kl", "ewc")
+STEPS = LocalSGD(lr=0.05, steps=4, batch_size=None)
+START = torch.tensor([0.3, -0.2, 0.5, 0.1], dtype=torch.float64)
+
+
+def classification(clients: int = 9):
+    return problem_of(ragged_classification(clients), model=models.mlp(hidden=5), loss="auto")
+
+
+def everybody(problem) -> torch.Tensor:
+    return torch.arange(problem.clients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_by_hand(kind: str) -> None:
+    """Full gradients of the mean squared error; the pull of "ewc" by its proximal step."""
+    problem, lam, w0 = problem_of(regression(clients=5)), 0.7, START.numpy()
+    found = Finetune(kind=kind, lam=lam, local=STEPS).train(problem, START, everybody(problem))
+    for k, (x, y) in enumerate(blocks(problem.data)):
+        w = w0.copy()
+        fisher = np.mean((2 * (x @ w0 - y)[:, None] * x) ** 2, axis=0)
+        for _ in range(4):
+            gradient = 2 / len(x) * x.T @ (x @ w - y)
+            if kind == "mean":
+                gradient = gradient + lam * (w - w0)
+            if kind == "kl":  # of normal laws of variance 1: lam * mean (x w - x w0)^2
+                gradient = gradient + 2 * lam / len(x) * x.T @ (x @ (w - w0))
+            w = w - 0.05 * gradient
+            if kind == "ewc":
+                w = (w + 0.05 * lam * fisher * w0) / (1 + 0.05 * lam * fisher)
+        np.testing.assert_allclose(found[k].numpy(), w, rtol=1e-10)
+
+
+def test_the_pull_to_predictions_is_that_of_a_plain_loop() -> None:
+    """Softmax outputs of a network, against a loop over clients with torch.distributions."""
+    problem = classification(4)
+    finetune = Finetune(kind="kl", lam=0.8, local=LocalSGD(lr=0.1, steps=3, batch_size=None))
+    found = finetune.train(problem, problem.initial, everybody(problem))
+    for k in range(4):
+        rows = slice(*problem.data.train.offsets[k : k + 2].tolist())
+        x, y = problem.data.train.x[rows], problem.data.train.y[rows]
+        module = problem.layout.load(models.mlp(hidden=5)(problem.data.spec).double(), problem.initial)
+        with torch.no_grad():
+            before = Categorical(logits=module(x))
+        for _ in range(3):
+            outputs = module(x)
+            now = Categorical(logits=outputs)
+            both = kl_divergence(now, before) + kl_divergence(before, now)
+            loss = torch.nn.functional.cross_entropy(outputs, y) + 0.8 * both.mean()
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                    parameter -= 0.1 * gradient
+        torch.testing.assert_close(found[k], problem.layout.flatten(module), rtol=1e-9, atol=1e-11)
+
+
+def test_divergences_are_those_of_torch() -> None:
+    p, q = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def both(law):
+        return kl_divergence(law(p), law(q)) + kl_divergence(law(q), law(p))
+
+    torch.testing.assert_close(softmax_divergence(p, q), both(lambda z: Categorical(logits=z)))
+    torch.testing.assert_close(bernoulli_divergence(p, q), both(lambda z: Bernoulli(logits=z)).mean(1))
+    torch.testing.assert_close(gaussian_divergence(p, q), both(lambda z: Normal(z, 1.0)).mean(1))
+
+
+def test_fisher_diagonals_are_mean_squares_of_single_gradients() -> None:
+    problem = classification(3)
+    start = problem.initial + 0.1 * torch.arange(3, dtype=torch.float64)[:, None]
+    found = fisher_diagonals(problem, start, everybody(problem))
+    for k in range(3):
+        module = problem.layout.load(models.mlp(hidden=5)(problem.data.spec).double(), start[k])
+        squares = torch.zeros(problem.dimension, dtype=torch.float64)
+        rows = range(*problem.data.train.offsets[k : k + 2].tolist())
+        for row in rows:
+            loss = torch.nn.functional.cross_entropy(
+                module(problem.data.train.x[row : row + 1]), problem.data.train.y[row : row + 1]
+            )
+            gradients = torch.autograd.grad(loss, list(module.parameters()))
+            squares += torch.cat([g.reshape(-1) for g in gradients]).square()
+        torch.testing.assert_close(found[k], squares / len(rows), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_without_a_pull_it_is_vanilla_and_local_training(kind: str) -> None:
+    problem, solver = classification(), LocalSGD(lr=0.2, epochs=2, batch_size=4, proximal=True)
+    start = problem.initial.clone()
+    alone = problem.train_locally(solver, start, everybody(problem), round=FINETUNE_ROUND)
+    vanilla = Finetune(kind="vanilla", local=solver).train(problem, start, everybody(problem))
+    assert torch.equal(vanilla, alone)
+    found = Finetune(kind=kind, lam=0.0, local=solver).train(problem, start, everybody(problem))
+    torch.testing.assert_close(found, vanilla, rtol=1e-14, atol=1e-15)
+
+
+def test_a_strong_pull_keeps_the_model() -> None:
+    problem = classification()
+    start = problem.initial + 0.05
+    solver = LocalSGD(lr=0.1, epochs=2, batch_size=4, proximal=True)
+    found = Finetune(kind="mean", lam=1e12, local=solver).train(problem, start, everybody(problem))
+    torch.testing.assert_close(found, start.expand_as(found), rtol=0, atol=1e-10)
+    fisher = fisher_diagonals(problem, start.expand(problem.clients, -1).contiguous(), everybody(problem))
+    found = Finetune(kind="ewc", lam=1e14, local=solver).train(problem, start, everybody(problem))
+    gap = (found - start).abs()
+    assert float(gap[fisher > 1e-6].max()) < 1e-6  # coordinates on which the predictions do not depend may move
+    vanilla = Finetune(kind="vanilla", local=solver).train(problem, start, everybody(problem))
+    assert float((vanilla - start).norm()) > 0.5
+
+
+def test_the_pull_to_predictions_keeps_them() -> None:
+    problem = problem_of(regression(clients=4))
+    exact = []
+    for lam in (0.0, 1e4):
+        solver = LocalSGD(lr=0.1 / (1 + lam), steps=3000, batch_size=None)
+        found = Finetune(kind="kl", lam=lam, local=solver).train(problem, START, everybody(problem))
+        exact.append((found - START).norm(dim=1).max())
+    assert exact[1] < 1e-3 < 0.1 < exact[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_client_notices_the_data_of_another(kind: str, dtype: str) -> None:
+    """To the last bit, though the other one has other values and another number of records."""
+    data, threads = ragged_classification(11), torch.get_num_threads()
+    problem = build_problem(data, models.mlp(hidden=5), "auto", Execution("stacked"), 1, 0, "cpu", dtype)
+    torch.set_num_threads(1)
+    try:
+        finetune = Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))
+        start = problem.initial
+        first = finetune.train(problem, start, everybody(problem))
+        for records in (1, 70):
+            other = replace(problem, data=replaced_client(problem.data, 2, records, 0))
+            again = finetune.train(other, start, everybody(problem))
+            others = everybody(problem) != 2
+            assert torch.equal(first[others], again[others])
+            assert not torch.equal(first[2], again[2])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_alone_finetunes_as_in_a_stack(kind: str) -> None:
+    problem = classification()
+    finetune = Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))
+    start = problem.initial + 0.1 * torch.arange(problem.clients, dtype=torch.float64)[:, None]
+    stacked = finetune.train(problem, start, everybody(problem))
+    for k, client in enumerate(problem.data.ids):
+        alone = replace(problem, data=problem.data.subset([client]))
+        found = finetune.train(alone, start[k : k + 1], torch.tensor([0]))
+        torch.testing.assert_close(found[0], stacked[k], rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_that_is_no_longer_finite_is_not_kept() -> None:
+    problem = problem_of(regression())
+    wild = Finetune(kind="vanilla", local=LocalSGD(lr=1e200, steps=4, batch_size=None))
+    assert torch.equal(wild.train(problem, START, everybody(problem)), START.expand(problem.clients, -1))
+
+
+def test_impossible_settings_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"Finetune\.kind"):
+        Finetune(kind="prox")
+    with pytest.raises(ConfigError, match=r"Finetune\.validation"):
+        Finetune(validation=1.0)
+    with pytest.raises(ConfigError, match="overshoot"):
+        Finetune(kind="mean", lam=30.0, local=LocalSGD(lr=0.1))
+    with pytest.raises(ConfigError, match="no shared model"):
+        Finetune(start="shared").origin(None, torch.zeros(2, 3))
+    problem = problem_of(regression(), loss=lambda outputs, targets: (outputs - targets).abs().reshape(-1))
+    with pytest.raises(ConfigError, match="lambda"):
+        Finetune(kind="kl").train(problem, START, everybody(problem))

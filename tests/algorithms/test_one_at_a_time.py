@@ -1,0 +1,153 @@
+"""Activations one client at a time: the parts of client and server give the numbers of the fast loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import PPDMTL, AsyncLearner, PeerToPeer, models
+from fedmtl.algorithms import Algorithm, Released, Round
+from fedmtl.algorithms.linear.data import DomainBound
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.graphs import Ring
+from fedmtl.privacy import RecordPrivacy, SeededSource
+from fedmtl.schedules import Dropouts
+from tests.algorithms.harness import blocks_of, open_activations, problem_of
+
+TASKS, STEPS = 6, 40
+AWAY = Dropouts(intervals={"task-1": [(0.0, 9.0)], "task-4": [(25.0, float("inf"))]})
+NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplace", delta=1e-5)
+ALGORITHMS = {
+    "pp_dmtl": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2),
+    "pp_dmtl, subsets": PPDMTL(row_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
+    "async_learner": AsyncLearner(loss="logistic", reg=0.01),
+    "async_learner, observed frequencies": AsyncLearner(loss="logistic", reg=0.01, frequencies="observed"),
+    "async_learner, groups": AsyncLearner(loss="hinge", reg=0.01, groups=(("task-1", "task-4"), ("task-2", "task-0"))),
+    "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
+    "p2p, records that arrive": PeerToPeer(
+        row_norm=1.0, graph=Ring(), mu=0.5, arrivals={"task-2": [3, 0, 2, 2, 9, 0, 30, 1, 8]}
+    ),
+    "p2p, agents that come and go": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, absences=AWAY),
+    "p2p, any model": PeerToPeer(graph=Ring(), mu=0.5, loss="model", smoothness=0.3),
+}
+REGRESSION = {
+    "async_learner, statistics": AsyncLearner(
+        reg=0.01, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0), theta_max=0.3
+    ),
+    "pp_dmtl, squared": PPDMTL(row_norm=1.0, loss="squared", lam=0.02, a1=0.1),
+}
+
+
+def setting(name: str):
+    """A problem, its algorithm with everything resolved, and who acts (1, S)."""
+    kind = "regression" if name in REGRESSION else "classification"
+    data = load_synthetic_tasks(tasks=TASKS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
+    model = models.logistic_regression() if name == "p2p, any model" else models.linear_regression(bias=False)
+    algorithm = (ALGORITHMS | REGRESSION)[name]
+    clients = torch.from_numpy(np.random.default_rng(len(name)).integers(-1, TASKS, (1, STEPS)))
+    if name == "p2p, agents that come and go":
+        clients[0, :9][clients[0, :9] == 1] = 0
+        clients[0, 25:][clients[0, 25:] == 4] = 0
+    return problem_of(data, model=model, loss="auto", rounds=STEPS), algorithm, clients
+
+
+def privacy_of(name: str) -> RecordPrivacy:
+    return replace(NOISED, clip_norm=9.0) if "statistics" in name else NOISED
+
+
+def compare(state, other, recorded, record) -> None:
+    assert [key[:2] for key in recorded] == [key[:2] for key in record]
+    for (*_, one), (*_, two) in zip(recorded, record, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-12)
+    for key, value in state.public.items():
+        torch.testing.assert_close(other[key], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
+def test_the_fast_loop_is_client_release_server_in_order(name: str) -> None:
+    problem, algorithm, clients = setting(name)
+    runs = []
+    for step in (type(algorithm).step, Algorithm.step):
+        channel = open_activations(algorithm, problem, clients, privacy_of(name))
+        channel.record = []
+        state = algorithm.init(problem)
+        for block in blocks_of(clients, 7):
+            channel.begin(block.first, block.client)
+            state = step(algorithm, problem, state, block, channel.channel)
+        runs.append((state, channel))
+    (fast, ours), (plain, theirs) = runs
+    acting = [key for key in ours.record if bool(key[2].any())]
+    assert len(acting) == int((clients >= 0).sum())
+    compare(fast, plain.public, acting, theirs.record)
+    assert ours.account.uses.tolist() == theirs.account.uses.tolist()
+
+
+class _Client:
+    """One client's process: a problem with its data only (the others' records are zeros), and a channel of its own
+    that releases its gradients alone."""
+
+    def __init__(self, algorithm, problem, clients, client: int, privacy) -> None:
+        train, test = problem.data.train, problem.data.test
+        mine = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
+        x, y = torch.zeros_like(train.x), torch.full_like(train.y, train.y[mine][0])
+        x[mine], y[mine] = train.x[mine], train.y[mine]
+        data = replace(problem.data, train=replace(train, x=x, y=y), test=replace(test, x=torch.zeros_like(test.x)))
+        self.algorithm, self.problem, self.client = algorithm, replace(problem, data=data), torch.tensor([client])
+        self.channel = open_activations(algorithm, self.problem, clients, privacy)
+
+    def release(self, public, block):
+        """What leaves the client in one activation."""
+        time = block.time.numpy().T
+        round = Round(block.first, self.channel.channel.clip, time=time)
+        rows, _ = self.algorithm.client(self.problem, public, {}, self.client, round)
+        (name,) = rows
+        self.channel.begin(block.first, block.client)
+        return name, self.channel.channel.release(name, rows[name])[0, 0]
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
+def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str) -> None:
+    problem, algorithm, clients = setting(name)
+    stacked = open_activations(algorithm, problem, clients, privacy_of(name))
+    stacked.record = []
+    state = algorithm.init(problem)
+    processes = [_Client(algorithm, problem, clients, k, privacy_of(name)) for k in range(TASKS)]
+    public, record = {key: value.clone() for key, value in state.public.items()}, []
+    for block in blocks_of(clients, 1):
+        stacked.begin(block.first, block.client)
+        state = algorithm.step(problem, state, block, stacked.channel)
+        for k, process in enumerate(processes):  # everyone follows the public schedule
+            if k != int(block.client):
+                process.channel.begin(block.first, torch.full((1, 1), -1))
+                process.channel.release(lambda *_: torch.zeros(1, 1))
+        if int(block.client) >= 0:
+            key, value = processes[int(block.client)].release(public, block)
+            record.append((block.first, key, value[None]))
+            released = Released(
+                {key: value}, 1.0, lambda _: torch.zeros(1), block.cohort, block.first, block.time.numpy().T
+            )
+            public = algorithm.server(problem, public, released)
+    acting = [key for key in stacked.record if bool(key[2].any())]
+    compare(state, public, acting, record)
+
+
+def test_adding_a_client_changes_nobody_elses_noise() -> None:
+    """Noise is addressed by a client and its own count: others may act between, or not be there."""
+    algorithm = ALGORITHMS["pp_dmtl"]
+    few, many = (
+        load_synthetic_tasks(tasks=tasks, train_examples=9, test_examples=4, features=5, seed=2) for tasks in (4, 6)
+    )
+    noise = []
+    for data, order in ((few, [0, 2, 0, 3]), (many, [5, 0, 4, 2, 5, 0, 3, 1])):
+        problem = problem_of(data, model=models.linear_regression(bias=False), loss="auto", rounds=STEPS)
+        clients = torch.tensor([order])
+        channel = open_activations(algorithm, problem, clients, NOISED, caps=np.full(len(data), 5))
+        channel.begin(0, clients)
+        drawn = [channel.release(lambda k, where: torch.zeros(len(where), 9, dtype=torch.float64)) for _ in order]
+        noise.append({(k, order[:at].count(k)): one for at, (k, one) in enumerate(zip(order, drawn, strict=True))})
+    for key in noise[0]:
+        assert torch.equal(noise[0][key], noise[1][key]), key
+    assert isinstance(channel.source, SeededSource)

@@ -1,0 +1,289 @@
+"""The solver of regularized linear models against scikit-learn, SciPy, quadrature and optimality conditions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import integrate, optimize, special
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import LinearSVC
+
+from fedmtl.algorithms.linear import solve
+from fedmtl.algorithms.linear.data import LinearLoss
+from fedmtl.algorithms.linear.solve import fit_own, losses, minimize, solve_regularized, tail_offset
+from fedmtl.errors import ConfigError
+
+from .p2p_harness import mean_gradient
+
+Array = NDArray[np.float64]
+
+
+def records(loss: str, n: int = 120, p: int = 4, seed: int = 0) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)) * np.linspace(0.3, 2, p)
+    y = x @ rng.normal(size=p) + rng.normal(size=n)
+    return x, y if loss == "squared" else np.where(y > 0, 1.0, -1.0)
+
+
+def fitness(loss: str, x: Array, y: Array, reg: float, theta: Array) -> float:
+    m = x @ theta
+    each = {"squared": (y - m) ** 2, "hinge": np.maximum(0, 1 - y * m), "logistic": np.logaddexp(0, -y * m)}[loss]
+    return float(each.mean() + reg * theta @ theta)
+
+
+# The whole loss
+
+
+@pytest.mark.parametrize("reg", [1e-5, 1e-2])
+def test_minimizers_inside_the_box_are_those_of_scikit_learn(reg: float) -> None:
+    x, y = records("squared")
+    found = minimize(LinearLoss("squared"), x, y, 2 * reg, box=50.0)
+    ridge = Ridge(alpha=reg * len(y), fit_intercept=False, solver="svd").fit(x, y)
+    assert np.allclose(found.theta, ridge.coef_, rtol=1e-9)
+    x, y = records("logistic")
+    found = minimize(LinearLoss("logistic"), x, y, 2 * reg, box=50.0)
+    model = LogisticRegression(
+        C=1 / (2 * reg * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-12, max_iter=500
+    )
+    assert np.allclose(found.theta, model.fit(x, y).coef_[0], rtol=1e-6)
+    found = minimize(LinearLoss("hinge"), x, y, 2 * 1e-2, box=50.0)
+    svm = LinearSVC(C=1 / (2 * 1e-2 * len(y)), loss="hinge", fit_intercept=False, tol=1e-10, max_iter=10**6)
+    coefficients = svm.fit(x, y).coef_[0]
+    assert np.allclose(found.theta, coefficients, rtol=1e-3, atol=1e-4)
+    assert found.value <= fitness("hinge", x, y, 1e-2, coefficients) + 1e-10
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("theta_max", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_minimizers_at_the_box_are_those_of_scipy_and_meet_the_kkt_conditions(loss, theta_max, seed) -> None:
+    x, y = records(loss, seed=seed)
+    found = minimize(LinearLoss(loss), x, y, 2 * 1e-3, box=theta_max)
+    theta, a, b = found.theta, x, y
+    assert found.value == pytest.approx(fitness(loss, a, b, 1e-3, theta), rel=1e-12)
+    assert np.abs(theta).max() <= theta_max
+    assert found.gap <= 1e-12
+    if loss == "squared":
+        rows = np.vstack([a / math.sqrt(len(b)), math.sqrt(1e-3) * np.eye(4)])
+        other = optimize.lsq_linear(
+            rows,
+            np.concatenate([b / math.sqrt(len(b)), np.zeros(4)]),
+            (-theta_max, theta_max),
+            method="bvls",
+            tol=1e-14,
+        ).x
+    else:
+        other = optimize.minimize(
+            lambda t: (fitness(loss, a, b, 1e-3, t), 2e-3 * t - a.T @ (b / (1 + np.exp(b * (a @ t)))) / len(b)),
+            np.zeros(4),
+            jac=True,
+            bounds=[(-theta_max, theta_max)] * 4,
+            method="L-BFGS-B",
+            options={"gtol": 1e-12, "ftol": 1e-16, "maxiter": 5000},
+        ).x
+    assert np.allclose(theta, other, rtol=1e-8 if loss == "squared" else 1e-5, atol=1e-9)
+    assert found.value <= fitness(loss, a, b, 1e-3, other) + 1e-12
+    point = torch.from_numpy(found.theta[None]).clone().requires_grad_()
+    value = LinearLoss(loss).value(point, torch.from_numpy(x), torch.from_numpy(y)).mean() + 1e-3 * point.square().sum()
+    gradient = torch.autograd.grad(value, point)[0][0].numpy()
+    inside = np.abs(theta) < theta_max
+    assert np.allclose(gradient[inside], 0, atol=1e-8)
+    assert (gradient[~inside] * theta[~inside] <= 0).all(), "it would leave the box"
+
+
+@pytest.mark.parametrize("theta_max", [0.1, 0.7, 20.0])
+@pytest.mark.parametrize("reg", [5e-6, 1e-2])
+def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float, reg: float) -> None:
+    x, y = records("hinge", n=60)
+    found = minimize(LinearLoss("hinge"), x, y, 2 * reg, box=theta_max)
+    n, p, signed = *x.shape, x * y[:, None]
+    assert found.value == pytest.approx(fitness("hinge", x, y, reg, found.theta), rel=1e-12)
+    assert 0 <= found.gap <= 1e-8
+    assert np.abs(found.theta).max() <= theta_max
+    # min reg |t|^2 + mean s with s >= 1 - signed t, s >= 0: lower bounds by linear programs with cuts of the square
+    cuts = [np.zeros(p)]
+    for _ in range(200):
+        rows = [np.concatenate([-signed, -np.eye(n), np.zeros((n, 1))], axis=1)]
+        rows += [np.concatenate([2 * c, np.zeros(n), [-1.0]])[None] for c in cuts]
+        solved = optimize.linprog(
+            np.concatenate([np.zeros(p), np.full(n, 1 / n), [reg]]),
+            A_ub=np.vstack(rows),
+            b_ub=np.concatenate([-np.ones(n), [c @ c for c in cuts]]),
+            bounds=[(-theta_max, theta_max)] * p + [(0, None)] * (n + 1),
+        )
+        cuts.append(solved.x[:p])
+        if fitness("hinge", x, y, reg, cuts[-1]) - solved.fun < 1e-8:
+            break
+    assert solved.fun - 1e-7 <= found.value <= solved.fun + 1e-7
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.6, 9.0, math.inf])
+def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float) -> None:
+    reg = 0.15
+    for seed in range(5):
+        x, y = records("logistic", n=20, p=5, seed=seed)
+        x = 3 * x
+        bounds = None if bound == math.inf else [(-bound, bound)] * 5
+        least = optimize.minimize(
+            lambda t, x=x, y=y: fitness("logistic", x, y, reg, t),
+            np.zeros(5),
+            bounds=bounds,
+            method="L-BFGS-B",
+            tol=1e-15,
+        ).fun
+        gaps = []
+        for steps in (0, 1, 2, 50):
+            found = minimize(LinearLoss("logistic"), x, y, 2 * reg, box=bound, steps=steps)
+            assert found.gap >= found.value - least - 1e-12
+            gaps.append(float(found.gap))
+        assert gaps[0] > 1e-3
+        assert gaps[-1] < 1e-12
+
+
+def test_hard_problems_are_certified_too() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3))
+    x = np.concatenate([x, x[:, :1] + 1e-9 * x[:, 1:2]], 1)  # collinear
+    y = np.sign(x[:, 0] + 0.3)  # separable
+    for loss in ("squared", "logistic", "hinge"):
+        for box in (1.0, 100.0):
+            found = minimize(LinearLoss(loss), x, y, 2e-5, box=box)
+            assert found.gap <= 1e-8 * (1 + found.value), (loss, box)
+    one = minimize(LinearLoss("squared"), x[:1], y[:1], 2.0, box=9.0)
+    np.testing.assert_allclose(one.theta, x[0] * y[0] / (1 + x[0] @ x[0]), rtol=1e-12)
+    with pytest.raises(ConfigError, match="not finite"):
+        minimize(LinearLoss("squared"), x * math.nan, y, 2.0)
+    with pytest.raises(ConfigError, match="n >= 1"):
+        minimize(LinearLoss("squared"), x[:0], y[:0], 2.0)
+    with pytest.raises(ConfigError, match=r"minimize\.ridge is 0"):
+        minimize(LinearLoss("squared"), x, y, 0.0)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+@pytest.mark.parametrize("box", [1.0, math.inf])
+def test_no_finite_records_make_it_raise_or_end_in_numbers_that_are_not_finite(loss: str, box: float) -> None:
+    rng = np.random.default_rng(0)
+    for size in (0.0, 1e-200, 1e15, 1e100, 1e200, 1.7e308):
+        for rows in (rng.choice([-1.0, 1.0], (6, 3)), np.ones((6, 3)), np.ones((1, 3)), np.eye(6, 3)):
+            for y in (np.ones(len(rows)), rng.choice([-1.0, 1.0], len(rows)) * (size if loss == "squared" else 1.0)):
+                for ridge in (1e-12, 1.0):
+                    found = minimize(LinearLoss(loss), size * rows, y, ridge, box=box)
+                    assert np.isfinite(found.theta).all()
+                    assert np.abs(found.theta).max() <= box
+
+
+@pytest.mark.parametrize("shape", [(30, 4), (3, 9)])  # of (3, 9) the minimizer is sought in the span of the rows
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_several_bases_on_the_same_records_are_each_alone(loss: str, shape: tuple[int, int]) -> None:
+    x, y = records(loss, *shape)
+    bases, tau = np.random.default_rng(1).normal(size=(5, shape[1])), 0.3
+    together = minimize(LinearLoss(loss), x, y, tau, base=bases)
+    assert together.theta.shape == bases.shape
+    assert together.value.shape == together.gap.shape == (5,)
+    for k, base in enumerate(bases):
+        alone = minimize(LinearLoss(loss), x, y, tau, base=base)
+        np.testing.assert_allclose(together.theta[k], alone.theta, atol=1e-10)
+        if loss == "squared":
+            exact = np.linalg.solve(2 * x.T @ x / len(x) + tau * np.eye(shape[1]), 2 * x.T @ (y - x @ base) / len(x))
+            np.testing.assert_allclose(alone.theta, exact, atol=1e-10)
+        left = mean_gradient(loss, x, y, base + alone.theta) + tau * alone.theta
+        assert np.linalg.norm(left) < 1e-9
+        assert float(alone.value) == pytest.approx(
+            fitness(loss, x, y, 0.0, base + alone.theta) + tau / 2 * alone.theta @ alone.theta
+        )
+    own = fit_own(LinearLoss(loss), torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(bases), tau, "frobenius")
+    np.testing.assert_array_equal(own.numpy(), together.theta)
+
+
+# Clipped slopes
+
+
+@pytest.mark.parametrize("cut", [0.2, 0.9, 3.0])
+def test_clipped_losses_are_the_integrals_of_their_clipped_slopes(cut: float) -> None:
+    m, bound = np.linspace(-6, 6, 49), np.full(49, cut)
+    loss = LinearLoss("squared")
+    value, rest = losses(loss, m, np.full(49, 0.7), cut=bound, tail=tail_offset(loss, bound))
+    np.testing.assert_allclose(value, 2 * special.huber(cut / 2, m - 0.7), rtol=1e-12)
+    np.testing.assert_allclose(rest()[0], np.clip(2 * (m - 0.7), -cut, cut), rtol=1e-12)
+    loss = LinearLoss("logistic")
+    for sign in (1.0, -1.0):
+        value, rest = losses(loss, m, np.full(49, sign), cut=bound, tail=tail_offset(loss, bound))
+        np.testing.assert_allclose(rest()[0], -sign * np.minimum(special.expit(-sign * m), cut), rtol=1e-12)
+        for k in (0, 20, 24, 48):
+            area = integrate.quad(lambda t, s=sign * m[k]: min(special.expit(t - s), cut), -60, 0, points=[-6, 0])[0]
+            assert value[k] == pytest.approx(area, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+def test_second_derivatives_are_those_of_the_slopes(loss: str) -> None:
+    m, y, options = np.array([-2.3, -0.4, 0.31, 0.96, 4.0]), np.array([1.0, -1.0, 1.0, 1.0, -1.0]), {}
+    if loss == "hinge":
+        options = {"width": 0.2}
+    else:
+        options = {"cut": np.full(5, 0.6), "tail": tail_offset(LinearLoss(loss), np.full(5, 0.6))}
+    for given in (options, {"width": 0.2} if loss == "hinge" else {}):
+
+        def at(t: Array, given=given) -> tuple[Array, Array, Array]:
+            value, rest = losses(LinearLoss(loss), t, y, **given)
+            return value, *rest()
+
+        (low, slope_low, _), (high, slope_high, _), step = at(m - 1e-6), at(m + 1e-6), 2e-6
+        np.testing.assert_allclose((high - low) / step, at(m)[1], atol=1e-6)
+        np.testing.assert_allclose((slope_high - slope_low) / step, at(m)[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("clip", [0.1, 0.6, math.inf])
+def test_minimizers_have_a_vanishing_clipped_gradient(loss: str, clip: float) -> None:
+    rng = np.random.default_rng(0)
+    for lam in (1e-3, 0.2):
+        x = rng.normal(size=(15, 5))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        y = rng.normal(size=15) if loss == "squared" else rng.choice([-1.0, 1.0], 15)
+        theta = minimize(LinearLoss(loss), x, y, 2 * lam, clip=clip).theta
+        exact = clip / (1 - 2.0**-20)  # the slow gradient keeps the channel's margin
+        gradient = mean_gradient(loss, x, y, theta, exact) + 2 * lam * theta
+        assert np.linalg.norm(gradient) < 1e-6 / 15 * min(clip, 1.0)
+        assert np.linalg.norm(theta) > 1e-3
+
+
+@pytest.mark.parametrize("start", [0.0, 1e150, math.inf, math.nan])
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("ridge", [2.0, 2e-2, 2e-4])
+def test_gradient_descent_alone_keeps_the_promised_accuracy_from_any_start(
+    monkeypatch: pytest.MonkeyPatch, ridge: float, loss: str, start: float
+) -> None:
+    x, y = records(loss, n=12, p=3)
+    clip, accuracy = 0.7, 2.0**-20 / 12 * 0.7
+    exact = minimize(LinearLoss(loss), x, y, ridge, clip=clip)
+    assert exact.gap <= 1e-19 / (2 * ridge)
+    newton = solve._newton
+
+    def ended(*of):
+        found, missing = newton(*of)
+        return replace(found, theta=np.full_like(found.theta, start)), np.full_like(missing, math.nan)
+
+    monkeypatch.setattr(solve, "_newton", ended)
+    found = minimize(LinearLoss(loss), x, y, ridge, clip=clip, accuracy=accuracy)
+    error = np.linalg.norm(found.theta - exact.theta)
+    assert error <= accuracy / ridge
+    assert -1e-15 <= found.value - exact.value <= found.gap + 1e-15
+    with pytest.raises(ConfigError, match=r"minimize\.clip is inf"):
+        minimize(LinearLoss(loss), x, y, ridge, accuracy=accuracy)
+
+
+# Linear systems
+
+
+def test_systems_that_rounding_makes_singular_have_the_solution_zero():
+    ones = torch.ones(2, 2, dtype=torch.float64)
+    good = torch.eye(2, dtype=torch.float64) * 4
+    found = solve_regularized(torch.stack([ones, good]), torch.ones(2, 2, dtype=torch.float64))
+    assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.25, 0.25]], dtype=torch.float64))
+    assert torch.equal(solve_regularized(ones, torch.ones(2, 1, dtype=torch.float64)), torch.zeros(2, 1).double())
+    assert torch.equal(solve_regularized(good, torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.25).double())

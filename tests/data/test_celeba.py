@@ -1,0 +1,286 @@
+"""CelebA in the layout of torchvision.datasets.CelebA and as LEAF JSON, and the cache of decoded images."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from torchvision.datasets import CelebA
+
+from fedmtl import PMTL, LocalSGD, Trainer, models
+from fedmtl.data import FederatedDataset, read_celeba
+from fedmtl.data.readers.images import cached_images
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.privacy import ClientPrivacy, PoissonSampling
+from tests.test_cli import command
+
+NAMES = ("Bald", "Smiling", "Young")
+BOXES = ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt")
+
+
+def write_celeba(root: Path, counts: dict[int, int], *, seed: int = 0, size: tuple[int, int] = (218, 178)) -> Path:
+    """A small folder in CelebA's own format: ``counts`` images of each identity, in mixed order, grey by number."""
+    base = root / "celeba"
+    (base / "img_align_celeba").mkdir(parents=True)
+    generator = np.random.default_rng(seed)
+    identities = generator.permutation(np.repeat(list(counts), list(counts.values())))
+    labels = generator.choice([-1, 1], size=(len(identities), len(NAMES)))
+    people, attributes, parts, boxes = [], [str(len(identities)), " ".join(NAMES)], [], []
+    for number, (identity, row) in enumerate(zip(identities, labels, strict=True), start=1):
+        name = f"{number:06d}.jpg"
+        grey = 20 + (number * 7) % 200
+        Image.new("RGB", (size[1], size[0]), (grey, 255 - grey, 128)).save(base / "img_align_celeba" / name)
+        people.append(f"{name} {identity}")
+        attributes.append(f"{name} " + " ".join(f"{value:2d}" for value in row))
+        parts.append(f"{name} {identity % 3}")
+        boxes.append(f"{name} 1 2 3 4")
+    (base / "identity_CelebA.txt").write_text("\n".join(people) + "\n")
+    (base / "list_attr_celeba.txt").write_text("\n".join(attributes) + "\n")
+    (base / "list_eval_partition.txt").write_text("\n".join(parts) + "\n")
+    for file in BOXES:
+        (base / file).write_text("\n".join([str(len(identities)), "a b c d", *boxes]) + "\n")
+    return base
+
+
+def everything(data: FederatedDataset) -> dict[str, list[tuple[tuple[int, ...], int]]]:
+    """Every client's (mean colour of the image, label) pairs, train and test together, sorted."""
+    found = {}
+    for i, client in enumerate(data.ids):
+        own = []
+        for side in ("train", "test"):
+            part = data.side(side)
+            x, y = data.gather(side, torch.arange(int(part.offsets[i]), int(part.offsets[i + 1])))
+            colours = (x.mean((2, 3)) * 255).round().int().tolist()
+            own += [(tuple(colour), int(label)) for colour, label in zip(colours, y, strict=True)]
+        found[client] = sorted(own)
+    return found
+
+
+def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)  # the checksums are those of the full files
+    write_celeba(tmp_path, {7: 6, 12: 5, 3: 4, 30: 9})
+    data = read_celeba(tmp_path, target="Smiling", size=(12, 10), progress=False)
+    assert data.ids == ("7", "12", "30")  # identity 3 has fewer than 5 images
+    assert (data.spec.shape, data.classes) == ((3, 12, 10), 2)
+    expected: dict[str, list] = {}
+    for image, (attributes, identity) in CelebA(tmp_path, split="all", target_type=["attr", "identity"]):
+        colour = np.asarray(image).reshape(-1, 3).mean(0).round().astype(int)
+        expected.setdefault(str(int(identity)), []).append((tuple(colour.tolist()), int(attributes[1])))
+    found = everything(data)
+    for client in data.ids:
+        assert [label for _, label in found[client]] == [label for _, label in sorted(expected[client])]
+        np.testing.assert_allclose([c for c, _ in found[client]], [c for c, _ in sorted(expected[client])], atol=1)
+    x, _ = data.gather("train", torch.arange(3))
+    flat = x.reshape(len(x), -1)
+    assert data.domain is not None
+    assert float(flat.norm(dim=1).max()) <= data.domain.l2 == pytest.approx(360**0.5)
+    assert float(flat.abs().sum(1).max()) <= data.domain.l1 == 360
+
+
+def test_a_part_of_the_original_division_and_a_draw_of_celebrities(tmp_path):
+    write_celeba(tmp_path, {1: 5, 2: 5, 4: 5, 6: 5, 7: 5}, size=(20, 20))
+    settings = {"size": 8, "progress": False}
+    assert read_celeba(tmp_path / "celeba", part="valid", **settings).ids == ("1", "4", "7")
+    drawn = read_celeba(tmp_path, clients=2, seed=1, **settings)
+    assert len(drawn) == 2
+    assert drawn.ids == read_celeba(tmp_path, clients=2, seed=1, **settings).ids
+    assert len({read_celeba(tmp_path, clients=2, seed=seed, **settings).ids for seed in range(8)}) > 1
+    both = everything(read_celeba(tmp_path, **settings))
+    assert everything(drawn) == {client: both[client] for client in drawn.ids}
+    with pytest.raises(ConfigError, match="clients is 9, but only 5 have enough examples"):
+        read_celeba(tmp_path, clients=9, **settings)
+
+
+def test_leaf_json_names_the_images(tmp_path):
+    base = write_celeba(tmp_path, {1: 6, 2: 6}, size=(20, 20))
+    whole = read_celeba(tmp_path, size=8, progress=False)
+    people = [line.split() for line in (base / "identity_CelebA.txt").read_text().splitlines()]
+    smiles = [line.split() for line in (base / "list_attr_celeba.txt").read_text().splitlines()[2:]]
+    users = {}
+    for (name, identity), row in zip(people, smiles, strict=True):
+        entry = users.setdefault(identity, {"x": [], "y": []})
+        entry["x"].append(name)
+        entry["y"].append(int(row[2] == "1"))
+    counts = [len(entry["y"]) for entry in users.values()]
+    leaf = tmp_path / "leaf" / "data"
+    (leaf / "all_data").mkdir(parents=True)
+    content = {"users": list(users), "num_samples": counts, "user_data": users}
+    (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
+    (leaf / "raw").mkdir()
+    (base / "img_align_celeba").rename(leaf / "raw" / "img_align_celeba")
+    found = read_celeba(leaf / "all_data", size=8, progress=False, mapped=False)
+    assert everything(found) == everything(whole)
+    assert found.train.x.dtype == torch.uint8  # in memory
+    content["user_data"]["1"]["x"][2] = "../2.jpg"
+    (leaf / "all_data" / "all_data.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg', which is no name"):
+        read_celeba(leaf / "all_data", size=8, progress=False)
+
+
+def test_images_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):
+    base = write_celeba(tmp_path, {1: 5, 2: 6}, size=(20, 20))
+    first = read_celeba(tmp_path, size=8, progress=False)
+    file = next((base / "fedmtl_cache").iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmtl.data.readers.images.decode", None)  # nothing is decoded
+        again = read_celeba(tmp_path, size=8, seed=3, test_fraction=0.4, progress=False)
+    assert everything(again) == everything(first)
+    assert [f.name for f in (base / "fedmtl_cache").iterdir()] == [file.name]
+    changed = base / "img_align_celeba" / "000002.jpg"
+    Image.new("RGB", (20, 20), (255, 255, 255)).save(changed)
+    other = read_celeba(tmp_path, size=8, progress=False)
+    colours = [colour for own in everything(other).values() for colour, _ in own]
+    assert (255, 255, 255) in colours
+    assert len(list((base / "fedmtl_cache").iterdir())) == 2
+    saved = tmp_path / "saved"
+    other.save(saved)
+    assert everything(FederatedDataset.load(saved)) == everything(other)
+    assert FederatedDataset.load(saved).fingerprint() == other.fingerprint() != first.fingerprint()
+
+
+def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path):
+    base = write_celeba(tmp_path, {1: 40}, size=(20, 20))
+    script = textwrap.dedent(
+        f"""
+        import time
+        from fedmtl.data import read_celeba
+        from fedmtl.data.readers import images
+        plain = images.decode
+        def slow(*given, **options):
+            time.sleep(0.05)
+            return plain(*given, **options)
+        images.decode = slow
+        images._THREADS = 1
+        read_celeba({str(tmp_path)!r}, size=8, progress=False)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    cache, deadline = base / "fedmtl_cache", time.monotonic() + 60
+    while not (cache.is_dir() and any(cache.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert [file.suffix for file in cache.iterdir()] == [".tmp"]
+    left = next(cache.iterdir())
+    os.utime(left, (time.time() - 7200,) * 2)
+    data = read_celeba(tmp_path, size=8, progress=False)
+    assert [file.suffix for file in cache.iterdir()] == [".npy"]
+    x, _ = data.gather("train", torch.arange(len(data.train)))
+    assert float(x.flatten(1).max(1).values.min()) > 0.3  # no image is missing
+
+
+def test_a_cache_that_cannot_be_written_and_the_progress_bar(tmp_path, capsys):
+    write_celeba(tmp_path, {1: 5}, size=(20, 20))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"images cannot be cached there .*; give another folder as cache"):
+        read_celeba(tmp_path, size=8, cache=tmp_path / "file", progress=False)
+    made = cached_images([tmp_path / "celeba/img_align_celeba/000001.jpg"], (4, 4), tmp_path / "own", name="one")
+    assert np.load(made).shape == (1, 3, 4, 4)
+    assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
+
+
+BAD = {
+    "no images": (lambda b: (b / "img_align_celeba").rename(b / "elsewhere"), r"img_align_celeba is missing; it must"),
+    "lost image": (lambda b: (b / "img_align_celeba/000003.jpg").unlink(), r"000003\.jpg does not exist"),
+    "cut image": (
+        lambda b: (b / "img_align_celeba/000003.jpg").write_bytes(
+            (b / "img_align_celeba/000003.jpg").read_bytes()[:400]
+        ),
+        r"000003\.jpg is not a readable image .*truncated",
+    ),
+    "attribute value": (
+        lambda b: replace_line(b / "list_attr_celeba.txt", 4, "000002.jpg 1 0 1"),
+        r"list_attr_celeba\.txt: line 4, column 'Smiling' holds '0'; accepted: 1 or -1",
+    ),
+    "columns": (
+        lambda b: replace_line(b / "list_attr_celeba.txt", 5, "000003.jpg 1 1"),
+        r"list_attr_celeba\.txt: line 5 has 3 columns; accepted: 4",
+    ),
+    "count": (
+        lambda b: replace_line(b / "list_attr_celeba.txt", 1, "99"),
+        r"list_attr_celeba\.txt: line 1 says 99 images and 10 follow",
+    ),
+    "no header": (lambda b: replace_line(b / "list_attr_celeba.txt", 1, "x"), r"line 1 must be the number of images"),
+    "identity": (
+        lambda b: replace_line(b / "identity_CelebA.txt", 2, "000002.jpg Ann"),
+        r"identity_CelebA\.txt: line 2, column 'identity' holds 'Ann'; accepted: a whole number",
+    ),
+    "twice": (
+        lambda b: replace_line(b / "identity_CelebA.txt", 2, "000001.jpg 4"),
+        r"identity_CelebA\.txt: line 2, column 'image' holds '000001.jpg', which is on an earlier line",
+    ),
+    "unknown": (
+        lambda b: replace_line(b / "identity_CelebA.txt", 2, "999999.jpg 4"),
+        r"list_attr_celeba\.txt: image '999999.jpg' of identity_CelebA\.txt has no line",
+    ),
+    "path": (
+        lambda b: replace_line(b / "identity_CelebA.txt", 2, "../2.jpg 4"),
+        r"line 2, column 'image' holds '\.\./2\.jpg', which is no name of a file",
+    ),
+    "too few": (lambda b: (b / "identity_CelebA.txt").write_text("000001.jpg 4\n"), r"no client has 5 or more"),
+}
+
+
+def replace_line(file: Path, number: int, text: str) -> None:
+    lines = file.read_text().splitlines()
+    lines[number - 1] = text
+    file.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_files_are_refused_with_file_line_and_column(tmp_path, case):
+    base = write_celeba(tmp_path, {1: 5, 2: 5}, size=(60, 60))
+    break_it, message = BAD[case]
+    break_it(base)
+    with pytest.raises(DataError, match=message):
+        read_celeba(tmp_path, size=8, progress=False)
+
+
+def test_impossible_settings_are_refused(tmp_path):
+    write_celeba(tmp_path, {1: 5}, size=(20, 20))
+    with pytest.raises(ConfigError, match=r"target is 'Smile'; accepted: Bald, Smiling, Young"):
+        read_celeba(tmp_path, target="Smile")
+    with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
+        read_celeba(tmp_path, size=(8,))
+    with pytest.raises(ConfigError, match=r"part is 'dev'; accepted: 'all', 'train', 'valid', 'test'"):
+        read_celeba(tmp_path, part="dev")
+    with pytest.raises(DataError, match="does not exist; give a LEAF"):
+        read_celeba(tmp_path / "nothing")
+
+
+def test_mapped_and_loaded_images_train_alike(tmp_path):
+    write_celeba(tmp_path, dict.fromkeys(range(4), 5), size=(20, 20))
+
+    def train(mapped: bool):
+        return Trainer(
+            algorithm=PMTL(lam=0.1, local=LocalSGD(lr=0.1, batch_size=4)),
+            data=read_celeba(tmp_path, size=16, mapped=mapped, progress=False),
+            model=models.celeba_cnn(channels=4),
+            schedule=PoissonSampling(cohort=3),
+            privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-3),
+            rounds=2,
+            progress=False,
+        ).fit()
+
+    torch.testing.assert_close(train(True).personal, train(False).personal, rtol=0, atol=0)
+
+
+def test_the_experiment_runs_from_the_command_line(tmp_path):
+    write_celeba(tmp_path / "faces", {i: 5 + i % 3 for i in range(12)}, size=(100, 90))
+    done = command("experiment=pmtl_celeba", "data.root=faces", "rounds=2", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pmtl on celeba: 12 clients, 2 rounds" in done.stdout
+    with safe_open(tmp_path / "run/public/model.safetensors", "pt") as file:
+        assert sum(file.get_tensor(name).numel() for name in file.keys()) == 30_498  # noqa: SIM118
+    refused = command("data=celeba", "data.root=faces", "data.target=Smile", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "data.target is 'Smile'; accepted: Bald, Smiling, Young" in refused.stderr

@@ -1,0 +1,25 @@
+"""Figures are read back: what was saved stays in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedmtl.report import _canvas, bands, figures, frontier
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that was saved, still in memory."""
+    saved: list[Figure] = []
+    original = _canvas.save
+
+    def save(figure: Figure, path: str) -> Path:
+        saved.append(figure)
+        return original(figure, path)
+
+    for module in (bands, figures, frontier):
+        monkeypatch.setattr(module, "save", save)
+    return saved

@@ -1,0 +1,220 @@
+"""Finetuning after a run: what it leaves as it is, what each client chooses, and what is said of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedmtl import (
+    PMTL,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    personalize,
+)
+from fedmtl.algorithms import PPDMTL
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError
+from fedmtl.trainer.audit.independence import independence
+from fedmtl.trainer.finetuning import held_out, shares
+from fedmtl.trainer.verify import verify
+from tests.helpers import ragged_classification
+from tests.trainer.settings import DATA, DELTA, SOLVER, quick_figures, trainer
+
+FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
+RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.2, delta=DELTA)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(local=SOLVER), PMTL(lam=0.5, local=SOLVER), Local(local=SOLVER)])
+def test_only_the_personal_models_change(algorithm) -> None:
+    plain, tuned = (trainer(algorithm=algorithm, finetune=f).fit() for f in (None, FINETUNE))
+    assert tuned.epsilon == plain.epsilon
+    assert (tuned.shared is None) == (plain.shared is None)
+    assert tuned.shared is None or torch.equal(tuned.shared, plain.shared)
+    drop = [{k: v for k, v in row.items() if k != "time"} for row in tuned.history]
+    assert drop == [{k: v for k, v in row.items() if k != "time"} for row in plain.history]
+    start = plain.personal if plain.shared is None else plain.shared.expand_as(plain.personal)
+    assert not torch.equal(tuned.personal, start)
+    assert float((tuned.personal - start).norm(dim=1).min()) > 0
+    found = tuned.finetuned
+    assert found is not None
+    assert found.start == ("personal" if plain.shared is None else "shared")
+    assert found.scores["personal"] == plain.personal_accuracy
+    assert found.scores["finetuned"] == tuned.personal_accuracy
+    assert tuned.final["accuracy"] == pytest.approx(sum(tuned.personal_accuracy.values()) / len(DATA))
+    assert tuned.final["trained_accuracy"] == plain.final["accuracy"]
+
+
+def test_it_starts_from_personal_models_where_asked() -> None:
+    still = Finetune(kind="mean", lam=1e9, start="personal", local=LocalSGD(lr=0.1, steps=2, proximal=True))
+    algorithm = PMTL(lam=0.5, local=SOLVER)
+    plain, tuned = (trainer(algorithm=algorithm, finetune=f).fit() for f in (None, still))
+    torch.testing.assert_close(tuned.personal, plain.personal, rtol=0, atol=1e-8)
+    assert not torch.allclose(plain.personal, plain.shared.expand_as(plain.personal))
+    assert tuned.finetuned.equal == 1.0
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_the_report_says_why_it_costs_nothing(unit: str) -> None:
+    changed = {} if unit == "client" else {"privacy": RECORDS}
+    plain, tuned = (trainer(algorithm=FedAvg(local=SOLVER), finetune=f, **changed).fit() for f in (None, FINETUNE))
+    assert tuned.privacy.epsilon == plain.privacy.epsilon
+    assert tuned.privacy.releases == plain.privacy.releases
+    (reason,) = set(tuned.privacy.outside) - set(plain.privacy.outside)
+    assert reason.startswith("the finetuned models")
+    assert ("cost no epsilon" if unit == "client" else "without noise") in reason
+    assert reason in tuned.summary()
+
+
+def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> None:
+    quick_figures(monkeypatch)
+    for name, finetune in (("plain", None), ("tuned", FINETUNE)):
+        run = trainer(algorithm=FedAvg(local=SOLVER), finetune=finetune, folder=tmp_path / name, baselines=["local"])
+        result = run.fit()
+    one, other = (load_file(tmp_path / name / "public/model.safetensors") for name in ("plain", "tuned"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert torch.equal(load_file(tmp_path / "tuned/private/models.safetensors")["models"], result.personal)
+    assert not (tmp_path / "plain/private/models.safetensors").exists()  # the shared model repeated
+    with open(tmp_path / "tuned/private/clients.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["personal"]) for row in rows] == list(result.personal_accuracy.values())
+    assert [float(row["shared model"]) for row in rows] == list(result.shared_accuracy.values())
+    told = json.loads((tmp_path / "tuned/private/result.json").read_text())
+    assert told["finetune"] == "mean"
+    assert told["better"] + told["equal"] + told["worse"] == pytest.approx(1.0)
+    assert result.baselines["local"].finetuned is None
+    assert not [line for line in verify(tmp_path / "tuned").checks if line.verdict == "FAILED"]
+
+
+def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, baselines=["pmtl", "local"]).fit()
+    text = result.summary()
+    assert "pmtl + finetuning" in text
+    assert "local + finetuning" not in text
+    stages = dict(result.stages("fedavg"))
+    for name, run in result.baselines.items():
+        stages |= dict(run.stages(name))
+    assert len(stages) == 5
+    best = max(stages.values(), key=lambda row: row["accuracy"])
+    line = next(line for line in text.splitlines() if "best of these" in line)
+    assert f", {best['accuracy']:.4g}; next" in line
+
+
+def test_every_client_chooses_the_model_of_least_loss_on_its_own_validation_records() -> None:
+    finetune = replace(FINETUNE, validation=0.3)
+    run = trainer(algorithm=PMTL(lam=0.5, local=SOLVER), finetune=finetune)
+    result = run.fit()
+    fit, validation = held_out(DATA, finetune)
+    without = trainer(algorithm=PMTL(lam=0.5, local=SOLVER), data=fit, finetune=FINETUNE).fit()
+    models = {"shared": without.shared.expand_as(without.personal), "finetuned": without.personal}
+    models["personal"] = trainer(algorithm=PMTL(lam=0.5, local=SOLVER), data=fit).fit().personal
+    module = result.module.double()
+    for k, client in enumerate(DATA.ids):
+        rows = slice(*validation.test.offsets[k : k + 2].tolist())
+        x, y = validation.test.x[rows], validation.test.y[rows]
+        losses = {}
+        for name, of in models.items():
+            torch.nn.utils.vector_to_parameters(of[k], module.parameters())
+            losses[name] = float(torch.nn.functional.cross_entropy(module(x), y).detach())
+        chosen = result.finetuned.chosen[client]
+        if chosen == "local":
+            continue
+        assert losses[chosen] == min(losses.values())
+        torch.testing.assert_close(result.personal[k], models[chosen][k], rtol=0, atol=0)
+    assert len(set(result.finetuned.chosen.values())) > 1
+
+
+def test_validation_records_are_each_clients_own_affair() -> None:
+    finetune = replace(FINETUNE, validation=0.3)
+    fit, validation = held_out(DATA, finetune)
+    assert torch.equal(fit.train.counts + validation.test.counts, DATA.train.counts)
+    assert int(fit.train.counts.min()) >= 1
+    assert int(validation.test.counts.min()) >= 1
+    alone, own = held_out(DATA.subset(["client-4"]), finetune)
+    place = DATA.ids.index("client-4")
+    assert torch.equal(alone.train.x, fit.train.x[slice(*fit.train.offsets[place : place + 2])])
+    assert torch.equal(own.test.x, validation.test.x[slice(*validation.test.offsets[place : place + 2])])
+    both = torch.cat([alone.train.x, own.test.x])
+    mine = DATA.subset(["client-4"]).train.x
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, mine.tolist()))
+    single = FederatedDataset.from_tensors(
+        {"a": (torch.ones(1, 2), torch.tensor([0])), "b": (torch.ones(3, 2), torch.tensor([0, 1, 0]))},
+        test={name: (torch.ones(1, 2), torch.tensor([1])) for name in "ab"},
+    )
+    fit, validation = held_out(single, finetune)
+    assert fit.train.counts.tolist() == [1, 2]
+    assert validation.test.counts.tolist() == [0, 1]
+    assert trainer(data=single, finetune=finetune, schedule=FullParticipation()).fit().finetuned.chosen["a"] == (
+        "finetuned"
+    )
+
+
+def test_the_audit_sees_the_finetuned_models() -> None:
+    """It refutes nothing of finetuning as it is, and a start that mixes the clients' models."""
+
+    class Mixed(Finetune):
+        def train(self, problem, start, clients):
+            return super().train(problem, start.mean(0) if start.dim() == 2 else start, clients)
+
+    options = {"algorithm": PMTL(lam=0.5, local=SOLVER), "data": ragged_classification(9), "device": "cpu"}
+    settings = {"kind": "ewc", "local": FINETUNE.local, "start": "personal"}
+    for finetune, caught in ((Finetune(**settings), False), (Mixed(**settings), True)):
+        findings = independence(trainer(finetune=finetune, **options), rounds=3)
+        assert any(finding.refuted for finding in findings) == caught
+        assert caught == any("the finetuned model" in finding.detail for finding in findings)
+
+
+def test_a_resumed_run_finetunes_to_the_same_bits(tmp_path, monkeypatch) -> None:
+    quick_figures(monkeypatch)
+    run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path / "run")
+    first = run.fit()
+    again = run.fit(resume=True)
+    assert torch.equal(first.personal, again.personal)
+    assert first.finetuned == again.finetuned
+
+
+def test_new_clients_start_from_the_released_model() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=DATA.subset(DATA.ids[:8])).fit()
+    joined = DATA.subset(DATA.ids[8:])
+    found = personalize(result.shared_model(), joined, finetune=FINETUNE, dtype="float64", device="cpu")
+    assert list(found.personal_accuracy) == list(DATA.ids[8:])
+    for k, client in enumerate(joined.ids):
+        alone = personalize(
+            result.shared_model(), joined.subset([client]), finetune=FINETUNE, dtype="float64", device="cpu"
+        )
+        torch.testing.assert_close(alone.personal[0], found.personal[k], rtol=1e-10, atol=1e-12)
+        module, test = found.model_for(client), joined.subset([client]).test
+        right = (module(test.x).argmax(1) == test.y).double().mean()
+        assert float(right) == pytest.approx(found.personal_accuracy[client])
+    with pytest.raises(ConfigError, match=r"Finetune\.start"):
+        personalize(result.shared_model(), joined, finetune=Finetune(start="personal"))
+    with pytest.raises(ConfigError, match="no client 'x'"):
+        found.model_for("x")
+
+
+def test_shares_of_clients() -> None:
+    scores, before = torch.tensor([0.5, 0.7, 0.2, 0.4, float("nan")]), torch.tensor([0.5, 0.6, 0.1, 0.9, 0.3])
+    assert shares(scores, before, metric="accuracy") == (0.5, 0.25, 0.25)
+    assert shares(scores, before, metric="mse") == (0.25, 0.25, 0.5)
+
+
+def test_what_cannot_be_finetuned_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give Finetune"):
+        trainer(finetune="mean")
+    with pytest.raises(ConfigError, match="no shared model"):
+        trainer(algorithm=Local(local=SOLVER), finetune=replace(FINETUNE, start="shared")).fit()
+    with pytest.raises(ConfigError, match="loss of its own"):
+        Trainer(
+            algorithm=PPDMTL(row_norm=1.0), data=DATA, model=trainer().model, schedule=PoissonClocks(per_client=2),
+            privacy=None, rounds=2, finetune=FINETUNE,
+        )  # fmt: skip
