@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedmtl.errors import ConfigError
+from fedmtl.privacy import ScaledRows
 from fedmtl.trainer import profile as module
 from fedmtl.trainer.profile import PARTS, Stopwatch, profile
 
@@ -25,17 +26,17 @@ def test_parts_inside_others_are_counted_once(monkeypatch):
     monkeypatch.setattr(module, "time", clock)
     watch = Stopwatch()
 
-    def gradients():
+    def gradients(*_):
         clock.now += 4.0
 
     def release(inner):
         clock.now += 2.0
-        inner()
+        inner.factors(0, None, None)
         clock.now += 1.0
 
     with watch("other"):
         clock.now += 10.0
-        watch.timed("release", release)(gradients)
+        watch.timed("release", release)(ScaledRows(gradients))
         clock.now += 0.5
     clock.now += 100.0  # outside of everything
     assert dict(watch.seconds) == {"other": 10.5, "release": 3.0, "local work": 4.0}
@@ -61,7 +62,7 @@ def test_a_part_that_fails_is_closed(monkeypatch):
     ("run", "step", "without"),
     [
         (settings.trainer(), "round", ()),
-        (test_replicates.trainer("learner"), "answer", ("data",)),
+        (test_replicates.trainer("learner"), "activation", ("data",)),
     ],
 )
 def test_every_part_of_a_short_run_is_there(run, step, without, tmp_path):

@@ -83,7 +83,7 @@ def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
     assert result.privacy.remaining_charged
     assert "charged as all the planned rounds" in result.summary()
     assert [
-        line["uses"] for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "forfeit"
+        line["uses"] for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "remaining"
     ] == [6]
     again = trainer(early_stopping=ALWAYS, folder=tmp_path / "run").fit(resume=True)
     assert (again.stopped, again.final["round"], again.epsilon) == ("early", 4, result.epsilon)
