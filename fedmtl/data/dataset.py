@@ -41,7 +41,7 @@ class FederatedDataset:
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
-        public: examples of nobody in particular that are taken as public, coded as the clients' ones, or None: what is
+        public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
         idle: accept clients without training examples, such as peers that only pass on what they hear.
