@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "APFL": "algorithms",
+    "IFCA": "algorithms",
+    "PPSGD": "algorithms",
+    "ClusteredPMTL": "algorithms",
+    "FedPer": "algorithms",
+    "FedRep": "algorithms",
+    "PFedMe": "algorithms",
     "MPMTL": "algorithms",
     "MPMTLayers": "algorithms",
     "PMTL": "algorithms",
@@ -44,19 +51,25 @@ _EXPORTS = {
     "personalize": "trainer",
 }
 __all__ = [
+    "APFL",
+    "IFCA",
     "MPMTL",
     "PMTL",
     "PPDMTL",
+    "PPSGD",
     "AsyncLearner",
     "Callback",
     "ClientPrivacy",
+    "ClusteredPMTL",
     "CyclicCohorts",
     "Ditto",
     "DomainBound",
     "EarlyStopping",
     "Execution",
     "FedAvg",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FederatedDataset",
     "Finetune",
     "FixedCohort",
@@ -66,6 +79,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "MPMTLayers",
+    "PFedMe",
     "PeerToPeer",
     "PoissonClocks",
     "PoissonSampling",
@@ -84,18 +98,25 @@ __all__ = [
 if TYPE_CHECKING:
     from . import models
     from .algorithms import (
+        APFL,
+        IFCA,
         MPMTL,
         PMTL,
         PPDMTL,
+        PPSGD,
         AsyncLearner,
+        ClusteredPMTL,
         Ditto,
         DomainBound,
         FedAvg,
+        FedPer,
         FedProx,
+        FedRep,
         Finetune,
         Local,
         MPMTLayers,
         PeerToPeer,
+        PFedMe,
         ServerOptimizer,
     )
     from .data import FederatedDataset, load_data

@@ -62,7 +62,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["+tuned.foo=1"], "tuned.foo means nothing here"),
         (["+execution.foo=1"], "unknown key execution.foo; accepted: strategy, chunk, threads"),
         (["+logger.foo=1"], "logger is {'foo': 1}; accepted: logger=none, or a _target_ with its settings"),
-        (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: async_learner, ditto, fedavg,"),
+        (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, clustered_pmtl, ditto,"),
         (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon means nothing here"),
         (["data.root=x"], "data.root is no setting"),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
@@ -277,8 +277,9 @@ def test_every_choice_goes_with_every_other(algorithm: str, privacy: str, schedu
     check([*named, f"algorithm={algorithm}", f"privacy={privacy}", f"schedule={schedule}"])
 
 
-def test_every_option_of_every_group_composes() -> None:
-    root = ["data.root=x"]
+def test_every_option_of_every_group_composes(tmp_path: Path) -> None:
+    root, clusters = ["data.root=x"], tmp_path / "clusters.csv"
+    clusters.write_text("client,cluster\nclient-0,a\n")
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
     answering = ["schedule=latency", "privacy=record", "baselines=null"]
     needed = {"clocks": clocked, "latency": clocked, "synchronous": clocked,
@@ -288,7 +289,7 @@ def test_every_option_of_every_group_composes() -> None:
               "cost_of_privacy_svm": root, "mp_mtl_school": root, "femnist": root, "school": root, "lending": root,
               "hospital": root, "adult": root, "movielens": root, "p2p_movielens": root, "pmtl_femnist": root,
               "celeba": root, "pmtl_celeba": root, "cifar": root, "stackoverflow": root, "pmtl_stackoverflow": root,
-              "leaf": ["data.path=x"],
+              "leaf": ["data.path=x"], "clustered_pmtl": [f"algorithm.clusters={clusters}"],
               "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices(config_folder()).items():
         for option, words in options.items():

@@ -1,10 +1,13 @@
 """One file a method: PMTL, PP-DMTL, MP-MTL, the asynchronous learner, FedAvg and FedProx, Local, peer-to-peer."""
 
+from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
+from .fedrep import FedPer, FedRep
 from .finetune import Finetune
 from .linear.data import DomainBound
 from .local import Local
@@ -12,30 +15,39 @@ from .mp_mtl.algorithm import MPMTL
 from .mp_mtl.layers import MPMTLayers
 from .p2p.algorithm import PeerToPeer
 from .personal import keep_models, personal_fields, personal_models, starting_models
+from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
+from .ppsgd import PPSGD
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, MappedClientStore
 
 __all__ = [
+    "APFL",
+    "IFCA",
     "MPMTL",
     "PERSONALIZE_ROUND",
     "PMTL",
     "PPDMTL",
+    "PPSGD",
     "Algorithm",
     "AsyncLearner",
     "ClientStore",
+    "ClusteredPMTL",
     "Collaboration",
     "Ditto",
     "DomainBound",
     "FedAvg",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "Finetune",
     "Forecast",
     "Local",
     "MPMTLayers",
     "MappedClientStore",
     "Own",
+    "PFedMe",
     "PeerToPeer",
     "Problem",
     "Released",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from .dataset import FederatedDataset
 from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
-from .partition import by_column, dirichlet, from_partition, shards
+from .partition import by_classes, by_column, dirichlet, from_partition, shards
 from .readers.adult import read_adult
 from .readers.celeba import read_celeba
+from .readers.cifar import read_cifar
 from .readers.digits import load_digits_clients
 from .readers.femnist import read_femnist
 from .readers.hospital import read_hospital
@@ -15,6 +16,7 @@ from .readers.leaf import read_leaf
 from .readers.lending import read_lending
 from .readers.movielens import MovieLens, RatingsGraph, movielens_users, read_movielens
 from .readers.school import read_school
+from .readers.stackoverflow import read_stackoverflow
 from .readers.table import read_table
 from .synthetic.agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
 from .synthetic.tasks import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
@@ -35,6 +37,7 @@ __all__ = [
     "SyntheticTasks",
     "TargetAngles",
     "Transform",
+    "by_classes",
     "by_column",
     "dirichlet",
     "from_partition",
@@ -47,12 +50,14 @@ __all__ = [
     "movielens_users",
     "read_adult",
     "read_celeba",
+    "read_cifar",
     "read_femnist",
     "read_hospital",
     "read_leaf",
     "read_lending",
     "read_movielens",
     "read_school",
+    "read_stackoverflow",
     "read_table",
     "reader",
     "shards",

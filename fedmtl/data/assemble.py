@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from ..errors import DataError
 from . import checks, rows
@@ -39,8 +40,115 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         raise DataError(f"{where}, field {field!r} has dtype {array.dtype}; torch has no such dtype.") from error
 
 
+def as_pair(value: Any, where: str) -> tuple[Any, Any]:
+    """Return a client's (x, y): a pair as it is, or the stacked items (x, y) of a torch Dataset.
+
+    Raises:
+        DataError: neither, or an item that is no pair.
+    """
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value[0], value[1]
+    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        return value.tensors[0], value.tensors[1]
+    plain = isinstance(value, (tuple, list, Tensor, np.ndarray))
+    if plain or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        raise DataError(f"{where}: its value must be a pair (x, y), or a torch Dataset of such pairs.")
+    xs, ys = [], []
+    for number in range(len(value)):
+        item = value[number]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise DataError(f"{where}, example {number} is a {type(item).__name__}; a torch Dataset must give (x, y).")
+        xs.append(item[0])
+        ys.append(item[1])
+    return stack_rows(xs, f"{where}, example", "field 'x'"), stack_rows(ys, f"{where}, example", "field 'y'")
+
+
+def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
+    """Return one tensor (rows, ...) from numbers, lists, arrays, tensors or images, one a row.
+
+    A Pillow image becomes uint8 (channels, height, width), real numbers that are no tensors become float32.
+
+    Args:
+        values: the rows.
+        where: what is put before a row's number in messages.
+        field: what is put after it.
+
+    Raises:
+        DataError: a row that is missing or holds no numbers, or rows that differ in shape.
+    """
+    made: list[Tensor] = []
+    for number, value in enumerate(values):
+        place = f"{where} {number}, {field}"
+        if value is None:
+            raise DataError(f"{place} is empty; every value must be given.")
+        if isinstance(value, Tensor):
+            row = value.detach()
+        else:
+            try:
+                array = np.asarray(value)
+            except ValueError as error:
+                raise DataError(f"{place}: its parts differ in length; accepted: numbers of one shape.") from error
+            if array.dtype.kind not in "fiub":
+                raise DataError(f"{place} holds {str(value)[:40]!r}; accepted: numbers.")
+            if hasattr(value, "getbands"):
+                array = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+            row = torch.from_numpy(np.array(array, dtype=np.float32 if array.dtype == np.float64 else array.dtype))
+        if made and row.shape != made[0].shape:
+            raise DataError(
+                f"{place} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; all must agree."
+            )
+        made.append(row)
+    if not made:
+        raise DataError(f"{where.rpartition(',')[0]}: there are no rows; at least 1 is needed.")
+    kinds = {row.dtype for row in made}
+    kind = made[0].dtype if len(kinds) == 1 else torch.float32
+    return torch.stack([row.to(kind) for row in made])
+
+
+def group_rows(
+    table: Any, client: str, target: str, features: Sequence[str], where: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the (x, y) of each client of a table of columns; several feature columns become one feature each.
+
+    Args:
+        table: has ``column_names``, and its item at a name is that column, a value a row.
+        client, target, features: names of columns.
+        where: names the table in messages.
+
+    Raises:
+        DataError: a missing column, columns of different lengths, an empty client, or rows that do not agree.
+    """
+    known = getattr(table, "column_names", None)
+    if known is None or not hasattr(table, "__getitem__"):
+        raise DataError(
+            f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
+        )
+    if not features:
+        raise DataError(f"{where}: features names no column; at least one is needed.")
+    for column in (client, target, *features):
+        if column not in known:
+            raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, known))}.")
+    places: dict[str, list[int]] = {}
+    for row, owner in enumerate(table[client]):
+        if owner is None or owner == "":
+            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
+        places.setdefault(str(owner), []).append(row)
+    columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
+    count = sum(map(len, places.values()))
+    for name, values in columns.items():
+        if len(values) != count:
+            raise DataError(f"{where}: column {name!r} has {len(values)} rows and column {client!r} has {count}.")
+        if name in features and len(features) > 1 and values.ndim != 1:
+            raise DataError(
+                f"{where}: column {name!r} has rows of shape {tuple(values.shape[1:])}; each of several features "
+                "must hold one number a row."
+            )
+    x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
+    return {owner: (x[rows], columns[target][rows]) for owner, rows in places.items()}
+
+
 def stack_clients(
-    clients: Mapping[str, tuple[Any, Any]], name: str, *, empty: bool = False
+    clients: Mapping[str, Any], name: str, *, empty: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
     """Turn one (x, y) pair a client into flat x (N, ...), y (N, ...), offsets (n + 1,) and ids; ``empty`` accepts
     clients without examples."""
@@ -50,9 +158,7 @@ def stack_clients(
     ys: list[Tensor] = []
     for client, pair in clients.items():
         where = f"{name}: client {client!r}"
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise DataError(f"{where}: its value must be a pair (x, y).")
-        x, y = as_tensor(pair[0], where, "x"), as_tensor(pair[1], where, "y")
+        x, y = (as_tensor(part, where, field) for part, field in zip(as_pair(pair, where), "xy", strict=True))
         checks.check_lengths(x, y, where)
         if len(y) == 0 and not empty:
             raise DataError(f"{where} has no examples; every client needs at least 1.")

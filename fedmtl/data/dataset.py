@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
-from .assemble import as_targets, infer_classes, stack_clients
-from .examples import DataSpec, Domain, Examples, Side, cut
+from .assemble import as_targets, group_rows, infer_classes, stack_clients
+from .examples import DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
-from .transforms import Bounded, Cast, RowBound, Transform, describe
+from .transforms import Affine, Bounded, Cast, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
@@ -41,7 +41,7 @@ class FederatedDataset:
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
-        public: examples of nobody in particular that are taken as public, coded as the clients' ones, or None: what is
+        public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
         idle: accept clients without training examples, such as peers that only pass on what they hear.
@@ -165,9 +165,9 @@ class FederatedDataset:
     @classmethod
     def from_tensors(
         cls,
-        clients: Mapping[str, tuple[Any, Any]],
+        clients: Mapping[str, Any],
         *,
-        test: Mapping[str, tuple[Any, Any]] | None = None,
+        test: Mapping[str, Any] | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         classes: Classes = "infer",
@@ -175,10 +175,11 @@ class FederatedDataset:
         domain: Domain | None = None,
         name: str = "data",
     ) -> FederatedDataset:
-        """Return a dataset from one (x, y) pair a client, tensors or arrays of shape (examples, ...).
+        """Return a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a torch Dataset.
 
         Args:
-            clients: each client's examples; only for training if ``test`` is given.
+            clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
+                of one example; only for training if ``test`` is given.
             test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
                 examples.
             test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example, and the only
@@ -230,6 +231,62 @@ class FederatedDataset:
             classes,
             name,
             domain=domain,
+        )
+
+    @classmethod
+    def from_columns(
+        cls,
+        table: Any,
+        *,
+        client: str,
+        target: str,
+        features: str | Sequence[str],
+        test: Any = None,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        min_examples: int = 1,
+        classes: Classes = "infer",
+        transform: Transform | None = None,
+        domain: Domain | None = None,
+        name: str = "data",
+    ) -> FederatedDataset:
+        """Return a dataset from a table of columns with a row an example, such as one of Hugging Face's ``datasets``.
+
+        Args:
+            table: an object with ``column_names``, whose item at a column's name is that column.
+            client: the column with each row's client; its values become the ids, as text, in the order in which they
+                first occur.
+            target: the column to predict: whole labels, real numbers, or lists of them of one length.
+            features: the column to predict from, with numbers, arrays or images (Pillow) of one shape, or several
+                columns of numbers, which become one feature each.
+            test: a table of test rows with the same columns; None holds out ``test_fraction`` of each client's rows.
+            test_fraction, seed, classes, domain, name: as in :meth:`from_tensors`.
+            min_examples: clients with fewer rows, of both tables together, are left out.
+            transform: from storage to float; None scales images of bytes to [0, 1], whose bounds are then the domain,
+                and is :class:`Cast` otherwise.
+
+        Raises:
+            DataError: a missing column, or malformed rows, named by row and column.
+        """
+        columns = (features,) if isinstance(features, str) else tuple(features)
+        train = group_rows(table, client, target, columns, name)
+        held = {} if test is None else group_rows(test, client, target, columns, f"{name} (test)")
+        kept = [one for one in train if len(train[one][1]) + (len(held[one][1]) if one in held else 0) >= min_examples]
+        if not kept:
+            raise DataError(f"{name}: no client has {min_examples} or more examples (min_examples).")
+        first = train[kept[0]][0]
+        if transform is None and first.dtype == torch.uint8 and first.ndim == 4:
+            transform = Affine(scale=1 / 255)
+            domain = pixel_domain(first.shape[1:]) if domain is None else domain
+        return cls.from_tensors(
+            {owner: train[owner] for owner in kept},
+            test=None if test is None else {owner: held[owner] for owner in kept if owner in held},
+            test_fraction=test_fraction,
+            seed=seed,
+            classes=classes,
+            transform=transform,
+            domain=domain,
+            name=name,
         )
 
     @classmethod

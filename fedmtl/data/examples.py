@@ -62,6 +62,12 @@ class Domain:
     target: float
 
 
+def pixel_domain(shape: Sequence[int]) -> Domain:
+    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie in [0, 1]."""
+    size = math.prod(shape)
+    return Domain(l1=float(size), l2=math.sqrt(size), target=math.inf)
+
+
 @dataclass(frozen=True, eq=False)
 class Examples:
     """One side (train or test) of all clients' examples.

@@ -96,6 +96,52 @@ def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> P
     return _deal(client, clients)
 
 
+def by_classes(y: Any, clients: int, classes_per_client: int, seed: int = 0, *, classes: int) -> Parts:
+    """Deal to clients of equal size a few classes each, as in FedRep and CENTAUR (Shen et al. 2023).
+
+    Every client gets ``classes_per_client`` different classes, drawn so that all classes have as many clients, up to
+    one, and the same number of examples of each of them: as many as the rarest class has for one of its clients. What
+    is left of a class is not used. Which classes a client has depends on the arguments and not on ``y``, so that a
+    train and a test pool are dealt alike.
+
+    Args:
+        y: labels (N,) in ``0 .. classes - 1``.
+        clients: number of clients; their ids are ``client-0``, ``client-1``, ...
+        classes_per_client: different classes of each client.
+        seed: of the draws.
+        classes: number of classes.
+
+    Raises:
+        ConfigError: an impossible setting, or too few examples of some class.
+    """
+    positive_int("by_classes", clients=clients, classes_per_client=classes_per_client, classes=classes)
+    labels = _labels(y, "by_classes")
+    if classes_per_client > classes:
+        raise ConfigError(f"by_classes: {classes_per_client} classes a client, but there are only {classes}.")
+    draws, order = (keyed_generator(seed, f"by_classes/{purpose}") for purpose in ("classes", "rows"))
+    places = np.zeros(classes, dtype=np.int64)  # clients that each class still takes
+    extra = draws.permutation(classes)[: clients * classes_per_client % classes]
+    places += clients * classes_per_client // classes
+    places[extra] += 1
+    groups = [order.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
+    shares = [len(group) // count for group, count in zip(groups, places.tolist(), strict=True) if count]
+    if min(shares) < 1:
+        rare = min(range(classes), key=lambda label: len(groups[label]) / max(1, int(places[label])))
+        raise ConfigError(
+            f"by_classes: class {rare} has {len(groups[rare])} examples for {int(places[rare])} clients; ask for fewer "
+            "clients or classes a client."
+        )
+    used, parts = np.zeros(classes, dtype=np.int64), {}
+    for client in range(clients):
+        # the classes with most places left, so that enough different ones remain for the last clients
+        own = np.lexsort((draws.random(classes), -places))[:classes_per_client]
+        places[own] -= 1
+        rows = [groups[label][used[label] : used[label] + min(shares)] for label in own]
+        used[own] += min(shares)
+        parts[f"client-{client}"] = np.sort(np.concatenate(rows))
+    return parts
+
+
 def by_column(values: Any) -> Parts:
     """One client a distinct value of ``values`` (N,); ids are the values as text, in sorted order."""
     column = np.asarray(values)

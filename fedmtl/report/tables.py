@@ -227,7 +227,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def headings(groups: Sequence[Group]) -> list[str]:
-    """Column titles of the printed table; metrics that nobody has are left out."""
+    """Column titles of the printed table; metrics that no group has are left out."""
     fixed = ["method", "data", "protects", "epsilon", "delta", "runs"]
     return fixed + [METRICS[i].replace("_", " ") for i in _shown(groups)]
 

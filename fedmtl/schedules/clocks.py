@@ -37,7 +37,7 @@ class BoundSchedule:
 
     Attributes:
         steps: the most events of a run. Fewer clients may be left to act in the end (absences without return); a
-            table is then filled up with nobody.
+            table is then filled up with -1.
         clients: n.
     """
 
@@ -118,7 +118,7 @@ class AsynchronousSchedule(ABC):
                 there are no names.
 
         Raises:
-            ConfigError: a setting does not fit n clients, or nobody ever acts.
+            ConfigError: a setting does not fit n clients, or no client ever acts.
             DataError: a trace is malformed or misses a client.
         """
 
@@ -149,7 +149,7 @@ class PoissonClocks(AsynchronousSchedule):
         rate = _per_client(self, "rate", self.rate, clients, np.float64)
         caps = _caps(self, "per_client", self.per_client, clients)
         caps[rate == 0] = 0
-        _check_somebody(self, caps)
+        _check_one_acts(self, caps)
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
         pace = ClientRates(ExponentialLatency(), scale, caps, "poisson")
         return BoundSchedule(pace, named, key, events=self.events, waits=False, dropouts=None)
@@ -189,7 +189,7 @@ class Latencies(AsynchronousSchedule):
         if self.dropouts is not None:
             self.dropouts.check(named)
         caps = _caps(self, "activations", self.activations, clients)
-        _check_somebody(self, caps)
+        _check_one_acts(self, caps)
         scale = _per_client(self, "scale", self.scale, clients, np.float64)
         pace = ClientRates(self.latency.resolve(named), scale, caps, "latency")
         return BoundSchedule(pace, named, key, events=self.events, waits=waits, dropouts=self.dropouts)
@@ -250,7 +250,7 @@ def _caps(settings: object, name: str, value: int | Sequence[int] | None, client
     return _per_client(settings, name, _ENDLESS if value is None else value, clients, np.int64)
 
 
-def _check_somebody(settings: object, caps: NDArray[np.int64]) -> None:
+def _check_one_acts(settings: object, caps: NDArray[np.int64]) -> None:
     if not caps.any():
         raise ConfigError(
             f"{type(settings).__name__}: no client ever acts; at least one client needs a rate and a cap above 0."

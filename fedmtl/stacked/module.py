@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ..errors import ConfigError
 from .dropout import KeyedDropout
 
 
@@ -38,6 +40,32 @@ class Layout:
         """D, the number of trainable parameters."""
         return self.offsets[-1]
 
+    def places(self, patterns: Sequence[str]) -> Tensor:
+        """(D,) bool: which of the flat parameters belong to one of the patterns.
+
+        Args:
+            patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and ``fc.bias``; ``*``,
+                ``?`` and ``[...]`` stand for what they do in names of files.
+
+        Raises:
+            ConfigError: a pattern without a parameter.
+        """
+        chosen = torch.zeros(self.dimension, dtype=torch.bool)
+        for pattern in patterns:
+            found = [k for k, name in enumerate(self.names) if _belongs(name, pattern)]
+            if not found:
+                raise ConfigError(
+                    f"{pattern!r} names no parameter; the network's parameters are {', '.join(self.names)}."
+                )
+            for k in found:
+                chosen[self.offsets[k] : self.offsets[k + 1]] = True
+        return chosen
+
+    @property
+    def last(self) -> str:
+        """The module that holds the last parameter, or that parameter, where it belongs to no module of a name."""
+        return self.names[-1].rpartition(".")[0] or self.names[-1]
+
     def flatten(self, module: nn.Module) -> Tensor:
         """The module's trainable parameters as a new (D,) tensor."""
         named = dict(module.named_parameters())
@@ -58,6 +86,10 @@ class Layout:
             for name, value in self.views(row).items():
                 named[name].copy_(value)
         return module
+
+
+def _belongs(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 class StackedModule:

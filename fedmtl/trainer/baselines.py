@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..algorithms import PMTL, Ditto, FedAvg, FedProx, Local
+from ..algorithms import APFL, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, Local, PFedMe
 from ..algorithms.base import Algorithm
 from ..errors import ConfigError
 
-_NAMES = {"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "pmtl": PMTL, "ditto": Ditto}
+_NAMES = {cls.name: cls for cls in (Local, FedAvg, FedProx, PMTL, Ditto, PFedMe, APFL, PPSGD, FedRep, FedPer)}
 
 
 def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:

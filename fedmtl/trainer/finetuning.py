@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune
+from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
-from ..stacked import StackedModule
-from ..stacked.losses import example_losses
 from .evaluation import Metrics, evaluate_rows
 from .replicates import numbers_of
 from .result import Result
@@ -195,34 +194,15 @@ def _chosen(
     problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
 ) -> tuple[Tensor, dict[str, str]]:
     """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
-    names = ["finetuned", *(n for n in models if n != "finetuned")]
+    everyone, names = torch.arange(problem.clients), ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
-    losses = torch.stack([_own_losses(judged, models[name]) for name in names])
+    losses = torch.stack([own_losses(judged, models[name], everyone, "test") for name in names])
     best = losses.nan_to_num(nan=torch.inf).argmin(0)
     place = best.to(models["finetuned"].device)
     rows = models["finetuned"].clone()
     for number, name in enumerate(names):
         rows[place == number] = models[name][place == number]
     return rows, {client: names[k] for client, k in zip(problem.data.ids, best.tolist(), strict=True)}
-
-
-def _own_losses(problem: Problem, models: Tensor) -> Tensor:
-    """Mean loss of each client's model (n, D) on its own test side: float64 (n,), NaN without records.
-
-    Clients are computed one at a time, so that the rounding of one does not depend on how many records another has.
-    """
-    losses = torch.full((problem.clients,), torch.nan, dtype=torch.float64)
-    counts = problem.data.test.counts.tolist()
-
-    def work(stack: StackedModule, part: slice) -> None:
-        for place in (place for place in range(part.start, part.stop) if counts[place]):
-            index = problem.data.test.offsets[place] + torch.arange(counts[place])
-            row = models[place][None]
-            x, y = problem.data.gather("test", index[None], dtype=row.dtype, device=row.device)
-            losses[place] = example_losses(problem.loss, stack.predict(row, x), y).double().mean()
-
-    problem.executor.map(work, problem.clients, grain=1)
-    return losses
 
 
 def _why(privacy: Privacy | None) -> tuple[str, ...]:

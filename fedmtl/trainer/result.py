@@ -113,14 +113,14 @@ class Result:
 
     def numbers(self) -> dict[str, Any]:
         """The summary's numbers, as plain values."""
-        said = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
-        said["scored_clients"] = len(self.personal_accuracy)
-        said |= {} if self.finetuned is None else self.finetuned.numbers()
-        said |= {f"shortened_{side}": share for side, share in self.shortened.items()}
+        values = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
+        values["scored_clients"] = len(self.personal_accuracy)
+        values |= {} if self.finetuned is None else self.finetuned.numbers()
+        values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
-            return said | {k: v for k, v in self.final.items() if k != "time"}
+            return values | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
-        return said | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
+        return values | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
@@ -135,8 +135,8 @@ class Result:
             head += " (stopped early)"
         lines = self._one_run() if self.replicates is None else self._several_runs()
         if self.chosen:
-            told = "; ".join(f"{name} {_plain(value)}" for name, value in self.chosen.items())
-            lines = [f"chosen from public rows and bounds: {told}", "", *lines]
+            text = "; ".join(f"{name} {_plain(value)}" for name, value in self.chosen.items())
+            lines = [f"chosen from public rows and bounds: {text}", "", *lines]
         return "\n".join([head, "", *lines, "", self.privacy.text()])
 
     def _one_run(self) -> list[str]:
@@ -188,15 +188,15 @@ class Result:
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        shown = [name for name in (self.metric, "nmse", "worst_tenth", "objective", "psi") if name in rows[0]]
+        names = [name for name in (self.metric, "nmse", "worst_tenth", "objective", "psi") if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
-            "".join([f"  {'epsilon':>8}", *(f"  {name.replace('_', ' '):>26}" for name in shown)]),
+            "".join([f"  {'epsilon':>8}", *(f"  {name.replace('_', ' '):>26}" for name in names)]),
         ]
         for row in rows:
             budget = "-" if row["budget"] is None else rounded_up(row["budget"], 6)
-            cells = [_band(row, name) for name in shown]
+            cells = [_band(row, name) for name in names]
             lines.append("".join([f"  {budget:>8}", *(f"  {cell:>26}" for cell in cells)]))
         return lines
 

@@ -265,10 +265,10 @@ class Trainer:
         with closing(channel):  # also after an interruption: steps that never began return to the budget
             state, step, history = init_state(self.algorithm, problem, repeated), 0, []
             if resume and folder is not None and folder.checkpoint.exists():
-                found = Checkpoint.read(folder.checkpoint, fingerprint=mark)
-                state = found.restore(state, problem.initial.device)
-                step, history = found.step, found.history
-                channel.restore(found.channel)
+                checkpoint = Checkpoint.read(folder.checkpoint, fingerprint=mark)
+                state = checkpoint.restore(state, problem.initial.device)
+                step, history = checkpoint.step, checkpoint.history
+                channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
             if coins is None:
                 self._announce(channel)

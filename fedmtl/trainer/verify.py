@@ -120,7 +120,7 @@ class _Charges:
     """What the lines of a ledger charge, counted one step at a time.
 
     Attributes:
-        steps: (session, step) -> the ranks that take part, or None where everybody is charged.
+        steps: (session, step) -> the ranks that take part, or None where all are charged.
         firsts: charges of the release before all steps.
         forfeited: steps to which the charge was raised, or None.
         problems: what does not fit.
@@ -630,14 +630,14 @@ class _Costs:
 
 def _costs(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     if header["account"] == "global":
-        return _of_everybody(header, charges)
+        return _of_all_clients(header, charges)
     if "kinds" in header:
         return _of_activations(header, charges)
     return _of_records(header, charges)
 
 
-def _of_everybody(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Steps that are charged to everybody, or participations under one cap."""
+def _of_all_clients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    """Return the cost of steps that are charged to all clients, or of participations under one cap."""
     schedule, privacy = header["schedule"], header["privacy"]
     steps, names = len(charges.charged), len(header["releases"])
     uses, problems = steps, []
@@ -697,7 +697,7 @@ def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
 
 
 def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Participations of clients, each with its local steps."""
+    """Return the cost of participations of clients, each with its local steps."""
     schedule = header["schedule"]
     problems = _cohort_problems(schedule, charges)
     by_rank = charges.participations(schedule["n"])

@@ -7,7 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl import MPMTL, PMTL, Ditto, FedAvg, FedProx, FullParticipation, Local, LocalSGD, MPMTLayers, models
+from fedmtl import (
+    APFL,
+    IFCA,
+    MPMTL,
+    PMTL,
+    PPSGD,
+    ClusteredPMTL,
+    Ditto,
+    FedAvg,
+    FedPer,
+    FedProx,
+    FedRep,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    MPMTLayers,
+    PFedMe,
+    models,
+)
 from fedmtl.algorithms import Released, Round
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
@@ -24,6 +42,13 @@ ALGORITHMS = {
     "fedprox": FedProx(mu=0.3, local=SOLVER),
     "ditto": Ditto(lam=0.3, local=SOLVER),
     "local": Local(local=SOLVER),
+    "fedrep": FedRep(local=SOLVER, head_local=LocalSGD(lr=0.1, steps=3)),
+    "fedper": FedPer(local=SOLVER),
+    "pfedme": PFedMe(lam=0.5, local=SOLVER),
+    "apfl": APFL(alpha=0.4, local=SOLVER),
+    "ppsgd": PPSGD(ratio=0.7, local=SOLVER),
+    "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(9)}, lam=0.5, local=SOLVER),
+    "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
 }
 LINEAR = {

@@ -94,16 +94,10 @@ class MPMTLayers(Algorithm):
         Raises:
             ConfigError: a layer that the network does not have.
         """
-        layout, chosen = problem.layout, torch.zeros(problem.dimension, dtype=torch.bool)
-        for layer in self.layers:
-            found = [k for k, name in enumerate(layout.names) if name == layer or name.startswith(f"{layer}.")]
-            if not found:
-                raise ConfigError(
-                    f"MPMTLayers.layers has {layer!r}; the network's parameters are {', '.join(layout.names)}."
-                )
-            for k in found:
-                chosen[layout.offsets[k] : layout.offsets[k + 1]] = True
-        return chosen
+        try:
+            return problem.layout.places(self.layers)
+        except ConfigError as error:
+            raise ConfigError(f"MPMTLayers.layers: {error}") from None
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         d, form = int(self.places(problem).sum()), SHARING[self.penalty].form

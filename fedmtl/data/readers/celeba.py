@@ -18,10 +18,11 @@ import numpy as np
 from ..._check import one_of
 from ...errors import ConfigError, DataError
 from ..dataset import FederatedDataset
+from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine, MappedImages, Transform
-from .images import cached_images, pixel_domain
-from .leaf import read_sides
+from .images import cached_images
+from .leaf import numbers, read_sides
 from .sides import Pair, check_choice, chosen, dataset_of, merged
 
 IMAGES = "img_align_celeba"
@@ -128,13 +129,13 @@ def _size(size: int | Sequence[int]) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _names(x: list[Any], where: str) -> np.ndarray:
+def _names(x: list[Any], y: list[Any], where: str) -> Pair:
     """LEAF's examples as names of images."""
     for number, name in enumerate(x):
         if not isinstance(name, str):
             raise DataError(f"{where}, example {number}, field 'x' holds {name!r}; accepted: names of image files.")
         _check_name(name, f"{where}, example {number}, field 'x'")
-    return np.array(x, dtype=str)
+    return np.array(x, dtype=str), numbers(y, where, "y")
 
 
 def _check_name(name: str, where: str) -> None:

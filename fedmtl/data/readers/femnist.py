@@ -20,10 +20,11 @@ import numpy as np
 from ..._check import one_of
 from ...errors import DataError
 from ..dataset import FederatedDataset
+from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine
 from .h5 import read_h5
-from .images import decode, pixel_domain, shown
+from .images import decode, shown
 from .leaf import numbers, read_sides
 from .sides import Pair, check_choice, dataset_of
 
@@ -106,7 +107,11 @@ def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair],
             return _read_h5(rest[0], background, progress), _read_h5(held[0], background, progress) if held else {}
         if files:
             return _read_parquet(rest, background, progress), _read_parquet(held, background, progress)
-    return read_sides(root, lambda x, where: _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background))
+
+    def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
+        return _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background), numbers(y, where, "y")
+
+    return read_sides(root, from_leaf)
 
 
 def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:

@@ -17,7 +17,6 @@ import numpy as np
 from ..._check import positive_int
 from ..._files import sync_folder
 from ...errors import DataError
-from ..examples import Domain
 
 _FORMAT = "1"  # of the cache: another one is decoded anew
 _SYNC_EVERY = 1024  # images
@@ -123,12 +122,6 @@ def shown(items: Iterable[Item], text: str, total: int | None = None, progress: 
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()]
     with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True) as bar:
         yield from bar.track(items, total=len(items) if isinstance(items, Sized) else total, description=text)
-
-
-def pixel_domain(shape: Sequence[int]) -> Domain:
-    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie in [0, 1]."""
-    size = float(np.prod(shape))
-    return Domain(l1=size, l2=size**0.5, target=float("inf"))
 
 
 def _fingerprint(files: Sequence[Path], size: tuple[int, int]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from ..loaders import reader
 from ..transforms import Transform
 from .sides import Pair, check_choice, dataset_of
 
-Store = Callable[[list[Any], str], np.ndarray]
-"""(a client's x as in the file, where it stands) -> an array with a row an example."""
+Stored = TypeVar("Stored")
+Store = Callable[[list[Any], list[Any], str], Stored]
+"""(a client's x and y as in the file, of the same length; where it stands) -> what is kept of it."""
 
 
 @reader("leaf")
@@ -85,7 +86,7 @@ class _Part:
     read: Callable[[], bytes]
 
 
-def read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pair]]:
+def read_sides(root: Path, store: Store[Stored]) -> tuple[dict[str, Stored], dict[str, Stored]]:
     """Return all clients of the train side (or of the undivided parts) and of the test side."""
     if not root.exists():
         raise DataError(f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either.")
@@ -94,8 +95,8 @@ def read_sides(root: Path, store: Store) -> tuple[dict[str, Pair], dict[str, Pai
     return _read_parts(root, store), {}
 
 
-def _read_parts(root: Path, store: Store) -> dict[str, Pair]:
-    clients: dict[str, Pair] = {}
+def _read_parts(root: Path, store: Store[Stored]) -> dict[str, Stored]:
+    clients: dict[str, Stored] = {}
     origin: dict[str, str] = {}
     for part in _parts(root):
         for client, pair in _read_part(part, store):
@@ -136,7 +137,7 @@ def _zip_parts(file: Path) -> Iterator[_Part]:
         raise DataError(f"{file} is not a readable zip file ({error}); it may be truncated.") from error
 
 
-def _read_part(part: _Part, store: Store) -> Iterator[tuple[str, Pair]]:
+def _read_part(part: _Part, store: Store[Stored]) -> Iterator[tuple[str, Stored]]:
     try:
         content = json.loads(part.read())
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -179,7 +180,7 @@ def _read_part(part: _Part, store: Store) -> Iterator[tuple[str, Pair]]:
         )
 
 
-def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
+def _read_client(entry: Any, count: Any, where: str, store: Store[Stored]) -> Stored:
     for key in ("x", "y"):
         if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
             raise DataError(f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example.")
@@ -194,7 +195,7 @@ def _read_client(entry: Any, count: Any, where: str, store: Store) -> Pair:
         )
     if not y:
         raise DataError(f"{where} has no examples; every client needs at least 1.")
-    return store(x, where), numbers(y, where, "y")
+    return store(x, y, where)
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
@@ -225,8 +226,8 @@ def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
     return array
 
 
-def _as_float(x: list[Any], where: str) -> np.ndarray:
-    return numbers(x, where, "x").astype(np.float32)
+def _as_float(x: list[Any], y: list[Any], where: str) -> Pair:
+    return numbers(x, where, "x").astype(np.float32), numbers(y, where, "y")
 
 
 def target_kind(pairs: Sequence[Pair]) -> type:

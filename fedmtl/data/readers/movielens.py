@@ -48,7 +48,7 @@ class MovieLens:
         data: one client a user, ids ``user-1``, ...; its ``notes`` name what is outside of every epsilon, and its
             ``domain`` bounds the catalogue, not a user's own rows.
         features: of all items, float32 (items, p), with a last column ``constant`` where the centre is public; the
-            first p entries of an item that nobody rated in training are 0.
+            first p entries of an item that no user rated in training are 0.
         items: int64 (items,), the items' numbers in the file.
         train_item: int64, the item (a row of ``features``) of every training row.
         test_item: likewise of every test row.

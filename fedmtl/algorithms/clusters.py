@@ -1,0 +1,227 @@
+"""Several shared models, one for each cluster of clients: of public clusters (PMTL), or chosen by each client (IFCA).
+
+Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of known clusters; Ghosh, Chung, Yin, Ramchandran:
+"An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, for the choice.
+
+One release, whatever the number C of clusters: a client's row is the concatenation of C blocks, its update in the
+block of its cluster and zero elsewhere, clipped as a whole. Adding or removing a client moves the sum by one clipped
+row, so the sensitivity is that of a single model, and the noise on each block is, too.
+
+- Clusters that are public. The blocks have disjoint clients: what is released of a cluster is a function of its own
+  clients, so a client spends in the releases of one cluster only. This is parallel composition with an account a
+  cluster, all of the same epsilon; it needs the membership to be public and fixed, and neighbours that differ in a
+  client of the same cluster.
+- Clusters that clients choose. The choice depends on the client's records, and may differ between neighbours in every
+  round. It moves the row from one block to another within the same norm, and every client contributes to all C
+  blocks, so nothing but the noised blocks tells it.
+
+A cluster's sum is divided by a public constant: by the expected number of its members in a cohort where they are
+public, else by that of all over C.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._check import non_negative, positive, positive_int
+from ..errors import ConfigError
+from ..local import LocalSGD, LocalSolver
+from ..privacy import BoundSampler, ReleasePlan
+from ..random import derive_key, keyed_generator
+from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .losses import own_losses
+from .personal import keep_models, personal_fields, personal_models
+from .store import ClientStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusteredPMTL(Algorithm):
+    """Mean-regularized multi-task learning with a mean for each public cluster (Hu et al. 2023).
+
+    Args:
+        clusters: the cluster of every client by its id, any names; or a CSV file with the columns ``client`` and
+            ``cluster``. Both are public.
+        lam: lambda, the strength of the pull of every personal model towards the mean of its cluster.
+        local: the clients' local solver.
+        server_lr: step size of the server, in (0, 1].
+
+    Raises:
+        ConfigError: a value outside these ranges, a file without these columns; later, a client without a cluster.
+    """
+
+    clusters: Mapping[str, Any] | str | Path
+    lam: float = 1.0
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+    server_lr: float = 1.0
+
+    name = "clustered_pmtl"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clusters, Mapping):
+            object.__setattr__(self, "clusters", read_clusters(self.clusters))
+        non_negative(self, lam=self.lam)
+        positive(self, server_lr=self.server_lr)
+        if self.server_lr > 1.0:
+            raise ConfigError(f"ClusteredPMTL.server_lr is {self.server_lr}; it must be in (0, 1].")
+        self.local.check(self.lam)
+
+    def cluster_of(self, problem: Problem) -> Tensor:
+        """The number of each client's cluster, int64 (n,), in the order of the clusters' names.
+
+        Raises:
+            ConfigError: a client without a cluster.
+        """
+        assert isinstance(self.clusters, Mapping)
+        for client in problem.data.ids:
+            if client not in self.clusters:
+                raise ConfigError(f"ClusteredPMTL.clusters has no cluster of client {client!r}.")
+        number = {name: k for k, name in enumerate(self._names())}
+        return torch.tensor([number[str(self.clusters[client])] for client in problem.data.ids])
+
+    def _names(self) -> list[str]:
+        assert isinstance(self.clusters, Mapping)
+        return sorted({str(name) for name in self.clusters.values()})
+
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        self.cluster_of(problem)
+        size, rounds = len(self._names()) * problem.dimension, problem.rounds
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=True, from_training=True),)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        means = problem.initial.expand(len(self._names()), -1).clone()
+        return State({"means": means}, problem.client_store(personal_fields(problem)))
+
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        cluster = self.cluster_of(problem)[clients].to(problem.initial.device)
+        mean = public["means"][cluster]
+        start = torch.where(own["seen"][:, None], own["model"], mean)
+        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
+        return {"update": blocks(models - mean, cluster, len(public["means"]))}, keep_models(own, models, start)
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
+        share = sizes.clamp(min=1).double() / problem.clients  # of the cohort, in expectation
+        return moved(public, "means", released.values["update"], self.server_lr / share)
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """The clients' own models; a client that never took part trains once from the mean of its cluster."""
+        cluster = self.cluster_of(problem).to(problem.initial.device)
+
+        def train_new(ids: Tensor) -> Tensor:
+            mean = public["means"][cluster[ids.to(cluster.device)]]
+            return problem.train_locally(self.local, mean, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=mean)
+
+        return personal_models(own, clients, train_new)
+
+    def shared(self, state: State) -> Tensor | None:
+        """The mean, where there is a single cluster; else None."""
+        means = state.public["means"]
+        return means[0] if len(means) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(Algorithm):
+    """Several global models, each client training the one that fits its records best (Ghosh et al. 2020, Algorithm 1,
+    with averaged updates).
+
+    Where single records are protected it is refused: the choice reads records without noise.
+
+    Args:
+        clusters: C, number of models.
+        spread: standard deviation of the public random differences between their starting points; with 0 they would
+            stay alike.
+        local: the clients' local solver.
+        server_lr: step size of the server, on a mean over the expected cohort divided by C.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    clusters: int = 3
+    spread: float = 0.1
+    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
+    server_lr: float = 1.0
+
+    name = "ifca"
+
+    def __post_init__(self) -> None:
+        positive_int(self, clusters=self.clusters)
+        non_negative(self, spread=self.spread)
+        positive(self, server_lr=self.server_lr)
+        self.local.check(0.0)
+
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        size, rounds = self.clusters * problem.dimension, problem.rounds
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False),)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        noise = keyed_generator(derive_key(problem.seed, "ifca"), "start").normal(
+            size=(self.clusters, problem.dimension)
+        )
+        models = problem.initial + self.spread * torch.from_numpy(noise).to(problem.initial)
+        return State({"models": models}, ClientStore(problem.clients, {}))
+
+    def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
+        """The number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
+        losses = torch.stack([own_losses(problem, model, clients, "train") for model in models])
+        return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
+
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        chosen = self.choice(problem, public["models"], clients)
+        start = public["models"][chosen]
+        models = problem.train_locally(self.local, start, clients, round=round)
+        return {"update": blocks(models - start, chosen, self.clusters)}, own
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        rates = torch.full((self.clusters,), self.server_lr * self.clusters, dtype=torch.float64)
+        return moved(public, "models", released.values["update"], rates)
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """The model that each client chooses."""
+        return public["models"][self.choice(problem, public["models"], clients)]
+
+    def shared(self, state: State) -> Tensor | None:
+        """The model, where there is a single one; else None."""
+        models = state.public["models"]
+        return models[0] if len(models) == 1 else None
+
+
+def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
+    """Rows of ``count`` blocks, each client's update (k, D) in the block of its cluster (k,): (k, count * D)."""
+    rows = updates.new_zeros(len(updates), count, updates.shape[1])
+    rows[torch.arange(len(updates), device=updates.device), cluster] = updates
+    return rows.flatten(1)
+
+
+def moved(public: Mapping[str, Tensor], name: str, update: Tensor, rates: Tensor) -> dict[str, Tensor]:
+    """``public`` with every model (C, D) moved by its block of the released update (C * D,), times its rate (C,)."""
+    models = public[name]
+    step = rates[:, None] * update.reshape(len(rates), -1)
+    return {**public, name: (models.double() + step.to(models.device)).to(models.dtype)}
+
+
+def read_clusters(path: str | Path) -> dict[str, str]:
+    """Clusters by client id, from a CSV file with the columns ``client`` and ``cluster``.
+
+    Raises:
+        ConfigError: no such file, or other columns.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise ConfigError(f"ClusteredPMTL.clusters: {path} cannot be read: {error.strerror}.") from error
+    if not rows or not {"client", "cluster"} <= rows[0].keys():
+        raise ConfigError(f"ClusteredPMTL.clusters: {path} must have a header with the columns client and cluster.")
+    return {row["client"]: row["cluster"] for row in rows}

@@ -1,0 +1,43 @@
+"""Losses of the clients' own records, computed so that a client's number says nothing of the others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..stacked import StackedModule
+from ..stacked.losses import example_losses
+from .base import Problem
+
+
+def own_losses(problem: Problem, models: Tensor, clients: Tensor, side: Literal["train", "test"]) -> Tensor:
+    """Mean loss of each model on the records of its client.
+
+    Clients are computed one at a time, so that the rounding of one does not depend on how many records another has: a
+    client may decide by these numbers.
+
+    Args:
+        problem: the data, the model and the loss.
+        models: (k, D), or (D,) for all.
+        clients: int64 (k,).
+        side: which records.
+
+    Returns:
+        (k,) float64; NaN for a client without records.
+    """
+    rows = models.expand(len(clients), -1)
+    part = problem.data.side(side)
+    counts, first = part.counts[clients].tolist(), part.offsets[clients].tolist()
+    losses = torch.full((len(clients),), torch.nan, dtype=torch.float64)
+
+    def work(stack: StackedModule, places: slice) -> None:
+        for place in (place for place in range(places.start, places.stop) if counts[place]):
+            index = torch.arange(first[place], first[place] + counts[place])
+            row = rows[place][None].contiguous()
+            x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
+            losses[place] = example_losses(problem.loss, stack.predict(row, x), y).double().mean()
+
+    problem.executor.map(work, len(clients), grain=1)
+    return losses

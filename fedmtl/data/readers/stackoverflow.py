@@ -1,0 +1,243 @@
+"""StackOverflow tag prediction: the tags of questions and answers from a bag of their words, by user.
+
+The task of Reddi et al. ("Adaptive federated optimization", ICLR 2021) and of Hu et al. 2023, from two forms of data:
+
+- the HDF5 of TensorFlow Federated, ``examples/<client>/{tokens, title, tags}``: a file, or its folder, where
+  ``stackoverflow_train.h5`` is read and ``stackoverflow_test.h5`` beside it is the test part;
+- LEAF JSON with ``x`` a list of texts and ``y`` a list of tags joined by ``|``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from ..._check import positive_int
+from ...errors import DataError
+from ..dataset import FederatedDataset
+from ..examples import Domain
+from ..loaders import reader
+from .h5 import read_h5
+from .images import shown
+from .leaf import read_sides
+from .sides import Pair, check_choice, chosen, dataset_of
+
+TOKEN_COUNTS, TAG_COUNTS = "stackoverflow.word_count", "stackoverflow.tag_count"
+_PARTS = ("stackoverflow_train.h5", "stackoverflow_test.h5")
+Texts = tuple[list[str], list[str]]
+"""A client's texts, and the tags of each, joined by ``|``."""
+
+
+@reader("stackoverflow")
+def read_stackoverflow(
+    root: str | Path,
+    *,
+    tokens: int = 10_000,
+    tags: int = 500,
+    counts: str | Path | None = None,
+    clients: int | None = None,
+    min_examples: int = 2,
+    max_examples: int | None = 1000,
+    test_fraction: float | None = 0.2,
+    seed: int = 0,
+    progress: bool = True,
+) -> FederatedDataset:
+    """Read StackOverflow: features (tokens,), the share of each word in a text, and ``tags`` labels that are 0 or 1.
+
+    A text is the tokens of a post and of its question's title. Its features are the numbers of the commonest tokens
+    over the number of all its tokens, so that they add up to 1 at most, which is the dataset's domain. A text may have
+    none of the commonest tags. Features are stored as a sparse matrix, labels in a byte each.
+
+    Args:
+        root: a file of one of the forms above, or its folder.
+        tokens: how many of the commonest tokens are features.
+        tags: how many of the commonest tags are labels.
+        counts: the folder of ``stackoverflow.word_count`` and ``stackoverflow.tag_count``, the public counts that
+            TensorFlow Federated distributes; None looks beside the data. Without them the commonest are counted in the
+            data, which the dataset's notes say.
+        clients: keep that many users, drawn at random; None keeps all.
+        min_examples: users with fewer texts are left out.
+        max_examples: keep the first so many texts of each user; None keeps all.
+        test_fraction: share of each user's texts held out for test; None keeps the source's own split, and without one
+            means 0.2.
+        seed: of the split and of the choice of users.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: a missing, truncated or malformed file; the message names file, user and field.
+        ConfigError: an impossible setting.
+    """
+    root = Path(root)
+    check_choice("read_stackoverflow", test_fraction, min_examples, clients)
+    positive_int("read_stackoverflow", tokens=tokens, tags=tags)
+    if max_examples is not None:
+        positive_int("read_stackoverflow", max_examples=max_examples)
+    sides = [_first(side, max_examples) for side in _read(root, progress)]
+    if clients is not None:  # the others' texts need not be coded
+        pooled: dict[str, Pair] = {}
+        for side in sides:
+            for client, (_, y) in side.items():
+                pooled[client] = None, np.zeros(len(y) + len(pooled.get(client, ((), ()))[1]))
+        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed)
+        sides = [{client: side[client] for client in kept if client in side} for side in sides]
+    folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
+    words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
+    labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
+    coded = [
+        {client: (_bag(xs, words[0], tokens), _labels(ys, labels[0], tags)) for client, (xs, ys) in side.items()}
+        for side in sides
+    ]
+    data = dataset_of(
+        coded[0],
+        coded[1],
+        str(root),
+        name="stackoverflow",
+        classes=2,
+        test_fraction=test_fraction,
+        seed=seed,
+        min_examples=min_examples,
+        domain=Domain(l1=1.0, l2=1.0, target=1.0),
+    )
+    notes = [
+        f"the {size:,} commonest {what} were counted in the records themselves"
+        for (_, own), size, what in ((words, tokens, "tokens"), (labels, tags, "tags"))
+        if own
+    ]
+    return replace(data, notes=tuple(notes), verify=False)
+
+
+def _read(root: Path, progress: bool) -> tuple[dict[str, Texts], dict[str, Texts]]:
+    """Return the texts of every user, in the train and in the test part."""
+    if root.suffix in (".h5", ".hdf5"):
+        return _read_h5(root, progress), {}
+    if root.is_dir() and (root / _PARTS[0]).is_file():
+        test = _read_h5(root / _PARTS[1], progress) if (root / _PARTS[1]).is_file() else {}
+        train = _read_h5(root / _PARTS[0], progress)
+        return train, {client: texts for client, texts in test.items() if client in train}
+    if root.is_dir() and any(root.glob("*.h5")):
+        raise DataError(f"{root} holds .h5 files, but not {_PARTS[0]}; give one of them.")
+    return read_sides(root, _leaf_texts)
+
+
+def _read_h5(file: Path, progress: bool) -> dict[str, Texts]:
+    found: dict[str, Texts] = {}
+    source = read_h5(file, ("tokens", "tags"), optional=("title",))
+    for client, fields in shown(source, f"reading {file.name}", progress=progress):
+        plain = {name: _decoded(values, f"{file}: client {client!r}", name) for name, values in fields.items()}
+        texts = plain["tokens"]
+        if "title" in plain:
+            texts = [f"{text} {title}" for text, title in zip(texts, plain["title"], strict=True)]
+        if texts:
+            found[client] = texts, plain["tags"]
+    if not found:
+        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
+    return found
+
+
+def _decoded(values: np.ndarray, where: str, field: str) -> list[str]:
+    texts = []
+    for row, value in enumerate(values.tolist()):
+        if not isinstance(value, (bytes, str)):
+            raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: text.")
+        try:
+            texts.append(value.decode() if isinstance(value, bytes) else value)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}, example {row}, field {field!r} is not UTF-8 text ({error}).") from error
+    return texts
+
+
+def _leaf_texts(x: list[Any], y: list[Any], where: str) -> Texts:
+    for field, values in (("x", x), ("y", y)):
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                accepted = "a text, words with spaces between them" if field == "x" else "tags joined by '|'"
+                raise DataError(f"{where}, example {row}, field {field!r} holds {value!r}; accepted: {accepted}.")
+    return x, y
+
+
+def _first(side: Mapping[str, Texts], most: int | None) -> dict[str, Texts]:
+    return {client: (xs[:most], ys[:most]) for client, (xs, ys) in side.items()}
+
+
+def _texts(sides: Sequence[Mapping[str, Texts]], field: int) -> Iterator[str]:
+    for side in sides:
+        for pair in side.values():
+            yield from pair[field]
+
+
+def _tags(text: str) -> list[str]:
+    return [tag for tag in text.split("|") if tag]
+
+
+def _common(file: Path, size: int, needed: bool, lists: Iterable[list[str]]) -> tuple[dict[str, int], bool]:
+    """Return the places of the commonest words by a public file of counts, or without one by the words themselves.
+
+    Returns:
+        The place of each word, and whether the words themselves were counted.
+    """
+    if file.is_file() or needed:
+        return {word: place for place, word in enumerate(_counted(file, size))}, False
+    found: Counter[str] = Counter()
+    for words in lists:
+        found.update(set(words))
+    order = sorted(found, key=lambda word: (-found[word], word))[:size]
+    return {word: place for place, word in enumerate(order)}, True
+
+
+def _counted(file: Path, size: int) -> list[str]:
+    """Return the commonest words of a file: JSON of words and counts, or a word and a count a line, commonest first."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}); it must hold words and how often they occur.") from error
+    if text.lstrip().startswith("{"):
+        try:
+            numbers = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"{file} is not valid JSON ({error}); it may be truncated.") from error
+        for word, number in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise DataError(f"{file}: {word!r} has the count {number!r}; accepted: a number.")
+        return sorted(numbers, key=lambda word: -numbers[word])[:size]
+    words = []
+    for line, row in enumerate(text.splitlines(), start=1):
+        fields = row.split()
+        if len(fields) != 2 or not fields[1].isdigit():
+            raise DataError(f"{file}: line {line} is {row[:40]!r}; accepted: a word and how often it occurs.")
+        words.append(fields[0])
+        if len(words) == size:
+            break
+    return words
+
+
+def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
+    """Return the share of each common token in a text: float32 (texts, size)."""
+    row, column, share = [], [], []
+    for number, text in enumerate(texts):
+        words = text.split()
+        for place, count in Counter(places[word] for word in words if word in places).items():
+            row.append(number)
+            column.append(place)
+            share.append(count / len(words))
+    exact = np.array(share, dtype=np.float64)
+    near = exact.astype(np.float32)  # rounded down, so that the shares of a text add up to no more than 1
+    near = np.where(near > exact, np.nextafter(near, np.float32(0)), near)
+    entries = near, (np.array(row, np.int64), np.array(column, np.int64))
+    return scipy.sparse.csr_array(scipy.sparse.coo_array(entries, shape=(len(texts), size)))
+
+
+def _labels(texts: Sequence[str], places: Mapping[str, int], size: int) -> np.ndarray:
+    """Return 1 for every common tag of a text: uint8 (texts, size)."""
+    found = np.zeros((len(texts), size), dtype=np.uint8)
+    for number, text in enumerate(texts):
+        for tag in _tags(text):
+            if tag in places:
+                found[number, places[tag]] = 1
+    return found

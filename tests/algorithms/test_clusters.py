@@ -1,0 +1,170 @@
+"""Clusters of clients: one is the method without clusters, several are runs of their own; what a client sends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from fedmtl import IFCA, PMTL, ClientPrivacy, ClusteredPMTL, FedAvg, LocalSGD, PoissonSampling, RecordPrivacy, models
+from fedmtl.algorithms.clusters import blocks
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy import FixedCohort, open_channel
+from fedmtl.trainer.audit.suite import audit_trainer
+from tests.algorithms.harness import everyone, problem_of, run
+from tests.helpers import ragged_classification, regression
+from tests.trainer.settings import CLIENTS, COHORT, DATA, DELTA, trainer
+
+SOLVER = LocalSGD(lr=0.05, steps=3, batch_size=None)
+NOISE = ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
+PARITY = {client: f"half {k % 2}" for k, client in enumerate(DATA.ids)}
+
+
+def test_one_cluster_is_pmtl() -> None:
+    data = regression()
+    problem, sampler = problem_of(data, rounds=5), FixedCohort(3)
+    one, other = ClusteredPMTL(clusters=dict.fromkeys(data.ids, 1), lam=0.7, local=SOLVER), PMTL(lam=0.7, local=SOLVER)
+    states = [run(algorithm, problem, sampler=sampler, privacy=NOISE) for algorithm in (one, other)]
+    torch.testing.assert_close(states[0].public["means"][0], states[1].public["mean"], rtol=1e-12, atol=1e-14)
+    found = [everyone(problem, a, s) for a, s in zip((one, other), states, strict=True)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+    assert torch.equal(one.shared(states[0]), states[0].public["means"][0])
+
+
+def test_public_clusters_are_runs_of_their_own() -> None:
+    """With everybody in every round, each cluster's mean and models are those of PMTL on its clients alone."""
+    data = regression(clients=7)
+    clusters = {client: "ab"[k in (1, 4, 5)] for k, client in enumerate(data.ids)}
+    algorithm = ClusteredPMTL(clusters=clusters, lam=0.7, local=SOLVER)
+    problem = problem_of(data, rounds=5)
+    state = run(algorithm, problem)
+    found = everyone(problem, algorithm, state)
+    for number, name in enumerate("ab"):
+        ids = [client for client in data.ids if clusters[client] == name]
+        apart, alone = problem_of(data.subset(ids), rounds=5), PMTL(lam=0.7, local=SOLVER)
+        reached = run(alone, apart)
+        torch.testing.assert_close(state.public["means"][number], reached.public["mean"], rtol=1e-11, atol=1e-13)
+        places = [data.ids.index(client) for client in ids]
+        torch.testing.assert_close(found[places], everyone(apart, alone, reached), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [ClusteredPMTL(clusters=PARITY, local=SOLVER), IFCA(clusters=4, spread=0.5, local=SOLVER)]
+)
+def test_clusters_cost_what_one_model_costs(algorithm) -> None:
+    """Epsilon from dp-accounting, and the noise of a single model on every coordinate of every block."""
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.5, delta=DELTA)
+    result = trainer(algorithm=algorithm, privacy=privacy, schedule=PoissonSampling(cohort=COHORT)).fit()
+    event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(1.5))
+    assert result.epsilon == pytest.approx(PLDAccountant().compose(event, 6).get_epsilon(DELTA), rel=1e-4)
+    assert result.privacy.noise_std == pytest.approx(1.5 * 0.7 / COHORT)
+    assert result.privacy.releases == 6
+
+
+def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint() -> None:
+    """Whichever clusters a client is in, or chooses, its clipped row is no longer than the clip."""
+    updates, cluster = torch.randn(4, 3, dtype=torch.float64), torch.tensor([2, 0, 0, 1])
+    rows = blocks(updates, cluster, 3)
+    for k in range(4):
+        for block, part in enumerate(rows[k].split(3)):
+            assert torch.equal(part, updates[k] if block == cluster[k] else torch.zeros(3, dtype=torch.float64))
+    seen: list[torch.Tensor] = []
+    problem = problem_of(ragged_classification(), rounds=2, model=models.mlp(hidden=3), loss="auto")
+    algorithm = IFCA(clusters=3, spread=0.5, local=LocalSGD(lr=0.5, epochs=5))
+    sampler = FixedCohort(4).bind(problem.clients)
+    channel = open_channel(NOISE, algorithm.plan(problem, sampler), sampler, seed=0, steps=2)
+    channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
+    ranks = channel.draw(0)
+    channel.begin(0, ranks)
+    event = type("Event", (), {"cohort": torch.arange(4), "step": 0})
+    state = algorithm.init(problem)
+    algorithm.step(problem, state, event, channel)
+    (clipped,) = seen
+    torch.testing.assert_close(clipped.norm(dim=1), torch.full((4,), 0.3, dtype=clipped.dtype), rtol=1e-5, atol=0)
+    filled = clipped.view(4, 3, -1).abs().sum(2) > 0
+    assert filled.sum(1).tolist() == [1, 1, 1, 1]
+    other = blocks(clipped.view(4, 3, -1).sum(1), (filled.int().argmax(1) + 1) % 3, 3)  # had they chosen otherwise
+    assert float((clipped - other).norm(dim=1).max()) <= 2 * 0.3 + 1e-12  # replace-one
+    assert math.isclose(float(clipped[0].norm()), float(other[0].norm()))
+
+
+def test_one_model_to_choose_from_is_federated_averaging() -> None:
+    problem, sampler = (
+        problem_of(ragged_classification(), rounds=4, model=models.mlp(hidden=3), loss="auto"),
+        FixedCohort(3),
+    )
+    one = run(IFCA(clusters=1, spread=0.0, local=SOLVER), problem, sampler=sampler, privacy=NOISE)
+    other = run(FedAvg(local=SOLVER), problem, sampler=sampler, privacy=NOISE)
+    torch.testing.assert_close(one.public["models"][0], other.public["global"], rtol=1e-13, atol=1e-15)
+
+
+def planted(clients: int = 12) -> FederatedDataset:
+    """Regressions with the weights w, and -w for every second client."""
+    generator = torch.Generator().manual_seed(3)
+    w, parts = torch.randn(4, generator=generator, dtype=torch.float64), {}
+    for k in range(clients):
+        x = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+        parts[f"client-{k}"] = (x, x @ w * (1 if k % 2 else -1) + 0.01 * torch.randn(40, generator=generator))
+    return FederatedDataset.from_tensors(parts, classes=None)
+
+
+def test_the_choice_finds_planted_clusters() -> None:
+    data = planted()
+    problem = problem_of(data, rounds=40)
+    algorithm = IFCA(clusters=2, spread=0.3, local=LocalSGD(lr=0.1, steps=5, batch_size=None))
+    state = run(algorithm, problem)
+    chosen = algorithm.choice(problem, state.public["models"], torch.arange(12))
+    assert len(set(chosen[::2].tolist())) == len(set(chosen[1::2].tolist())) == 1
+    assert chosen[0] != chosen[1]
+    x, y = data.test.x, data.test.y
+    models_of = everyone(problem, algorithm, state).repeat_interleave(data.test.counts, 0)
+    assert float(((x * models_of).sum(1) - y).square().mean()) < 1e-3
+    single = run(FedAvg(local=SOLVER), problem)
+    assert float((x @ single.public["global"] - y).square().mean()) > 0.5
+
+
+def test_the_choice_is_that_of_least_training_loss() -> None:
+    problem = problem_of(ragged_classification(), model=models.mlp(hidden=3), loss="auto")
+    algorithm = IFCA(clusters=3, spread=1.0)
+    rows = algorithm.init(problem).public["models"]
+    found = algorithm.choice(problem, rows, torch.arange(problem.clients))
+    for k in range(problem.clients):
+        part = slice(*problem.data.train.offsets[k : k + 2].tolist())
+        losses = []
+        for row in rows:
+            module = problem.layout.load(models.mlp(hidden=3)(problem.data.spec).double(), row)
+            outputs = module(problem.data.train.x[part])
+            losses.append(float(torch.nn.functional.cross_entropy(outputs, problem.data.train.y[part]).detach()))
+        assert int(found[k]) == losses.index(min(losses))
+    assert len(set(found.tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    "algorithm", [ClusteredPMTL(clusters=PARITY, local=SOLVER), IFCA(clusters=2, spread=0.5, local=SOLVER)]
+)
+def test_the_audit_refutes_nothing(algorithm) -> None:
+    findings = audit_trainer(trainer(algorithm=algorithm, data=DATA))
+    assert not [finding for finding in findings if finding.refuted]
+
+
+def test_units_and_settings(tmp_path) -> None:
+    records = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
+    assert trainer(algorithm=ClusteredPMTL(clusters=PARITY, local=SOLVER), privacy=records).fit().epsilon > 0
+    with pytest.raises(PrivacyError, match="not made of locally trained models alone"):
+        trainer(algorithm=IFCA(local=SOLVER), privacy=records).fit()
+    file = tmp_path / "clusters.csv"
+    file.write_text("client,cluster\n" + "".join(f"{client},{name}\n" for client, name in PARITY.items()))
+    one, other = (ClusteredPMTL(clusters=given, local=SOLVER) for given in (str(file), PARITY))
+    assert torch.equal(trainer(algorithm=one).fit().personal, trainer(algorithm=other).fit().personal)
+    file.write_text("who,where\na,b\n")
+    with pytest.raises(ConfigError, match="columns client and cluster"):
+        ClusteredPMTL(clusters=file)
+    with pytest.raises(ConfigError, match="no cluster of client 'client-3'"):
+        trainer(algorithm=ClusteredPMTL(clusters={k: v for k, v in PARITY.items() if k != "client-3"})).fit()
+    for broken, message in ((lambda: IFCA(clusters=0), r"IFCA\.clusters"), (lambda: IFCA(spread=-1), r"IFCA\.spread")):
+        with pytest.raises(ConfigError, match=message):
+            broken()

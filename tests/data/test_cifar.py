@@ -1,0 +1,140 @@
+"""CIFAR's pickled batches, dealt by classes; torchvision's own reader is the reference."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from fedmtl.data import by_classes, read_cifar
+from fedmtl.errors import ConfigError, DataError
+from tests.test_cli import command
+
+
+def write_cifar(root: Path, each: int, *, classes: int = 10, seed: int = 0) -> Path:
+    """``each`` train images and 2 test images a class, as torchvision extracts them."""
+    generator = np.random.default_rng(seed)
+    folder = root / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
+    folder.mkdir(parents=True)
+    field = "labels" if classes == 10 else "fine_labels"
+    names = [f"data_batch_{i}" for i in range(1, 6)] if classes == 10 else ["train"]
+    labels = generator.permutation(np.repeat(np.arange(classes), each))
+    for name, part in zip(names, np.array_split(labels, len(names)), strict=True):
+        write_batch(folder / name, part, field, generator)
+    tested = generator.permutation(np.repeat(np.arange(classes), 2))
+    write_batch(folder / ("test_batch" if classes == 10 else "test"), tested, field, generator)
+    meta, key = ("batches.meta", "label_names") if classes == 10 else ("meta", "fine_label_names")
+    (folder / meta).write_bytes(pickle.dumps({key: [str(i) for i in range(classes)]}))
+    return folder
+
+
+def write_batch(file: Path, labels: np.ndarray, field: str, generator: np.random.Generator) -> None:
+    data = generator.integers(0, 256, size=(len(labels), 3072), dtype=np.uint8)
+    file.write_bytes(pickle.dumps({"data": data, field: labels.tolist(), "batch_label": "x"}, protocol=2))
+
+
+@pytest.mark.parametrize(("classes", "reference"), [(10, CIFAR10), (100, CIFAR100)])
+def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, monkeypatch, classes, reference):
+    monkeypatch.setattr(reference, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    write_cifar(tmp_path, 6, classes=classes)
+    data = read_cifar(tmp_path, classes=classes, clients=classes // 5, classes_per_client=5, seed=3)
+    assert (len(data), data.classes, data.spec.shape) == (classes // 5, classes, (3, 32, 32))
+    for side, train in (("train", True), ("test", False)):
+        part = data.side(side)
+        assert set(part.counts.tolist()) == {5 * (6 if train else 2)}
+        plain = reference(tmp_path, train=train)
+        pairs = zip(plain.data.transpose(0, 3, 1, 2), plain.targets, strict=True)
+        rows = Counter((image.tobytes(), y) for image, y in pairs)
+        assert Counter((x.numpy().tobytes(), int(y)) for x, y in zip(part.x, part.y, strict=True)) == rows
+    for train_y, test_y in zip(*(side.y.split(side.counts.tolist()) for side in (data.train, data.test)), strict=True):
+        own = set(train_y.tolist()), set(test_y.tolist())
+        assert own[0] == own[1]
+        assert len(own[0]) == 5
+    x, _ = data.gather("train", torch.arange(4))
+    assert 0.0 <= float(x.min()) <= float(x.max()) <= 1.0
+    assert data.domain is not None
+    assert data.domain.l2 == pytest.approx(3072**0.5)
+
+
+@pytest.mark.parametrize(("clients", "per_client", "classes"), [(7, 3, 10), (20, 10, 10), (11, 4, 5), (50, 2, 10)])
+def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, classes):
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), 60))
+    parts = by_classes(y, clients, per_client, 5, classes=classes)
+    assert len({len(rows) for rows in parts.values()}) == 1
+    used = np.concatenate(list(parts.values()))
+    assert len(used) == len(set(used.tolist()))
+    having = Counter()
+    for rows in parts.values():
+        counts = Counter(y[rows].tolist())
+        assert len(counts) == per_client
+        assert len(set(counts.values())) == 1
+        having.update(counts.keys())
+    assert max(having.values()) - min(having.values()) <= 1
+    other = by_classes(y[::-1], clients, per_client, 5, classes=classes)
+    for name, rows in parts.items():
+        assert set(y[rows]) == set(y[::-1][other[name]])  # whatever the pool
+    third = by_classes(y, clients, per_client, 6, classes=classes)
+    assert per_client == classes or any(set(y[rows]) != set(y[third[name]]) for name, rows in parts.items())
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def broken(content):
+    def write(folder: Path) -> None:
+        (folder / "data_batch_2").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+
+    return write
+
+
+BAD = {
+    "missing": (lambda folder: (folder / "data_batch_4").unlink(), r"data_batch_4 is missing; give the folder"),
+    "truncated": (
+        lambda folder: (folder / "test_batch").write_bytes((folder / "test_batch").read_bytes()[:100]),
+        r"test_batch cannot be read .*truncated",
+    ),
+    "code": (broken(Evil()), r"data_batch_2 cannot be read \(it names builtins.print, which is no array\)"),
+    "kind": (broken([1]), r"data_batch_2 holds a list; accepted: a dictionary"),
+    "no data": (broken({"labels": [1]}), r"data_batch_2: field 'data' is NoneType; accepted: uint8"),
+    "shape": (broken({"data": np.zeros((2, 9), np.uint8), "labels": [1, 2]}), r"field 'data' is uint8 \(2, 9\)"),
+    "length": (
+        broken({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}),
+        r"field 'labels' has 1 labels; accepted",
+    ),
+    "label": (
+        broken({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}),
+        r"data_batch_2: row 1, field 'labels' holds 10; accepted: 0 to 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_malformed_files_are_refused(tmp_path, case):
+    break_it, message = BAD[case]
+    break_it(write_cifar(tmp_path, 5))
+    with pytest.raises(DataError, match=message):
+        read_cifar(tmp_path, clients=2)
+
+
+def test_impossible_deals_are_refused(tmp_path):
+    write_cifar(tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"by_classes: class \d has 5 examples for 25 clients; ask for fewer"):
+        read_cifar(tmp_path, clients=50)
+    with pytest.raises(ConfigError, match="11 classes a client, but there are only 10"):
+        read_cifar(tmp_path, clients=2, classes_per_client=11)
+    with pytest.raises(ConfigError, match="classes is 20; accepted: 10, 100"):
+        read_cifar(tmp_path, classes=20)
+
+
+def test_the_command_trains_the_network_of_centaur(tmp_path):
+    write_cifar(tmp_path, 10)
+    words = ("data=cifar", "data.root=.", "data.clients=4", "model=centaur_cnn", "schedule.cohort=2", "rounds=1")
+    done = command(*words, "baselines=[]", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pmtl on cifar10: 4 clients, 1 rounds" in done.stdout

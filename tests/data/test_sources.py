@@ -1,0 +1,145 @@
+"""Datasets from torch Datasets by client and from tables of columns, such as Hugging Face's."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from fedmtl import Local, LocalSGD, Trainer, models
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import DataError
+from fedmtl.privacy import FullParticipation
+
+
+class Pictures(Dataset):
+    """Pillow images and labels, as torchvision's data sets give them."""
+
+    def __init__(self, greys: list[int]) -> None:
+        self.greys = greys
+
+    def __len__(self) -> int:
+        return len(self.greys)
+
+    def __getitem__(self, i: int):
+        return Image.new("RGB", (5, 4), (self.greys[i], 0, 255)), self.greys[i] % 3
+
+
+class Table:
+    """What is used of ``datasets.Dataset``: names of columns, and a column by its name."""
+
+    def __init__(self, **columns) -> None:
+        self.columns = columns
+        self.column_names = list(columns)
+
+    def __getitem__(self, key: str):
+        return iter(self.columns[key])  # a lazy column, as of version 4
+
+
+def test_a_mapping_of_torch_datasets_and_of_pairs():
+    x, y = torch.randn(8, 3), torch.arange(8) % 3
+    plain = FederatedDataset.from_tensors({"a": (x, y), "b": (x[:5], y[:5])}, seed=1)
+    whole = TensorDataset(x, y)
+    made = FederatedDataset.from_tensors({"a": whole, "b": Subset(whole, range(5))}, seed=1)
+    assert made.fingerprint() == plain.fingerprint()
+    tested = FederatedDataset.from_tensors({"a": whole, "b": (x, y)}, test={"b": Subset(whole, [2, 4])})
+    torch.testing.assert_close(tested.test.x, x[[2, 4]])
+    images = FederatedDataset.from_tensors({"a": Pictures([1, 2, 3]), "b": Pictures([4, 5])})
+    assert (images.train.x.dtype, images.spec.shape) == (torch.uint8, (3, 4, 5))
+
+
+class Wrong(Pictures):
+    def __getitem__(self, i: int):
+        return 7 if i == 1 else (torch.zeros(2 + i), 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Wrong([1, 2]), r"client 'a', example 1 is a int; a torch Dataset must give \(x, y\)"),
+        (torch.zeros(3), r"client 'a': its value must be a pair \(x, y\), or a torch Dataset"),
+        (3, r"client 'a': its value must be a pair \(x, y\), or a torch Dataset"),
+        (
+            Subset(Wrong([1, 2, 3]), [0, 2]),
+            r"client 'a', example 1, field 'x' has the shape \(4,\), and row 0 has \(2,\)",
+        ),
+    ],
+)
+def test_what_is_no_dataset_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        FederatedDataset.from_tensors({"a": value})
+
+
+def hub(rows: int = 12) -> Table:
+    greys = [7 * i for i in range(rows)]
+    return Table(
+        image=[Image.new("L", (6, 6), grey) for grey in greys],
+        writer_id=[f"w{i % 3}" for i in range(rows)],
+        character=[i % 4 for i in range(rows)],
+        width=[i / 2 if i else 1 for i in range(rows)],
+        height=list(range(rows)),
+    )
+
+
+def test_a_table_of_columns_with_images():
+    data = FederatedDataset.from_columns(hub(), client="writer_id", target="character", features="image")
+    assert data.ids == ("w0", "w1", "w2")
+    assert (data.spec.shape, data.classes) == ((1, 6, 6), 4)
+    assert data.domain is not None
+    assert (data.domain.l1, data.domain.l2) == (36.0, 6.0)
+    rows = []
+    for side in ("train", "test"):
+        part = data.side(side)
+        x, y = data.gather(side, torch.arange(len(part)))
+        rows += list(zip((x.mean((1, 2, 3)) * 255).round().int().tolist(), y.tolist(), strict=True))
+    assert sorted(rows) == [(7 * i, i % 4) for i in range(12)]
+    run = Trainer(
+        algorithm=Local(local=LocalSGD(lr=0.1)),
+        data=data,
+        model=models.softmax_regression(),
+        schedule=FullParticipation(),
+        privacy=None,
+        rounds=1,
+        progress=False,
+    ).fit()
+    assert len(run.personal_accuracy) == 3
+
+
+def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
+    few = Table(writer_id=["w1"], character=[1], width=[0.5], height=[8])
+    columns = {"client": "writer_id", "target": "character"}
+    data = FederatedDataset.from_columns(hub(), features=["width", "height"], test=few, min_examples=4, **columns)
+    assert data.test.counts.tolist() == [0, 1, 0]
+    np.testing.assert_allclose(data.test.x.numpy(), [[0.5, 8.0]])
+    np.testing.assert_allclose(data.train.x[:4].numpy(), [[1.0, 0], [1.5, 3], [3.0, 6], [4.5, 9]])
+    with pytest.raises(DataError, match="no client has 9 or more examples"):
+        FederatedDataset.from_columns(hub(), client="writer_id", target="character", features="width", min_examples=9)
+
+
+def changed(column: str, row: int, value) -> Table:
+    table = hub()
+    table.columns[column][row] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "features", "message"),
+    [
+        ({"a": 1}, "image", r"data is a dict; accepted: a table with column_names"),
+        (hub(), "picture", r"data: column 'picture' is missing; the columns are 'image', 'writer_id'"),
+        (hub(), [], r"features names no column"),
+        (changed("writer_id", 5, None), "width", r"data: row 5, column 'writer_id' is empty"),
+        (changed("width", 4, "wide"), "width", r"data: row 4, column 'width' holds 'wide'; accepted: numbers"),
+        (changed("width", 4, None), "width", r"data: row 4, column 'width' is empty"),
+        (changed("width", 4, float("nan")), "width", r"field 'x' holds nan"),
+        (
+            changed("image", 3, Image.new("L", (5, 6))),
+            "image",
+            r"data: row 3, column 'image' has the shape \(1, 6, 5\), and row 0 has",
+        ),
+        (hub(), ["image", "width"], r"column 'image' has rows of shape \(1, 6, 6\); each of several"),
+    ],
+)
+def test_malformed_tables_are_refused_with_row_and_column(table, features, message):
+    with pytest.raises(DataError, match=message):
+        FederatedDataset.from_columns(table, client="writer_id", target="character", features=features)
