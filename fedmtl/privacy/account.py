@@ -146,7 +146,7 @@ class Account:
         self._capacity: int | None = None
         self._base, self._made = ledger.charged() if ledger is not None else 0, 0
         self._next = 0
-        self._reserved = 0, np.zeros((0, 0), dtype=np.int64)  # what reserve wrote: first step, and who takes part
+        self._reserved = 0, np.zeros((replicates, 0, 1), dtype=np.int64)  # by reserve: first step, and who takes part
         self._first_charged = ledger is not None and ledger.firsts > 0
         self._first_made = False  # in this session
         self._uses = np.zeros((replicates, clients), dtype=np.int64)
@@ -260,7 +260,7 @@ class Account:
                 self._uses[0] = self.ledger.uses(before=step)
         self._started = True
 
-    def charge(self, first: int, members: np.ndarray) -> np.ndarray:
+    def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
         """Charge a block of consecutive steps; on return the charge is on the disk.
 
         Args:
@@ -268,7 +268,8 @@ class Account:
             members: (R, S, k) int64, who takes part in each step; -1 is nobody.
 
         Returns:
-            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; only where that is kept.
+            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; None where that is not kept,
+            or :meth:`reserve` has said so.
 
         Raises:
             BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is charged.
@@ -278,34 +279,48 @@ class Account:
         end = first + members.shape[1]
         if first < self._next:
             raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
-        tracked = self.by_client or self.caps is not None
-        before, acting, totals = self._counted(members) if tracked else (np.zeros(0, dtype=np.int64), None, None)
-        if acting is not None and totals is not None and self.caps is not None:
-            over = np.flatnonzero(totals > self.caps[acting[1]])
-            if over.size:
-                client = int(acting[1][over[0]])
-                raise BudgetExhausted(
-                    f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
-                    f"its cap of {int(self.caps[client])}."
-                )
+        before: np.ndarray | None = None
+        foreseen = self._foreseen(first, members)
+        if not foreseen and (self.by_client or self.caps is not None):
+            before, acting, totals = self._counted(members)
+            self._check_caps(first, end, acting[1], totals)
         if self.cost is not None and self.cost.first.any():
             if first == 0:
                 self.charge_first()
             elif not self._first_charged:
                 raise ResumeError(f"Step {first} comes after a first release, which was never charged.")
         if self.ledger is not None:
-            if self.by_client:
-                self._write_participations(self.ledger, first, members[0])
-            else:
+            if not self.by_client:
                 for step in range(first, end):
                     if not self.ledger.reserved(step):
                         self._reserve_block(self.ledger, step)
+            elif not foreseen:
+                self._write_participations(self.ledger, first, members[0])
             self.ledger.begin(first, end)
-        if acting is not None and totals is not None:
+        if foreseen:
+            replicates, n = self._uses.shape
+            keys = (members + n * np.arange(replicates)[:, None, None])[members >= 0]
+            self._uses += np.bincount(keys, minlength=replicates * n).reshape(replicates, n)
+        elif before is not None:
             self._uses[acting] = totals
         self._made += end - first
         self._next = end
         return before
+
+    def _check_caps(self, first: int, end: int, clients: np.ndarray, totals: np.ndarray) -> None:
+        over = np.flatnonzero(totals > self.caps[clients]) if self.caps is not None else np.zeros(0, dtype=np.int64)
+        if self.caps is not None and over.size:
+            client = int(clients[over[0]])
+            raise BudgetExhausted(
+                f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
+                f"its cap of {int(self.caps[client])}."
+            )
+
+    def _foreseen(self, first: int, members: np.ndarray) -> bool:
+        """Whether steps are those that this session has reserved, with the same ``members`` (R, S, k)."""
+        began, reserved = self._reserved
+        at = first - began
+        return at >= 0 and np.array_equal(reserved[:, at : at + members.shape[1]], members)
 
     def charge_first(self) -> None:
         """Charge the release before all steps of every client that has one, once; on return the charge is on the disk.
@@ -339,14 +354,14 @@ class Account:
         Returns:
             (R, S, k) int64 as of :meth:`charge`; None where nothing was reserved, since a step passes a cap.
         """
-        if self.ledger is not None and not self.ledger.replays_free:
+        if (self.ledger is not None and not self.ledger.replays_free) or first != self._next:
             return None
         before, (_, who), totals = self._counted(members)
         if self.caps is not None and (totals > self.caps[who]).any():
             return None
         if self.ledger is not None:
-            new = self._reserve_participations(self.ledger, first, members[0])
-            self._reserved = new, members[0, new - first :].copy()
+            self._write_participations(self.ledger, first, members[0])
+        self._reserved = first, members.copy()
         return before
 
     def charge_remaining(self, done: int) -> None:
@@ -410,27 +425,21 @@ class Account:
         before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
         return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]
 
-    def _write_participations(self, ledger: Ledger, first: int, members: np.ndarray) -> None:
-        """Have the steps of ``members`` (S, k) in the ledger, and see that those which are there are the same."""
-        began, reserved = self._reserved
-        foreseen = first >= began and np.array_equal(reserved[first - began : first - began + len(members)], members)
-        if foreseen and len(members):
-            return
-        new = ledger.reserved_until(first, first + len(members))
+    @staticmethod
+    def _write_participations(ledger: Ledger, first: int, members: np.ndarray) -> None:
+        """Reserve what is not reserved yet of the steps of ``members`` (S, k), and see that the rest is the same."""
+        end = first + len(members)
+        new = ledger.reserved_until(first, end)
         for step in range(first, new):
             recorded = ledger.participants(step)
             if recorded is None or recorded.tolist() != _present(members[step - first]):
                 raise ResumeError(f"Step {step} was charged to other clients; a replay has the same ones.")
-        self._reserve_participations(ledger, first, members)
-
-    @staticmethod
-    def _reserve_participations(ledger: Ledger, first: int, members: np.ndarray) -> int:
-        """Reserve what is not reserved yet of the steps of ``members`` (S, k); returns the first of them."""
-        end = first + len(members)
-        new = ledger.reserved_until(first, end)
         if new < end:
-            ledger.reserve(new, end, [_present(row) for row in members[new - first :]])
-        return new
+            fresh = members[new - first :]
+            alone = fresh.shape[1] == 1
+            ledger.reserve(
+                new, end, [[k] if k >= 0 else [] for k in fresh[:, 0].tolist()] if alone else list(map(_present, fresh))
+            )
 
     def _reserve_block(self, ledger: Ledger, step: int) -> None:
         length = max(1, min(self._block, self._steps - step))

@@ -71,6 +71,7 @@ class _Window:
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         drawn: see ``noise``.
+        single: the clients of the first repetition.
     """
 
     first: int
@@ -80,6 +81,9 @@ class _Window:
     scales: np.ndarray
     noise: np.ndarray
     drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self.single: list[int] = self.clients[:, 0].tolist()
 
 
 class Channel:
@@ -147,7 +151,8 @@ class Channel:
             self._order = gradients.order
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
-            self._begins = 0
+            self._begins, self._partial = 0, self.draws.partial
+            self._simple = terms is not None and len(sources) == 1 and sources[0].name == "seeded" and replay is None
             self._first_made = False
         else:
             self.draws = None
@@ -319,7 +324,7 @@ class Channel:
             BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
         if isinstance(message, (ScaledRows, RecordGradients, BoundedMeans)):
-            return torch.from_numpy(self._release_activations(message, count))
+            return torch.from_numpy(self.release_gradients(message, count))
         if isinstance(message, GradientChunks):
             assert clients is not None
             return self._release_local(message, clients)
@@ -461,11 +466,9 @@ class Channel:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
         acting, present = self._acting(first, clients)
         uses = self.account.charge(first, acting[:, :, None])
-        window, count = self._window, acting.shape[1]
-        at = -1 if window is None else first - window.first
-        if window is None or not at >= 0 or not np.array_equal(window.clients[at : at + count], acting.T):
+        if uses is not None:  # else they are those of the window that reserve prepared
             self._window = self._prepared(first, acting, present, uses[:, :, 0])
-        self._place, self._end = first, first + count
+        self._place, self._end = first, first + acting.shape[1]
 
     def _acting(self, first: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Who acts (R, S), with -1 for clients without records, and how many records are there."""
@@ -483,12 +486,25 @@ class Channel:
         by_step = [np.ascontiguousarray(one.T) for one in (acting, uses, divisors, scales)]
         return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing)
 
-    def _release_activations(self, message: GradientMessage, count: int) -> np.ndarray:
-        """(count, R, D): the releases of the next activations."""
+    def release_gradients(self, message: GradientMessage, count: int = 1) -> np.ndarray:
+        """(count, R, D) float64: :meth:`release` of the next activations as an array, for loops over many of them."""
         window, at = self._window, self._place
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
         start = at - window.first
+        if count == 1 and self._simple and self.record is None and self.tap is None:  # a sum, noise and a division
+            client = window.single[start]
+            if client >= 0:
+                if not window.drawn <= start < window.drawn + len(window.noise):
+                    self._draw_noise(window, start, 1)
+                if isinstance(message, ScaledRows) and not self._partial:
+                    one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
+                else:
+                    one = self._sums_of(message, client, _ONLY, _ONLY)
+                one += window.noise[start - window.drawn]
+                one /= window.divisors[start]
+                self._place = at + 1
+                return one[None]
         clients = window.clients[start : start + count]
         if self._replay is not None and self.tap is None:
             value = self._replayed_activations(at, count)

@@ -145,7 +145,8 @@ class _Timed(Trainer):
     def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
         with self.watch("opening"):
             channel, source = super().open(*args, **options)
-        channel.release = self.watch.timed("release", channel.release)  # type: ignore[method-assign]
+        for name in ("release", "release_gradients"):
+            setattr(channel, name, self.watch.timed("release", getattr(channel, name)))
         return channel, _TimedSource(source, self.watch)  # type: ignore[return-value]
 
     def loop(self, *args: Any) -> Loop:

@@ -37,7 +37,6 @@ from ..._check import positive_int
 from ...data import FederatedDataset
 from ...errors import ConfigError
 from ...privacy import GradientPlan, RecordPrivacy, open_channel
-from ...privacy.channel import GRADIENT
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
 from .fitness import Fitness, Optimum
@@ -253,7 +252,7 @@ def simulate(
     for first in range(0, events, 1024):
         block = clients[:, first : first + 1024]
         channel.begin(first, block)
-        updates.run(block.numpy().T.copy(), lambda message: channel.release(GRADIENT, message).numpy()[0])
+        updates.run(block.numpy().T.copy(), lambda message: channel.release_gradients(message)[0])
     channel.close()
     return state["theta_l"]
 

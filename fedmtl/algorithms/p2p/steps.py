@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...privacy import Channel, ScaledRows
-from ...privacy.channel import GRADIENT
 from ...schedules import Block
 from .availability import Availability
 from .model import Records
@@ -124,11 +123,11 @@ class GraphState:
         for start, stop in pairwise(bounds):
             part, first = clients[start:stop], block.first + start
             if plain and stop == start + 1 and part[0, 0] >= 0:
-                self.update_one(int(part[0, 0]), channel.release(GRADIENT, self.message).numpy()[0, 0])
+                self.update_one(int(part[0, 0]), channel.release_gradients(self.message)[0, 0])
                 continue
             self.arrive(part, times[start:stop])
             if clip is None:
-                answers = channel.release(GRADIENT, self.message, count=stop - start).numpy()
+                answers = channel.release_gradients(self.message, stop - start)
             else:
                 answers = self._clipped_apart(part, channel, clip)
             self.update(part, answers, first)
@@ -188,7 +187,7 @@ class GraphState:
         """(S, R, D): the channel's noise on means of gradients that are clipped in the L2 norm, outside of it."""
         counts, records = self.network.counts, self.work.records
         silent = ScaledRows(lambda i, _, where: np.zeros((len(where), int(counts[i]))))
-        answers: Array = channel.release(GRADIENT, silent, count=len(part)).numpy()
+        answers: Array = channel.release_gradients(silent, len(part))
         for s, r in zip(*np.nonzero(part >= 0), strict=True):
             agent = int(part[s, r])
             if counts[agent]:
