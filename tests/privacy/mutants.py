@@ -109,7 +109,7 @@ class Featured(AsyncLearner):
                 plan,
                 allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()],
                 first=WarmStartRelease(np.array([2.0 / n for n in counts]), 0.3),
-                arrivals=[np.arange(n) % 4 * (2 + k) + 12 * (k == 1) for k, n in enumerate(counts)],
+                arrivals=[np.arange(n) % 4 * (2 + k) + 20 * (k == 1) for k, n in enumerate(counts)],
             ),
         )
 
@@ -687,7 +687,7 @@ _batch, _subsets, _present = RecordDraws.batch, RecordDraws._subsets, RecordDraw
 def _shuffled_batches(self, clients, round, step, size):
     """Batches of a fixed size, accounted as Poisson."""
     rng = np.random.default_rng([7, round, step])
-    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients].tolist()]
+    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
     width = max(map(len, index), default=1)
     out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
     for row, own in enumerate(index):
