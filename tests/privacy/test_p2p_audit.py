@@ -79,7 +79,7 @@ def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
         update = getattr(GraphState, name)
 
         def leaky(self, agents, released, *rest, update=update):
-            raw = torch.stack([x.mean(0) for x in self.data.records.data.x]).mean(0).numpy()
+            raw = torch.stack([x.mean(0) for x in self.work.records.data.x]).mean(0).numpy()
             return update(self, agents, released + 1e-6 * raw, *rest)
 
         patch.setattr(GraphState, name, leaky)
