@@ -699,7 +699,7 @@ def _kind_of(header: Mapping[str, Any], n: int) -> list[int]:
 
 
 def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Return the cost of the uses of clients, by kind: activations, or participations in rounds with their local steps."""
+    """Return the cost of the uses of clients: activations, or participations in rounds with their local steps."""
     n, kinds, rounds = header["clients"], header["kinds"], "schedule" in header
     of = np.array(_kind_of(header, n), dtype=np.int64)
     uses, (caps, steps) = charges.participations(n), np.array([(kind["cap"], kind["repeats"]) for kind in kinds])[of].T

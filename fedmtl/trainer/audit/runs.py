@@ -116,7 +116,7 @@ def _seeded(trainer: Trainer) -> Privacy | None:
     return None if trainer.privacy is None else replace(trainer.privacy, source="seeded")
 
 
-def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
+def _stopped(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
     problem = problem_of(trainer, trainer.data)
@@ -127,7 +127,7 @@ def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
     return early_stop(result.privacy.epsilon, result.stopped, setup, seed)
 
 
-def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
+def first_sensitivity(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check that one record replaced moves the first release of its client by at most the sensitivity that its noise is
     for.
 
@@ -168,18 +168,10 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
     """Return (n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
-    problem = problem_of(trainer, data)
-    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
-        channel, source = trainer.open(problem, "audit")
-        assert isinstance(channel, OwnerChannel)
-        channel.record = recorded
-        state = trainer.algorithm.init(problem)
-        with closing(channel):
-            channel.start(0)
-            event = next(iter(source.events(0)))
-            source.begin(event)
-            trainer.algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
-    return next(value[0] for step, name, value in recorded if (step, name) == (-1, "first"))
+    for _, block in states(trainer, data, trainer.rounds, record=recorded):
+        if block is not None:
+            break
+    return next(value[0] for step, name, value in recorded if (step, name) == (-1, FIRST))
 
 
 Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]]]
