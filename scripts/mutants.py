@@ -2,9 +2,9 @@
 
     python scripts/mutants.py [ALGORITHM ...] > mutants.md
 
-Every mutant is audited with all checks in its configuration of each algorithm: of pmtl, pmtl-local, fedavg and fedprox,
-which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose owners act one
-at a time; some of the latter with further releases.
+Every mutant is audited with all checks in its configurations of each algorithm: of pmtl, pmtl-local, fedavg and
+fedprox, which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose clients
+act one at a time; some of the latter with further releases.
 """
 
 from __future__ import annotations
@@ -14,41 +14,33 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.privacy import matrix_mutants as matrices
-from tests.privacy import mutants as rounds
-from tests.privacy import owner_mutants as owners
+from tests.privacy.mutants import MUTANTS, NO_OP, caught
 
 
 def main(algorithms: list[str]) -> int:
     """Print the table; 1 if a mutant escapes or a no-op is refuted."""
-    gates = (rounds, matrices, owners)
-    accepted = [name for gate in gates for name in gate.ALGORITHMS]
-    unknown = set(algorithms) - set(accepted)
+    every = {algorithm for mutant in [*NO_OP, *MUTANTS] for algorithm, _ in mutant.cases()}
+    unknown = set(algorithms) - every
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; accepted: {', '.join(accepted)}", file=sys.stderr)
+        print(f"unknown: {', '.join(sorted(unknown))}; accepted: {', '.join(sorted(every))}", file=sys.stderr)
         return 2
     failed = 0
     print("| mutant | configuration | algorithms | caught by |\n|---|---|---|---|")
-    for gate in gates:
-        chosen = [name for name in gate.ALGORITHMS if not algorithms or name in algorithms]
-        if not chosen:
-            continue
-        for mutant in [*gate.NO_OP, *gate.MUTANTS]:
-            checks: dict[str, None] = {}
-            having = []
-            for algorithm in chosen:
-                found = gate.caught(algorithm, mutant)
-                checks |= dict.fromkeys(found)
-                if found:
-                    having.append(algorithm)
-                expected = any(check.startswith(mutant.caught_by) for check in found)
-                failed += bool(found) if mutant in gate.NO_OP else not expected
-            names = "; ".join(checks) or "nothing"
-            print(f"| {mutant.name} | {mutant.configuration} | {', '.join(having) or 'none'} | {names} |", flush=True)
-    for name, mutant in owners.FEATURED_MUTANTS if not algorithms else ():
-        found = owners.caught(name, mutant)
-        failed += not any(check.startswith(mutant.caught_by) for check in found)
-        print(f"| {mutant.name} | {mutant.configuration} | {name} | {'; '.join(found) or 'nothing'} |", flush=True)
+    for mutant in [*NO_OP, *MUTANTS]:
+        found: dict[str, dict[str, list[str]]] = {}
+        for algorithm, configuration in mutant.cases():
+            if not algorithms or algorithm in algorithms:
+                checks = caught(mutant, algorithm, configuration)
+                found.setdefault(configuration, {})[algorithm] = checks
+                failed += (
+                    not any(check.startswith(mutant.caught_by) for check in checks)
+                    if mutant.caught_by
+                    else bool(checks)
+                )
+        for configuration, by in found.items():
+            names = "; ".join(dict.fromkeys(check for checks in by.values() for check in checks)) or "nothing"
+            having = ", ".join(algorithm for algorithm, checks in by.items() if checks) or "none"
+            print(f"| {mutant.name} | {configuration} | {having} | {names} |", flush=True)
     return 1 if failed else 0
 
 

@@ -176,7 +176,6 @@ class _Watched(Trainer):
 
     def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
         channel, source = super().open(*args, **options)
-        assert isinstance(channel, Channel)
         self.seen.watch(channel)
         return channel, source
 

@@ -120,16 +120,16 @@ class _Charges:
     """What the lines of a ledger charge, counted one step at a time.
 
     Attributes:
-        steps: (session, step) -> the ranks that take part, or None where all are charged.
+        steps: (session, step) -> the accounts that are charged, or None where all are.
         firsts: charges of the release before all steps.
-        forfeited: steps to which the charge was raised, or None.
+        remaining: steps to which the charge was raised, or None.
         problems: what does not fit.
     """
 
     free: bool
     steps: dict[tuple[int, int], tuple[int, ...] | None] = field(default_factory=dict)
     firsts: int = 0
-    forfeited: int | None = None
+    remaining: int | None = None
     problems: list[str] = field(default_factory=list)
 
     @classmethod
@@ -143,7 +143,7 @@ class _Charges:
                     charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
                 session, closed = line["session"], False
                 following: int | None = None  # the next step of this session
-            elif kind in ("reserve", "first", "forfeit", "close") and (line["session"] != session or closed):
+            elif kind in ("reserve", "first", "remaining", "close") and (line["session"] != session or closed):
                 charges.problems.append(f"line {number}: {kind} outside of an open session")
             if kind == "reserve":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
@@ -159,8 +159,8 @@ class _Charges:
                 following, reached = end, max(reached, end)
             elif kind == "first":
                 charges.firsts += 1
-            elif kind == "forfeit":
-                charges.forfeited = int(line["uses"])
+            elif kind == "remaining":
+                charges.remaining = int(line["uses"])
             elif kind == "close":
                 closed = True
                 for step in line["unused"]:
@@ -180,7 +180,7 @@ class _Charges:
         return list(once.items())
 
     def participations(self, n: int) -> np.ndarray:
-        """Return (n,) charged participations by rank."""
+        """Return (n,) charged participations by account."""
         ranks = [rank for _, cohort in self.charged for rank in cohort or ()]
         return np.bincount(np.array(ranks, dtype=np.int64), minlength=n)
 
@@ -328,8 +328,6 @@ class _Verifier:
         if privacy is None:
             return
         z = header.get("noise_multiplier")
-        if "noise_multipliers" in header:
-            z = max(header["noise_multipliers"])
         if "kinds" in header:
             z = max(kind["multiplier"] for kind in header["kinds"])
         adaptive = isinstance(privacy["clip_norm"], dict)
@@ -381,7 +379,9 @@ class _Verifier:
         n = header["schedule"]["n"] if "schedule" in header else header["clients"]
         if len(counts) != n:
             return [f"the ledger is that of {n} clients, clients.csv has {len(counts)}"]
-        pairs = list(zip(header.get("rates", ()), counts, strict=False))
+        if "kinds" not in header or "schedule" not in header:
+            return []
+        pairs = [(header["kinds"][of]["rate"], count) for of, count in zip(_kind_of(header, n), counts, strict=True)]
         batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
         if not all(_same(rate, min(1.0, batch / count)) for rate, count in pairs):
             return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
@@ -400,7 +400,7 @@ class _Verifier:
             wrong.append(f"{done} steps are done, and not all of them are charged")
         if stored is not None and stored != done:
             wrong.append(f"result.json has {done} rounds, the checkpoint {stored}")
-        if self.result.get("stopped") == "early" and charges.forfeited is None:
+        if self.result.get("stopped") == "early" and charges.remaining is None:
             wrong.append("the run stopped early, and the steps that were planned are not charged")
         planned = self.result.get("planned_rounds")
         if planned is not None and known and max(known) >= planned:
@@ -409,7 +409,7 @@ class _Verifier:
             wrong.append(
                 f"privacy.json has {self.report.get('releases')} releases, the ledger charges {costs.releases}"
             )
-        if bool(self.report.get("forfeited")) != (charges.forfeited is not None):
+        if bool(self.report.get("remaining_charged")) != (charges.remaining is not None):
             wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
         self._say("charges", wrong, f"{len(charges.charged)} steps, in order and each once; {costs.detail}")
         self._epsilon(header, costs)
@@ -562,7 +562,7 @@ def _noise_scale(header: Mapping[str, Any]) -> float | None:
     is not Gaussian."""
     privacy = header["privacy"]
     several = any(key.startswith("allocation of ") for key in header)
-    if header["account"] != "global" or privacy["mechanism"] != "gaussian" or several:
+    if "releases" not in header or privacy["mechanism"] != "gaussian" or several:
         return None
     if isinstance(privacy["clip_norm"], dict) or any(form != "vector" for _, form, *_ in header["releases"]):
         return None
@@ -629,14 +629,10 @@ class _Costs:
 
 
 def _costs(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    if header["account"] == "global":
-        return _of_all_clients(header, charges)
-    if "kinds" in header:
-        return _of_activations(header, charges)
-    return _of_records(header, charges)
+    return (_of_gradients if "kinds" in header else _of_rows)(header, charges)
 
 
-def _of_all_clients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     """Return the cost of steps that are charged to all clients, or of participations under one cap."""
     schedule, privacy = header["schedule"], header["privacy"]
     steps, names = len(charges.charged), len(header["releases"])
@@ -647,10 +643,10 @@ def _of_all_clients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         uses, cap = int(taken.max(initial=0)), header["max_uses"]
         if cap is not None and uses > cap:
             problems.append(f"a client is charged {uses} times, above its cap of {cap}")
-        if charges.forfeited is not None and cap is not None:
+        if charges.remaining is not None and cap is not None:
             uses = cap
-    elif charges.forfeited is not None:
-        steps = uses = max(steps, charges.forfeited)
+    elif charges.remaining is not None:
+        steps = uses = max(steps, charges.remaining)
     weights = [header[f"allocation of {name}"] for name, *_ in header["releases"] if f"allocation of {name}" in header]
     z = header["noise_multiplier"]
     if weights:  # every use has a share of the budget of its own
@@ -661,7 +657,7 @@ def _of_all_clients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         counts = Counter({(1.0,) * names: uses})
     parts = [(_step_event(header, [z / w for w in share]), count) for share, count in counts.items()]
     most = f"; at most {uses} of one client" if schedule["per_participation"] else ""
-    rest = ", the rest after an early stop included" if charges.forfeited is not None else ""
+    rest = ", the rest after an early stop included" if charges.remaining is not None else ""
     detail = f"{schedule['class'].removeprefix('Bound')} cohorts{most}{rest}"
     paper = schedule["refuted"] is not None
     assert privacy is not None
@@ -696,78 +692,60 @@ def _law(mechanism: str, multiplier: float, dimension: int) -> Any:
     raise ValueError(f"unknown law of noise {mechanism!r}")
 
 
-def _of_records(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Return the cost of participations of clients, each with its local steps."""
-    schedule = header["schedule"]
-    problems = _cohort_problems(schedule, charges)
-    by_rank = charges.participations(schedule["n"])
-    uses = by_rank[np.array(header["ranks"], dtype=np.int64)]
-    caps, steps = np.array(header["max_uses"]), np.array(header["local_steps"])
-    if (uses > caps).any():
-        problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
-    if charges.forfeited is not None:
-        uses = caps
-    compositions: dict[tuple[float, float, int], None] = {}
-    for k in np.flatnonzero(uses).tolist():
-        compositions[header["noise_multipliers"][k], header["rates"][k], int(uses[k] * steps[k])] = None
-    parts = []
-    for z, q, count in compositions:
-        event = _law(header["privacy"]["mechanism"], z, header["dimension"])
-        parts.append([(dp_event.PoissonSampledDpEvent(q, event) if q < 1 else event, count)])
-    releases = int((uses * steps).sum())
-    return _Costs(parts, releases, f"at most {int(uses.max(initial=0))} participations of one client", problems)
+def _kind_of(header: Mapping[str, Any], n: int) -> list[int]:
+    """Return the kind of each of ``n`` clients."""
+    found: list[int] = header.get("kind_of", [0] * n)
+    return found
 
 
-def _of_activations(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    """Return what activations cost, one client at a time."""
-    n, kinds = header["clients"], header["kinds"]
-    of = np.array(header.get("kind_of", [0] * n), dtype=np.int64)
-    uses, caps = charges.participations(n), np.array([kind["cap"] for kind in kinds], dtype=np.int64)[of]
-    problems = []
+def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
+    """Return the cost of the uses of clients: activations, or participations in rounds with their local steps."""
+    n, kinds, rounds = header["clients"], header["kinds"], "schedule" in header
+    of = np.array(_kind_of(header, n), dtype=np.int64)
+    uses, (caps, steps) = charges.participations(n), np.array([(kind["cap"], kind["repeats"]) for kind in kinds])[of].T
+    problems = _cohort_problems(header["schedule"], charges, clients=True) if rounds else []
     if len(uses) != n:
         problems.append("a client is charged that the run does not have")
     elif (uses > caps).any():
         problems.append(f"{int((uses > caps).sum())} clients are charged above their caps")
-    if any(len(ranks or ()) > 1 for _, ranks in charges.charged):
+    if not rounds and any(len(cohort or ()) > 1 for _, cohort in charges.charged):
         problems.append("an activation is charged to several clients")
     if charges.firsts > 1 and not charges.free:
         problems.append(f"the first release is charged {charges.firsts} times")
-    if charges.forfeited is not None:
-        uses = caps
+    uses = caps if charges.remaining is not None else uses[:n]
     firsts = np.array([kind["first"] > 0 for kind in kinds])[of]
-    begun = bool(charges.firsts) or charges.forfeited is not None
+    begun = bool(charges.firsts) or charges.remaining is not None
     if firsts.any() and len(charges.charged) and not begun:
         problems.append("the first release is not charged")
-    pairs = sorted({(int(k), int(u)) for k, u in zip(of, uses[:n], strict=True)}, reverse=True)
-    parts = [
-        _activation_parts(kinds[k], u, header, first=begun) for k, u in pairs if u or (begun and kinds[k]["first"] > 0)
-    ]
-    releases = int(uses.sum()) + (int(firsts.sum()) if begun else 0)
-    detail = f"at most {int(uses.max(initial=0))} activations of one client"
+    asked = sorted({(int(k), int(u)) for k, u in zip(of, uses, strict=True)}, reverse=True)
+    parts = [_uses(kinds[k], u, header, first=begun) for k, u in asked if u or (begun and kinds[k]["first"] > 0)]
+    releases = int((uses * steps).sum()) + (int(firsts.sum()) if begun else 0)
+    detail = f"at most {int(uses.max(initial=0))} {'participations' if rounds else 'activations'} of one client"
     return _Costs(parts, releases, detail, problems, header.get("guarantee") == "paper")
 
 
-def _activation_parts(
-    kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool
-) -> list[tuple[Any, int]]:
+def _uses(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, first: bool) -> list[tuple[Any, int]]:
     mechanism, z, d = header["privacy"]["mechanism"], kind["multiplier"], header["dimension"]
+    sampled = ReplacedPoissonDpEvent if kind["relation"] == "replace" else dp_event.PoissonSampledDpEvent
     weights = Counter((kind["weights"] or [1.0] * uses)[:uses])
     parts: list[tuple[Any, int]] = []
     for weight, count in weights.items():
         event = _law(mechanism, z / weight, d)
-        parts.append((event if kind["rate"] == 1 else ReplacedPoissonDpEvent(kind["rate"], event), count))
+        parts.append((event if kind["rate"] == 1 else sampled(kind["rate"], event), count * kind["repeats"]))
     if first and kind["first"] > 0:
         parts.append((_law("gaussian" if mechanism == "gaussian" else "l2_laplace", z / kind["first"], d), 1))
     return parts
 
 
-def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges) -> list[str]:
-    """Cohorts that the sampler in the header does not draw."""
+def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges, *, clients: bool = False) -> list[str]:
+    """Return the cohorts that the sampler does not draw, of ranks or of ``clients``, whose order is not known."""
     n, problems = schedule["n"], []
     fits: dict[str, Callable[[int, tuple[int, ...]], bool]] = {
         "BoundFull": lambda step, ranks: len(ranks) == n,
         "BoundCyclic": lambda step, ranks: (
-            set(ranks) <= {(step * schedule["cohort"] + k) % n for k in range(schedule["cohort"])}
+            len(ranks) <= schedule["cohort"]
+            if clients
+            else set(ranks) <= {(step * schedule["cohort"] + k) % n for k in range(schedule["cohort"])}
         ),
         "BoundFixed": lambda step, ranks: len(ranks) <= schedule["cohort"],
     }

@@ -25,7 +25,7 @@ def setup() -> Setup:
     return Setup(
         privacy=ClientPrivacy(clip_norm=1.5, noise_multiplier=0.5),
         plans=(plan,),
-        sampler=PoissonSampling(16).bind(80),
+        schedule=PoissonSampling(16).bind(80),
         steps=8,
         tensors=(150, 50),
     )
@@ -37,7 +37,7 @@ def rows_setup() -> Setup:
     return Setup(
         privacy=ClientPrivacy(clip_norm=1.5, noise_multiplier=2.0),
         plans=(plan,),
-        sampler=FullParticipation().bind(12),
+        schedule=FullParticipation().bind(12),
         steps=6,
     )
 

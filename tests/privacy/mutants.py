@@ -1,64 +1,88 @@
 """Broken versions of the production release path, each of which the audit must catch.
 
-Every patch point is in this file. A mutant is applied to a configuration that it applies to; ``caught_by`` names the
-checks of which at least one must refute it.
+Every patch point is in this file. A mutant is applied in each of its configurations to every algorithm that the
+configuration is run with; ``caught_by`` names the checks of which at least one must refute it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedmtl import Trainer, models
-from fedmtl.algorithms import PMTL, FedAvg, FedProx
+from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers
+from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.linear.data import DomainBound
+from fedmtl.algorithms.linear.stack import TaskStack
+from fedmtl.algorithms.p2p import warm_start as p2p_start
+from fedmtl.data import FederatedDataset
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import (
+    BoundedMeans,
     Channel,
     ClientPrivacy,
+    ClientVectors,
     CyclicCohorts,
     FixedCohort,
     FullParticipation,
     GaussianNoise,
     L2Clip,
-    L2LaplaceNoise,
-    LaplaceNoise,
+    LocalSteps,
+    NoiseLaw,
     PoissonSampling,
     QuantileClip,
     RecordPrivacy,
+    Release,
+    ReleasePlan,
     SecureSource,
     SeededSource,
+    WarmStartRelease,
     account,
     clip,
     forms,
+    gradients,
     opening,
-    records,
     release,
+    row_noise,
     samplers,
+    sums,
 )
+from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import calibration, composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
-from fedmtl.privacy.noise import grid
-from fedmtl.random import keyed_generator
+from fedmtl.privacy.audit import setup as audit_setup
+from fedmtl.privacy.ledger import Ledger
+from fedmtl.privacy.noise import grid, symmetric
+from fedmtl.privacy.sums import ClientRows, GradientChunks, RecordDraws, RecordSums
+from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
 
-CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5
+CLIENTS, COHORT, STEPS, CLIP = 40, 8, 40, 0.5  # in rounds
+AGENTS, USES, FEATURES = 5, 8, 6  # one at a time
 EFFORT = Effort(noise=6000, canaries=1500, cohorts=120)
-_SOLVER = LocalSGD(lr=0.2, epochs=1, batch_size=8)
+CLOCKED_EFFORT = Effort(noise=4800, cohorts=200, processes=False)
 
-ALGORITHMS = {
+# What is run: algorithms in rounds, algorithms whose clients act one at a time, and releases of matrices
+
+_SOLVER = LocalSGD(lr=0.2, epochs=1, batch_size=8)
+ROUNDS = {
     "pmtl": PMTL(lam=0.5, local=_SOLVER),
     "pmtl-local": PMTL(lam=0.5, local=_SOLVER, delta="local"),
     "fedavg": FedAvg(local=_SOLVER),
     "fedprox": FedProx(local=_SOLVER),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
-CONFIGURATIONS = {
+_RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
+IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "poisson": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "fixed": (FixedCohort(cohort=COHORT), _CALIBRATED),
     "full": (FullParticipation(), _CALIBRATED),
@@ -66,36 +90,153 @@ CONFIGURATIONS = {
     "in turn": (CyclicCohorts(cohort=COHORT), _CALIBRATED),
     "laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="laplace")),
     "l2_laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="l2_laplace")),
-    "adaptive": (
-        PoissonSampling(cohort=COHORT),
-        replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0)),
-    ),
-}
-_RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
-CONFIGURATIONS |= {
+    "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Featured(AsyncLearner):
+    """With activations of unequal weight, a first release of zeros, and records that arrive."""
+
+    def plan(self, problem, schedule):
+        """All of them."""
+        (plan,) = super().plan(problem, schedule)
+        counts = problem.data.train.counts.tolist()
+        return (
+            replace(
+                plan,
+                allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()],
+                first=WarmStartRelease(np.array([2.0 / n for n in counts]), 0.3),
+                arrivals=[np.arange(n) % 4 * (2 + k) + 20 * (k == 1) for k, n in enumerate(counts)],
+            ),
+        )
+
+    def step(self, problem, state, block, channel):
+        """As ever, after the first release."""
+        if block.first == 0:
+            first = channel.release("first", ClientVectors(lambda client: torch.zeros(problem.dimension)))
+            state.public["theta_l"] += first.mean(1)
+        return super().step(problem, state, block, channel)
+
+
+_CLOCKS = PoissonClocks(per_client=USES)
+_LATENCIES = Latencies(latency=UniformLatency(0.0, 1.0), activations=USES)
+ONE_AT_A_TIME = {
+    "async_learner": (AsyncLearner(loss="logistic", reg=1e-3), _CLOCKS),
+    "p2p": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5), _CLOCKS),
+    "pp_dmtl": (PPDMTL(row_norm=1.0, a1=0.05), _LATENCIES),
+}
+FURTHER: dict[str, tuple[Any, Any]] = {
+    "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
+    "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
+    "warm start": (
+        PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
+        _CLOCKS,
+    ),
+    "bounded": (
+        AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
+        _CLOCKS,
+    ),
+}
+_PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
+CLOCKED = {
+    "clocks, laplace": _PURE,
+    "clocks, l2_laplace": replace(_PURE, mechanism="l2_laplace"),
+    "clocks, gaussian": replace(_PURE, mechanism="gaussian", delta=1e-3, accountant="rdp"),
+    "clocks, secure": replace(_PURE, source="secure"),
+    "clocks, tight clip": replace(_PURE, clip_norm=0.05),
+    "clocks, loose clip": replace(_PURE, clip_norm=40.0),
+}
+_SOUND = replace(_CALIBRATED, epsilon=8.0)
+MATRICES = {
+    "symmetric": (MPMTL(row_norm=1.0, lam=0.1), _SOUND),
+    "allocated": (MPMTL(row_norm=1.0, lam=0.1, alpha=1.0, momentum="nesterov"), _SOUND),
+    "k-norm": (MPMTL(row_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0), replace(_SOUND, mechanism="l2_laplace")),
+    "diagonal": (MPMTL(row_norm=1.0, lam=0.1, penalty="l21"), replace(_SOUND, mechanism="laplace")),
+    "curator": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), _SOUND),
+    "curator, secure": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), replace(_SOUND, source="secure")),
+    "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
+    "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
+}
+
+
+def dataset() -> FederatedDataset:
+    """Five clients of 4 to 12 records with six features, two classes."""
+    generator = torch.Generator().manual_seed(0)
+    parts: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
+    for client in range(AGENTS):
+        for side, n in ((0, 4 + 2 * client), (1, 3)):
+            x = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64)
+            parts[side][f"client-{client}"] = (x, (x[:, 0] + 0.3 * x[:, 1] > 0).long())
+    return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=2, name="agents")
+
+
+_DATA = dataset()
+
+
+def algorithms_of(configuration: str) -> tuple[str, ...]:
+    """What a configuration is run with."""
+    if configuration in MATRICES:
+        return ("mp_mtl",)
+    return tuple(ONE_AT_A_TIME if configuration in CLOCKED else ROUNDS)
+
+
 def trainer_of(algorithm: str, configuration: str) -> Trainer:
-    """A small run of an algorithm: 40 clients of 3 to 12 examples, 147 parameters in four tensors."""
-    schedule, privacy = CONFIGURATIONS[configuration]
+    """A small run: 40 clients of 3 to 12 examples and 147 parameters in rounds; five clients of 4 to 12 records that
+    act one at a time; 12 tasks of 10 records in 8 dimensions, with a bias of their own."""
+    common: dict[str, Any] = {"device": "cpu", "progress": False}
+    if configuration in MATRICES:
+        method, privacy = MATRICES[configuration]
+        logistic = configuration == "logistic"
+        kind: Any = "classification" if logistic else "regression"
+        return Trainer(
+            algorithm=method,
+            data=make_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem=kind).data,
+            model=models.linear_regression(),
+            loss="binary_cross_entropy" if logistic else "half_mse",
+            schedule=FullParticipation(),
+            privacy=privacy,
+            rounds=10,
+            **common,
+        )
+    if configuration in CLOCKED:
+        method, schedule = (ONE_AT_A_TIME | FURTHER)[algorithm]
+        return Trainer(
+            algorithm=method,
+            data=_DATA,
+            model=models.linear_regression(bias=False),
+            loss="binary_cross_entropy",
+            schedule=schedule,
+            privacy=CLOCKED[configuration],
+            rounds=1000,
+            dtype="float64",
+            eval_every=7,
+            **common,
+        )
+    sampler, privacy = IN_ROUNDS[configuration]
     return Trainer(
-        algorithm=ALGORITHMS[algorithm],
+        algorithm=ROUNDS[algorithm],
         data=ragged_classification(CLIENTS, largest=12),
         model=models.mlp(hidden=16),
-        schedule=schedule,
+        schedule=sampler,
         privacy=privacy,
         rounds=10 if isinstance(privacy, RecordPrivacy) else STEPS,
-        device="cpu",
-        progress=False,
+        **common,
     )
 
 
-def audit(trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS) -> list[Finding]:
+def audit(
+    trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS, *, processes: bool = True
+) -> list[Finding]:
     """A small audit."""
-    return audit_trainer(trainer, seed=seed, rounds=3, effort=replace(EFFORT, checks=checks))
+    clocked = trainer.algorithm.one_at_a_time
+    effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks, processes=processes)
+    return audit_trainer(trainer, seed=seed, rounds=20 if clocked else 3, effort=effort)
+
+
+_Patch = Callable[[pytest.MonkeyPatch, Trainer], None]
 
 
 @dataclass(frozen=True)
@@ -105,176 +246,264 @@ class Mutant:
     Attributes:
         name: what is broken.
         apply: patches it in.
-        caught_by: kinds of checks, one of which must refute it.
-        configuration: where it applies.
+        caught_by: beginnings of the names of the checks, one of which must refute it.
+        configurations: where it applies.
+        algorithms: which of those that a configuration is run with; None for all.
     """
 
     name: str
-    apply: Callable[[pytest.MonkeyPatch, Trainer], None]
+    apply: _Patch
     caught_by: tuple[str, ...]
-    configuration: str = "poisson"
+    configurations: tuple[str, ...] = ("poisson",)
+    algorithms: tuple[str, ...] | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of checks that should catch it."""
+        return tuple(dict.fromkeys(name.split(":")[0] for name in self.caught_by))
+
+    def cases(self) -> Iterator[tuple[str, str]]:
+        """Algorithms and configurations that it is applied to."""
+        for configuration in self.configurations:
+            for algorithm in self.algorithms or algorithms_of(configuration):
+                yield algorithm, configuration
 
 
-def caught(algorithm: str, mutant: Mutant, checks: tuple[str, ...] = CHECKS) -> list[str]:
-    """The checks that refute the mutant in its configuration of the algorithm."""
-    trainer = trainer_of(algorithm, mutant.configuration)
+def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS) -> list[str]:
+    """The checks that refute the mutant in a configuration of an algorithm."""
+    trainer = trainer_of(algorithm, configuration)
+    processes = not trainer.algorithm.one_at_a_time or any("restore" in name for name in mutant.caught_by)
+    processes = processes or (not mutant.caught_by and configuration in ("clocks, laplace", "clocks, secure"))
     with pytest.MonkeyPatch.context() as patch:
         mutant.apply(patch, trainer)
-        return [finding.check for finding in audit(trainer, checks=checks) if finding.refuted]
+        return [finding.check for finding in audit(trainer, checks=checks, processes=processes) if finding.refuted]
 
 
-# Noise: the one place where a Gaussian release gets it
-
-_normal, _secure_normal = SeededSource.normal, SecureSource.normal
-_Noise = Callable[[SeededSource, str, int, int], np.ndarray]
+def _set(owner: Any, name: str, value: Any) -> _Patch:
+    return lambda patch, trainer: patch.setattr(owner, name, value)
 
 
-def _noise(make: _Noise) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(SeededSource, "normal", make)
+# Noise: what the laws draw, wherever it is added
+
+_DRAWS = ((GaussianNoise, "draw"), (NoiseLaw, "draw"), (NoiseLaw, "draw_rows"), (NoiseLaw, "draw_each"))
 
 
-def _scaled(factor: float) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return _noise(lambda self, purpose, step, size: factor * _normal(self, purpose, step, size))
+def _noise(change: Callable[[np.ndarray, Any], np.ndarray], purpose: str = "") -> _Patch:
+    """Noise (..., D) of every law is changed, that of releases whose purpose ends so."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        for owner, name in _DRAWS:
+            drawn = vars(owner)[name]
+
+            def draw(self, source, told, *address, drawn=drawn):
+                noise = drawn(self, source, told, *address)
+                return change(noise, self) if told.endswith(purpose) else noise
+
+            patch.setattr(owner, name, draw)
+
+    return apply
 
 
-def _reused(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return _normal(self, purpose, 0, size)
+def _scaled(factor: float, purpose: str = "") -> _Patch:
+    return _noise(lambda noise, law: factor * noise, purpose)
 
 
-def _any_seed(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return _normal(SeededSource(0), purpose, step, size)
+def _fresh(noise: np.ndarray) -> np.random.Generator:
+    """Coins of its own for every draw."""
+    return np.random.default_rng(int(np.abs(noise).sum() * 2**40) % 2**63)
 
 
-def _repeated_within(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return np.resize(_normal(self, purpose, step, (size + 1) // 2), size)
+def _another_law(law: str) -> _Patch:
+    """Independent coordinates of the same mean square."""
+
+    def change(noise, own):
+        size, rng = own.std(1.0, noise.shape[-1]), _fresh(noise)
+        other = rng.standard_normal(noise.shape) if law == "gaussian" else rng.laplace(scale=2**-0.5, size=noise.shape)
+        return size * other
+
+    return _noise(change)
 
 
-def _first_tensor_only(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    noise = _normal(self, purpose, step, size)
-    noise[80:] = 0
+def _first_coordinates_only(noise, law):
+    noise[..., noise.shape[-1] // 2 :] = 0
     return noise
 
 
-def _laplace(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return keyed_generator(self.seed, purpose, step).laplace(scale=2**-0.5, size=size)
+def _constant_length(noise, law):
+    size = noise.shape[-1]
+    return noise * law.std(1.0, size) * size**0.5 / np.linalg.norm(noise, axis=-1, keepdims=True)
 
 
-def _every_rank(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return _normal(self, purpose, step, size) + _normal(self, f"{purpose}/rank 1", step, size)
+def _repeated_within(noise, law):
+    return np.resize(noise[..., : (noise.shape[-1] + 1) // 2], noise.shape)
 
 
-_running = np.random.default_rng(0)  # state that a forked process copies
+def _every_rank(noise, law):
+    return noise + law.std(1.0, noise.shape[-1]) * _fresh(noise).standard_normal(noise.shape)
 
 
-def _stateful(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    return _running.standard_normal(size)
+# Addresses: which coins a draw gets
+
+_normal, _tails = SeededSource.normal, SeededSource.tails
 
 
-def _session(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    """Addressed by the number of the draw in this process's session, which a resumed run begins anew."""
-    _drawn[self.seed] = _drawn.get(self.seed, -1) + 1
-    return _normal(self, purpose, _drawn[self.seed], size)
+def _addressed(make: Callable[..., tuple[Any, str, Any, Any]], purpose: str = "noise/") -> _Patch:
+    """Draws for purposes that begin (or end) so take the coins of another address (source, purpose, step, keys)."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        def normal(self, told, step, size):
+            if not (told.startswith(purpose) or told.endswith(purpose)):
+                return _normal(self, told, step, size)
+            source, told, step, _ = make(self, told, step, None)
+            return _normal(source, told, step, size)
+
+        def tails(self, told, step, size, keys=None):
+            if not (told.startswith(purpose) or told.endswith(purpose)):
+                return _tails(self, told, step, size, keys)
+            source, told, step, keys = make(self, told, step, keys)
+            return _tails(source, told, step, size, keys)
+
+        patch.setattr(SeededSource, "normal", normal)
+        patch.setattr(SeededSource, "tails", tails)
+
+    return apply
 
 
-def _constant_length(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    noise = _normal(self, purpose, step, size)
-    return noise * size**0.5 / np.linalg.norm(noise)
+def _no_keys(source, purpose, step, keys):
+    return source, purpose, step, None if keys is None else 0 * keys
 
 
-def _count_of_the_update(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    """The noise on the count of unclipped clients is that on the first coordinate of the update."""
-    update = purpose.removesuffix("/count")
-    return _normal(self, update, step, 147)[:1] if size == 1 else _normal(self, purpose, step, size)
+def _one_step(source, purpose, step, keys):
+    return source, purpose, 0 * step, keys
 
 
-def _silent_count(self: SeededSource, purpose: str, step: int, size: int) -> np.ndarray:
-    noise = _normal(self, purpose, step, size)
-    return 0.0 * noise if purpose.endswith("/count") else noise
+def _two_steps(source, purpose, step, keys):
+    return source, purpose, step // 2, keys
 
 
-_laplace_draw, _l2_laplace_draw = LaplaceNoise.draw, L2LaplaceNoise.draw
+def _one_seed(source, purpose, step, keys):
+    return SeededSource(7, source.replicate), purpose, step, keys
 
 
-def _laplace_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(LaplaceNoise, "draw", lambda self, *address: 0.5 * _laplace_draw(self, *address))
+def _by_place(source, purpose, step, keys):
+    """Of an activation, its place among those that are drawn together."""
+    return source, purpose, torch.arange(len(keys)) if isinstance(step, torch.Tensor) else 0, 0 * keys
 
 
-def _gauss_for_laplace(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(LaplaceNoise, "draw", lambda self, *a: GaussianNoise(2**0.5 * self.multiplier).draw(*a))
-
-
-def _l2_laplace_scaled(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(L2LaplaceNoise, "draw", lambda self, *address: 0.9 * _l2_laplace_draw(self, *address))
-
-
-def _laplace_for_l2_laplace(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Independent coordinates of the same size as those of the vector law."""
-
-    def draw(self, source, purpose, step, size):
-        return LaplaceNoise(self.multiplier * ((size + 1) / 2) ** 0.5).draw(source, purpose, step, size)
-
-    patch.setattr(L2LaplaceNoise, "draw", draw)
-
-
-_drawn: dict[int, int] = {}
-_open_channel = opening.open_channel
+_begun: dict[Any, int] = {}
 
 
 def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    from fedmtl.privacy.audit import setup
+    """Addressed by the number of the draw in this process's session, which a resumed run begins anew."""
+
+    def session(source, purpose, step, keys):
+        first = _begun.get(source, 0)
+        count = len(keys) if isinstance(step, torch.Tensor) else 1
+        _begun[source] = first + count
+        return source, purpose, first + torch.arange(count) if isinstance(step, torch.Tensor) else first, _zero(keys)
 
     def opened(*args, seed, **options):
-        _drawn.pop(seed, None)
-        return _open_channel(*args, seed=seed, **options)
+        _begun.pop(SeededSource(seed), None)
+        return opening.open_channel(*args, seed=seed, **options)
 
-    patch.setattr(SeededSource, "normal", _session)
-    patch.setattr(setup, "open_channel", opened)
-
-
-# Clipping, weights and the denominator
-
-_clipped_sum, _release = clip.clipped_sum, Channel.release
+    _addressed(session)(patch, trainer)
+    patch.setattr(audit_setup, "open_channel", opened)
 
 
-def _sum(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(forms, "clipped_sum", make)
+def _zero(keys):
+    return None if keys is None else 0 * keys
 
 
-def _no_clip(rows, bound):
-    return _clipped_sum(rows, None)
+_draw_noise = Channel._draw_noise
 
 
-def _per_layer(rows, bound):
-    half = rows.shape[1] // 2
-    return torch.cat([_clipped_sum(rows[:, :half], bound), _clipped_sum(rows[:, half:], bound)])
+def _by_event(self, window, start, count):
+    """Addressed by the number of the activation in the run, in place of the client and its own count."""
+    clients, uses = window.clients, window.uses
+    window.clients = np.minimum(clients, 0)
+    window.uses = np.broadcast_to(window.first + np.arange(len(clients))[:, None], clients.shape)
+    try:
+        _draw_noise(self, window, start, count)
+    finally:
+        window.clients, window.uses = clients, uses
 
 
-def _nan_through(rows, bound):
-    wide = rows.double()
-    norms = wide.norm(dim=1, keepdim=True)
-    return (wide * torch.where(norms > bound.bound, bound.bound / norms, torch.ones_like(norms))).sum(0)
+def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    known = SeededSource(7)
+    patch.setattr(SecureSource, "normal", lambda self, *address: _normal(known, *address))
+    patch.setattr(SecureSource, "tails", lambda self, *address: _tails(known, *address))
 
 
-def _float32_norm(rows, bound):
-    norms = rows.norm(dim=1, keepdim=True)  # overflows for 3e38, and the row is kept
-    factor = torch.where(torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0))
-    return (rows * factor).double().nansum(0)
+def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    patch.setattr(SecureSource, "coins", lambda self, purpose, step: SeededSource(7).coins(purpose, step))
 
 
-def _finite_denominator(rows, bound):
-    return _clipped_sum(rows, bound) * COHORT / max(1, int(torch.isfinite(rows).all(1).sum()))
+def _count_of_the_update(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The noise on the count of unclipped clients is that on the first coordinate of the update."""
+
+    def normal(self, purpose, step, size):
+        if size == 1:
+            return _normal(self, purpose.removesuffix("/count"), step, 147)[:1]
+        return _normal(self, purpose, step, size)
+
+    patch.setattr(SeededSource, "normal", normal)
 
 
-def _l2_clip(rows, bound):
-    return _clipped_sum(rows, L2Clip(bound.bound))
+def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def normal(self, purpose, step, size):
+        return _normal(self, purpose, step, size) * (0.0 if purpose.endswith("/count") else 1.0)
+
+    patch.setattr(SeededSource, "normal", normal)
 
 
-def _realized_denominator(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(Channel, "denominator", property(lambda self: float(max(1, self._cohort))))
+# The channel: scales, silence, and what is released without noise
+
+_release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
+_release_activations, _release_local, _vectors = (
+    Channel._release_activations,
+    Channel._release_local,
+    Channel._noised_vectors,
+)
 
 
-def _realized_mean(rows, bound):
-    return _clipped_sum(rows, bound) * COHORT / max(1, len(rows))
+def _scales(change: Callable[[Any, Channel], np.ndarray]) -> _Patch:
+    """Scales of the noise on sums of gradients."""
+
+    def prepared(self, *of):
+        window = _prepared(self, *of)
+        window.scales = change(window, self)
+        return window
+
+    return _set(Channel, "_prepared", prepared)
+
+
+def _largest(window, channel):
+    return window.scales * window.divisors / channel.gradients.counts.max()
+
+
+def _final(window, channel):
+    final = np.where(window.clients >= 0, channel.gradients.counts[window.clients], 1)
+    return window.scales * window.divisors / final
+
+
+def _silent_when_empty(self, name, rows, clients=None, **options):
+    value = _release(self, name, rows, clients, **options)
+    return value if not isinstance(rows, torch.Tensor) or len(rows) else torch.zeros_like(value)
+
+
+def _silent_without_gradients(self, total, start, window):
+    return _noised(self, total, start, window) if bool(total.any()) else total
+
+
+def _bounded_without_noise(self, message, count):
+    if isinstance(message, BoundedMeans):
+        self._noised_activations = lambda total, start, window: (
+            total / window.divisors[start : start + len(total), :, None]
+        )
+    try:
+        return _release_activations(self, message, count)
+    finally:
+        vars(self).pop("_noised_activations", None)
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -291,17 +520,219 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Channel, "release", weighted)
 
 
-def _silent_when_empty(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def quiet(self, name, rows, clients):
-        value = _release(self, name, rows, clients)
-        return value if len(rows) else torch.zeros_like(value)
+def _in_two_rows(self, name, rows, clients):
+    """A client's update is part of its own row and of the next one."""
+    return _release(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
 
-    patch.setattr(Channel, "release", quiet)
+
+def _first_scaled(self, vectors, acting, sensitivity):
+    return _vectors(self, vectors, acting, 0.5 * sensitivity)
+
+
+def _first_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    made = Channel._release_first
+
+    def again(self, message):
+        self._first_made = False
+        return made(self, message)
+
+    patch.setattr(Channel, "_release_first", again)
+
+
+def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The noised count is released, and the clip norm of the next step follows the count without noise."""
+    adapt = Channel._adapt
+
+    def raw(self, name, rows, step, settings):
+        bound = self.releases[name].clip.bound
+        adapt(self, name, rows, step, settings)
+        share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
+        self.releases[name] = self.releases[name].clipped_at(settings.updated_norm(bound, share))
+
+    patch.setattr(Channel, "_adapt", raw)
+
+
+# Clipping, weights and the denominator of sums of rows
+
+_clipped_sum, _clip_rows = clip.clipped_sum, forms.clip_rows
+
+
+def _sum(make: Callable) -> _Patch:
+    return _set(forms, "clipped_sum", make)
+
+
+def _per_layer(rows, bound):
+    half = rows.shape[1] // 2
+    return torch.cat([_clipped_sum(rows[:, :half], bound), _clipped_sum(rows[:, half:], bound)])
+
+
+def _nan_row(rows, bound):
+    wide = rows.double()
+    norms = wide.norm(dim=1, keepdim=True)
+    return (wide * torch.where(norms > bound.bound, bound.bound / norms, torch.ones_like(norms))).sum(0)
+
+
+def _float32_norm(rows, bound):
+    norms = rows.norm(dim=1, keepdim=True)  # overflows for 3e38, and the row is kept
+    factor = torch.where(torch.isinf(norms), torch.ones_like(norms), torch.clamp(bound.bound / norms, max=1.0))
+    return (rows * factor).double().nansum(0)
+
+
+def _finite_denominator(rows, bound):
+    return _clipped_sum(rows, bound) * COHORT / max(1, int(torch.isfinite(rows).all(1).sum()))
+
+
+def _realized_mean(rows, bound):
+    return _clipped_sum(rows, bound) * COHORT / max(1, len(rows))
+
+
+_REALIZED = property(lambda self: float(max(1, self._cohort)))
+
+
+def _clip_of_the_square_root(rows, bound):
+    """Rows are clipped to the root of C in place of C: with C below 1 that is more than promised."""
+    return _clip_rows(rows, replace(bound, bound=bound.bound**0.5))
+
+
+# Clipping of gradients
+
+_segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_factors, ClientRows.of
+
+
+def _clip_of_the_mean(rows, place, count, bound):
+    """Clips the sum of a client, not each record."""
+    total = _segment_sums(rows, place, count, None)
+    norms = total.norm(dim=1, keepdim=True)
+    return total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+
+
+def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
+    return _set(RecordSums, "of_factors", make)
+
+
+def _finite(factors):
+    return np.where(np.isfinite(factors), factors, 0.0)
+
+
+def _no_clip(self, client, factors, drawn=None):
+    return _finite(factors) @ self._rows_and_limits(client)[0]
+
+
+def _nan_factor(self, client, factors, drawn=None):
+    x, limit = self._rows_and_limits(client)
+    return np.clip(factors, -limit, limit) @ x  # which keeps NaN
+
+
+def _finite_count(self, client, factors, drawn=None):
+    found = np.isfinite(factors).sum(1, keepdims=True)
+    return _factors(self, client, factors, drawn) * factors.shape[1] / np.maximum(found, 1)
+
+
+def _mean_clipped(self, client, factors, drawn=None):
+    total, bound = _no_clip(self, client, factors), self.clip.bound * factors.shape[1]
+    norms = np.linalg.norm(total, ord=1 if self._norm == "l1" else 2, axis=1, keepdims=True)
+    return total * np.minimum(bound / np.maximum(norms, 1e-300), 1.0)
+
+
+def _clip_once(self, client, factors, drawn=None):
+    """The factors are clipped at C, not at C over the norm of the row."""
+    return np.clip(_finite(factors), -self.clip.bound, self.clip.bound) @ self._rows_and_limits(client)[0]
+
+
+def _all_rows(x, norm):
+    return ClientRows(x, torch.linalg.vector_norm(x, ord=1 if norm == "l1" else 2, dim=1))
+
+
+def _of_the_next_too(self, client, factors, drawn=None):
+    """A sum that holds a millionth of the records of another client."""
+    other = self._rows_and_limits((client + 1) % AGENTS)[0].sum(0)
+    return _factors(self, client, factors, drawn) + 1e-6 * other
+
+
+def _by_all_records(self, client, factors, drawn=None):
+    """Factors in units of the mean length of the records of all clients."""
+    lengths = [np.linalg.norm(self._rows_and_limits(other)[0], axis=1) for other in range(AGENTS)]
+    return _factors(self, client, factors / np.concatenate(lengths).mean(), drawn)
+
+
+def _unbounded(self, message, client, which, where):
+    divisors = self._window.divisors[self._place - self._window.first + which, where]
+    return message.means(client, which, where) * divisors[:, None]
+
+
+def _realized_records(self, message, clients):
+    """Divided by the number of records that were drawn."""
+    chunks = list(message.chunks)
+    value = _release_local(self, GradientChunks(message.step, chunks), clients)
+    drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
+    return value * (torch.from_numpy(self.gradients.expected)[clients] / drawn.clamp(min=1.0))[:, None]
+
+
+def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    for name in ("of_factors", "of_gradients"):
+        made = getattr(RecordSums, name)
+
+        def realized(self, client, values, drawn, made=made):
+            size = np.maximum(drawn.sum(1, keepdims=True), 1)
+            return made(self, client, values, drawn) * (0.4 * drawn.shape[1] / size)
+
+        patch.setattr(RecordSums, name, realized)
+
+
+# Which records take part
+
+_batch, _subsets, _present = RecordDraws.batch, RecordDraws._subsets, RecordDraws.present
+
+
+def _shuffled_batches(self, clients, round, step, size):
+    """Batches of a fixed size, accounted as Poisson."""
+    rng = np.random.default_rng([7, round, step])
+    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
+    width = max(map(len, index), default=1)
+    out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
+    for row, own in enumerate(index):
+        out[row, : len(own)], mask[row, : len(own)] = torch.from_numpy(own), True
+    return out, mask
+
+
+def _one_batch_a_round(self, clients, round, step, size):
+    return _batch(self, clients, round, 0, size)
+
+
+def _everybody(self, client, uses, replicates):
+    return np.ones((len(uses), self.counts[client]), dtype=bool)
+
+
+def _one_subset(self, client, uses, replicates):
+    return _subsets(self, client, np.zeros_like(uses), replicates)
+
+
+def _fixed_subsets(self, client, uses, replicates):
+    size = round(0.4 * self.counts[client])
+    rng = np.random.default_rng([self.sources[0].seed, int(uses[0]), client])
+    return rng.permuted(np.tile(np.arange(self.counts[client]) < size, (len(uses), 1)), axis=1)
+
+
+def _known_subset(self, client, uses, replicates):
+    kept, self.sources = self.sources, [SeededSource(7)]
+    try:
+        return _subsets(self, client, uses, replicates)
+    finally:
+        self.sources = kept
+
+
+def _released_without_records(self, *at):
+    """A client without records releases noise, and is charged."""
+    return np.maximum(_present(self, *at), 1)
 
 
 # Cohorts
 
 _draw = samplers.BoundPoisson.draw
+
+
+def _cohort(make: Callable) -> _Patch:
+    return _set(samplers.BoundPoisson, "draw", make)
 
 
 def _fixed_size(self, step, coins, uses=None):
@@ -317,68 +748,105 @@ def _favourites(self, step, coins, uses=None):
     return torch.unique(torch.where(ranks >= self.n - 2, ranks % 4, ranks))
 
 
-def _cohort(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(samplers.BoundPoisson, "draw", make)
+def _charged_as_poisson(kind: type) -> _Patch:
+    """Cohorts whose law and event are those of Poisson sampling."""
 
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        def poisson(self):
+            return samplers.BoundPoisson(self.n, self.cohort)
 
-def _poisson_law(self, **options):
-    return samplers.BoundPoisson(self.n, self.cohort).law(**options)
+        patch.setattr(kind, "law", lambda self, **facts: poisson(self).law(**facts))
+        patch.setattr(kind, "event", lambda self, *args: poisson(self).event(*args))
 
-
-def _poisson_event(self, event, law):
-    return samplers.BoundPoisson(self.n, self.cohort).event(event, law)
-
-
-def _fixed_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """A fixed cohort whose law and event are those of Poisson sampling."""
-
-    def as_poisson(self):
-        return samplers.BoundPoisson(self.n, self.cohort)
-
-    patch.setattr(samplers.BoundFixed, "law", lambda self, **facts: as_poisson(self).law(**facts))
-    patch.setattr(samplers.BoundFixed, "event", lambda self, *args: as_poisson(self).event(*args))
-
-
-def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(SecureSource, "coins", lambda self, purpose, step: SeededSource(7).coins(purpose, step))
-
-
-def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(
-        SecureSource, "normal", lambda self, purpose, step, size: _normal(SeededSource(7), purpose, step, size)
-    )
+    return apply
 
 
 # Charges
 
-
-def _turns_charged_as_poisson(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(samplers.BoundCyclic, "law", _poisson_law)
-    patch.setattr(samplers.BoundCyclic, "event", _poisson_event)
-
-
-def _count_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(release, "split_multiplier", lambda multiplier, count: multiplier)
+_charge = Account.charge
+_events = gradients.AccountKind.events
 
 
 def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(release.Release, "sensitivity", property(lambda self: self.weight_bound * self.clip.bound))
 
 
-def _past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+def _kinds(change: Callable[..., object]) -> _Patch:
+    return _set(gradients.AccountKind, "events", change)
+
+
+def _weights_uncharged(self, *of):
+    """All uses are charged as if they had the same weight."""
+    return _events(replace(self, weights=None if self.weights is None else (1.0,) * self.cap), *of)
+
+
+def _noise_of_uses(change: Callable[..., np.ndarray]) -> _Patch:
+    return _set(gradients.NoiseTerms, "of_uses", change)
+
+
+_of_uses = gradients.NoiseTerms.of_uses
+
+
+def _past_the_budget(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     largest = account.largest_uses
     patch.setattr(account, "largest_uses", lambda *args, **options: largest(*args, **options) + 1)
 
 
+def _past_the_cap(self, *block):
+    caps, self.caps = self.caps, self.caps + 1
+    try:
+        return _charge(self, *block)
+    finally:
+        self.caps = caps
+
+
+def _charged_when_refused(self, first, members):
+    before = self._uses.copy()
+    try:
+        return _charge(self, first, members)
+    except Exception:
+        self._uses = np.minimum(before + 1, self.caps)
+        raise
+
+
+def _charged_once_a_block(self, first, members):
+    before = self._uses.copy()
+    found = _charge(self, first, members)
+    self._uses = before + (self._uses > before)
+    return found
+
+
+def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    begin = Channel._begin_activations
+
+    def again(self, first, clients):
+        if first >= self._end:
+            begin(self, first, clients)
+
+    patch.setattr(Channel, "_begin_activations", again)
+
+
+def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    reserve = Account._reserve_participations
+
+    def other(ledger, first, members):
+        return reserve(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
+
+    patch.setattr(Account, "_reserve_participations", staticmethod(other))
+
+
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    calibrate = opening.calibrate_multiplier
-    patch.setattr(opening, "calibrate_multiplier", lambda *a, uses, **options: calibrate(*a, uses=uses - 1, **options))
+    for module in (opening, gradients):
+        calibrate = module.calibrate_multiplier
+
+        def less(*of, uses, calibrate=calibrate, **options):
+            return calibrate(*of, uses=uses - 1, **options)
+
+        patch.setattr(module, "calibrate_multiplier", less)
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Reservations stay in memory until the ledger closes: a crash would forget them."""
-    from fedmtl.privacy.ledger import Ledger
-
     append = Ledger._append
     held: list = []
 
@@ -404,124 +872,204 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _stated_at_another_delta(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Noise and budget are those of the delta that is stated; the epsilon beside it is that of a hundred times it."""
+    stated = Account.epsilons
 
-    def other(self, uses):
-        return replace(self.cost, delta=100 * self.cost.delta).epsilon(uses)
+    def other(self, **options):
+        cost, self.cost = self.cost, replace(self.cost, delta=100 * self.cost.delta)
+        try:
+            return stated(self, **options)
+        finally:
+            self.cost = cost
 
-    patch.setattr(account.Account, "epsilon_at", other)
+    patch.setattr(Account, "epsilons", other)
 
 
-def _stopped_by_the_loss(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(EarlyStopping, "stops", lambda self, history: history[-1]["loss"] < 0.5)
+def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    cost = gradients.Cost
+
+    def cheap(delta, events, kind, repeats, *rest):
+        return cost(delta, events, kind, (1,) * len(repeats), *rest)
+
+    patch.setattr(gradients, "Cost", cheap)
 
 
-def _early_stop_for_free(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(account.Account, "forfeit", lambda self, done: None)
+def _steps_for_nothing(self, clients, step, chunks):
+    return self._channel.release("gradient", GradientChunks(step, chunks), clients)
+
+
+def _first_uncharged(self):
+    self._first_made = self._first_charged = True
+
+
+def _first_unaccounted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The activations alone are calibrated to the whole budget."""
+    calibrated = gradients._calibrated
+
+    def without(privacy, kind, *rest):
+        return replace(calibrated(privacy, replace(kind, first=0.0), *rest), first=kind.first)
+
+    patch.setattr(gradients, "_calibrated", without)
+
+
+def _allocation_ignored_in_charge(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def equal(plans: Any, step: Any, multiplier: float, uses: int | None = None) -> Any:
+        return tuple(step(multiplier * plans[0].weight(0), 0) for _ in range(plans[0].uses))
+
+    patch.setattr(opening, "uses_of", equal)
+
+
+def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Steps beyond the allocation are let through, with the noise of its last use."""
+    weight = ReleasePlan.weight
+    patch.setattr(Account, "_room", lambda self, charged, wanted: wanted)
+    patch.setattr(ReleasePlan, "weight", lambda self, use: weight(self, min(use, self.uses - 1)))
+
+
+def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Noise on rows is calibrated to one use, and its epsilon is that of one."""
+    calibrate, epsilon_at = row_noise.calibrate_multiplier, row_noise.BoundRowNoise.epsilon_at
+    patch.setattr(row_noise, "calibrate_multiplier", lambda *a, uses, **options: calibrate(*a, uses=1, **options))
+    patch.setattr(row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1)))
 
 
 # The public grid of secure mode
 
 
-def _plain_float_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(grid, "to_grid", lambda total, noise, width, dither=None: total + noise)
+def _plain_float_sum(total, noise, width, dither=None):
+    return total + noise
 
 
-def _grid_of_the_sum(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+_to_grid = grid.to_grid
+
+
+def _grid_of_the_sum(total, noise, width, dither=None):
     """The width follows what is added up, and says how large that is."""
-    exact = grid.to_grid
-
-    def follows(total, noise, width, dither=None):
-        largest = float(total.abs().max())
-        return exact(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
-
-    patch.setattr(grid, "to_grid", follows)
+    largest = float(total.abs().max())
+    return _to_grid(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
 
 
-# Gradients of single records
+# Matrices
 
-_draw_rows, _segment_sums = GaussianNoise.draw_rows, clip.clipped_segment_sums
-_batch, _gradients = records.RecordReleases.batch, records.RecordReleases.release
-
-
-def _rows_scaled(factor: float) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(
-        GaussianNoise, "draw_rows", lambda self, *address: factor * _draw_rows(self, *address)
-    )
+_smat = symmetric.smat
 
 
-def _one_noise_for_all(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(
-        GaussianNoise, "draw_rows", lambda self, s, p, step, keys, size: _draw_rows(self, s, p, step, 0 * keys, size)
-    )
+def _off_diagonal(factor: float) -> _Patch:
+    """Off-diagonal entries of what is released are multiplied, sum and noise alike."""
+
+    def of(vector: torch.Tensor) -> torch.Tensor:
+        matrix = _smat(vector) * factor
+        matrix.diagonal(dim1=-2, dim2=-1).div_(factor)
+        return matrix
+
+    return _set(forms, "smat", of)
 
 
-def _one_noise_for_all_steps(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(
-        GaussianNoise, "draw_rows", lambda self, s, p, step, keys, size: _draw_rows(self, s, p, 0, keys, size)
-    )
+def _root_of(factor: float) -> _Patch:
+    """Off-diagonal coordinates times another factor than sqrt(2): with 1 each off-diagonal entry gets the noise of a
+    diagonal one, and with 2 the Frobenius sensitivity is no longer K^2."""
+
+    def weights(rows: torch.Tensor, columns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.where(rows == columns, 1.0, factor).to(dtype)
+
+    return _set(symmetric, "_weights", weights)
 
 
-def _segments(make: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    return lambda patch, trainer: patch.setattr(records, "clipped_segment_sums", make)
+# The algorithm
 
 
-def _clip_of_the_mean(rows, owner, count, bound):
-    """Clips the sum of an owner, not each record."""
-    total = _segment_sums(rows, owner, count, None)
-    norms = total.norm(dim=1, keepdim=True)
-    return total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+def _stepped(leak: Callable[..., None]) -> _Patch:
+    """After every step ``leak(problem, state, before, block, channel)`` changes the state, in place."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        kind = type(trainer.algorithm)
+        step = kind.step
+
+        def leaky(self, problem, state, block, channel):
+            before = {name: value.clone() for name, value in state.public.items()}
+            state = step(self, problem, state, block, channel)
+            leak(problem, state, before, block, channel)
+            return state
+
+        patch.setattr(kind, "step", leaky)
+
+    return apply
 
 
-def _realized_records(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def realized(self, clients, step, chunks):
-        chunks = list(chunks)
-        value = _gradients(self, clients, step, chunks)
-        drawn = torch.bincount(torch.cat([owner for _, owner in chunks]), minlength=len(clients)).double()
-        expected = self.owners.probabilities[clients] * self.owners.counts[clients]
-        return value * (expected / drawn.clamp(min=1.0))[:, None]
-
-    patch.setattr(records.RecordReleases, "release", realized)
+def _data_dependent_step(problem, state, before, block, channel):
+    size = float(problem.data.train.x.abs().mean())
+    for name, value in before.items():
+        state.public[name].copy_(value + size * (state.public[name] - value))
 
 
-def _shuffled_batches(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Batches of a fixed size, accounted as Poisson."""
-
-    def fixed(self, clients, step):
-        rng = np.random.default_rng([7, self._round, step])
-        index = [np.sort(rng.permutation(int(n))[: min(8, int(n))]) for n in self.owners.counts[clients]]
-        width = max(map(len, index), default=1)
-        out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
-        for row, own in enumerate(index):
-            out[row, : len(own)], mask[row, : len(own)] = torch.from_numpy(own), True
-        return out, mask
-
-    patch.setattr(records.RecordReleases, "batch", fixed)
+def _shift_from_data(problem, state, before, block, channel):
+    """The shift follows the private models and not the noise."""
+    size = float(state.private.whole("model").abs().sum())
+    state.public["covariance"] = state.public["covariance"] + 1e-3 * size
 
 
-def _one_batch_a_round(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(records.RecordReleases, "batch", lambda self, clients, step: _batch(self, clients, 0))
+def _stored_mixed(problem, state, before, block, channel):
+    """After every iteration a task's model has a thousandth of that of the task before it."""
+    kept = state.private.whole("model")
+    state.private.assign("model", torch.lerp(kept, kept.roll(1, 0), 1e-3))
 
 
-def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    cost = opening.Cost
+def _in_public(what: Callable[..., torch.Tensor]) -> _Patch:
+    """The public state gets a tensor of the step: ``what(problem, block, channel)``."""
 
-    def cheap(delta, events, repeats=(1,), **options):
-        return cost(delta, events, (1,) * len(repeats), **options)
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        kind = type(trainer.algorithm)
+        step = kind.step
 
-    patch.setattr(opening, "Cost", cheap)
+        def leaky(self, problem, state, block, channel):
+            value = what(problem, block, channel)
+            state = step(self, problem, state, block, channel)
+            state.public["leak"] = value
+            return state
+
+        patch.setattr(kind, "step", leaky)
+
+    return apply
 
 
-def _steps_for_nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    def unpaid(self, clients, step):
-        self._done[clients] = step + 1
+def _members(problem, block, channel):
+    return torch.isin(torch.arange(CLIENTS), block.cohort)
 
-    patch.setattr(records.RecordReleases, "_spend", unpaid)
+
+def _examples(problem, block, channel):
+    return problem.data.train.counts[block.cohort].double().mean()
+
+
+def _local_batch(problem, block, channel):
+    return channel.local.batch(block.cohort, 0)[1].sum()
+
+
+def _subset_size(problem, block, channel):
+    return torch.tensor(channel.draws.of(0, np.arange(3), np.arange(3), np.zeros(3, dtype=np.int64)).sum())
+
+
+def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    init = kind.init
+
+    def raw(self, problem, replicates=1):
+        state = init(self, problem, replicates)
+        if self.one_at_a_time:
+            next(iter(state.public.values())).add_(problem.data.train.x.double().mean())
+            return state
+        trained = problem.train_locally(self.local, problem.initial, torch.tensor([0]), round=0)[0]
+        return replace(state, public={name: trained.clone() for name in state.public})
+
+    patch.setattr(kind, "init", raw)
+
+
+def _trained(change: Callable) -> _Patch:
+    """Local training whose solver or whose models ``change``."""
+    train = Problem.train_locally
+    return _set(Problem, "train_locally", lambda self, *of, **named: change(train, self, *of, **named))
 
 
 def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Local training on the records themselves, after the private run."""
-    from fedmtl.algorithms.base import Problem
-
     train = Problem._train_privately
 
     def raw(self, solver, start, clients, result, *rest):
@@ -531,117 +1079,10 @@ def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Problem, "_train_privately", raw)
 
 
-# The algorithm
-
-
-def _data_dependent_step(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    kind = type(trainer.algorithm)
-    step = kind.step
-
-    def leaky(self, problem, state, event, door):
-        before = {name: value.clone() for name, value in state.public.items()}
-        state = step(self, problem, state, event, door)
-        size = float(problem.data.train.x.abs().mean())
-        for name, value in before.items():
-            state.public[name] = value + size * (state.public[name] - value)
-        return state
-
-    patch.setattr(kind, "step", leaky)
-
-
-def _raw_local_start(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    kind = type(trainer.algorithm)
-    init = kind.init
-
-    def raw(self, problem):
-        state = init(self, problem)
-        trained = problem.train_locally(self.local, problem.initial, torch.tensor([0]), round=0)[0]
-        for name in state.public:
-            state.public[name] = trained.clone()
-        return state
-
-    patch.setattr(kind, "init", raw)
-
-
-def _counts_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    kind = type(trainer.algorithm)
-    step = kind.step
-
-    def leaky(self, problem, state, event, door):
-        state = step(self, problem, state, event, door)
-        state.public["weights"] = problem.data.train.counts[event.cohort].double().mean()
-        return state
-
-    patch.setattr(kind, "step", leaky)
-
-
-def _in_public(what: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    """The public state gets a tensor of the round."""
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        kind = type(trainer.algorithm)
-        step = kind.step
-
-        def leaky(self, problem, state, event, door):
-            state = step(self, problem, state, event, door)
-            state.public["round"] = what(event.cohort)
-            return state
-
-        patch.setattr(kind, "step", leaky)
-
-    return apply
-
-
-# What is one client's
-
-
-def _trained(change: Callable) -> Callable[[pytest.MonkeyPatch, Trainer], None]:
-    """Local training whose solver or whose models ``change``."""
-
-    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        from fedmtl.algorithms.base import Problem
-
-        train = Problem.train_locally
-        patch.setattr(Problem, "train_locally", lambda self, *of, **named: change(train, self, *of, **named))
-
-    return apply
-
-
-def _members(cohort: torch.Tensor) -> torch.Tensor:
-    return torch.isin(torch.arange(CLIENTS), cohort)
-
-
-def _subsample_in_public(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The public state says how many records the first local steps of a round have."""
-    kind = type(trainer.algorithm)
-    step = kind.step
-
-    def leaky(self, problem, state, event, door):
-        drawn = door.records.batch(event.cohort, 0)[1].sum()
-        state = step(self, problem, state, event, door)
-        state.public["drawn"] = drawn
-        return state
-
-    patch.setattr(kind, "step", leaky)
-
-
-def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """The noised count is released, and the clip norm of the next step follows the count without noise."""
-    adapt = Channel._adapt
-
-    def raw(self, name, rows, step, settings):
-        release = self.releases[name]
-        adapt(self, name, rows, step, settings)
-        share = float((rows.norm(dim=1) <= release.clip.bound).sum()) / self.denominator
-        self.releases[name] = release.clipped_at(settings.updated_norm(release.clip.bound, share))
-
-    patch.setattr(Channel, "_adapt", raw)
-
-
 def _models_mixed(train, problem, *of, **named):
     """Every client's model has a thousandth of that of the client before it."""
-    models = train(problem, *of, **named)
-    return models.copy_(torch.lerp(models, models.roll(1, 0), 1e-3))
+    made = train(problem, *of, **named)
+    return made.copy_(torch.lerp(made, made.roll(1, 0), 1e-3))
 
 
 def _step_by_the_largest(train, problem, solver, *of, **named):
@@ -650,108 +1091,318 @@ def _step_by_the_largest(train, problem, solver, *of, **named):
     return train(problem, replace(solver, lr=solver.lr / longest), *of, **named)
 
 
-def _in_two_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """A client's update is part of its own row and of the next one."""
+def _personal_mixed(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kind = type(trainer.algorithm)
+    personalize = kind.personalize
 
-    def twice(self, name, rows, clients):
-        return _release(self, name, rows + 1e-3 * rows.roll(1, -2), clients)
+    def mixed(self, problem, state, clients):
+        made = personalize(self, problem, state, clients)
+        return torch.lerp(made, made.roll(1, 0), 1e-3)
 
-    patch.setattr(Channel, "release", twice)
+    patch.setattr(kind, "personalize", mixed)
 
+
+def _fit_without_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    fit = p2p_start.local_minimizer
+    patch.setattr(p2p_start, "local_minimizer", lambda loss, x, y, lam, *clip: fit(loss, x, y, lam))
+
+
+def _start_sensitivity(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    moves = p2p_start.minimizer_sensitivity
+    patch.setattr(p2p_start, "minimizer_sensitivity", lambda *of: 0.01 * moves(*of))
+
+
+def _step_size_from_data(self: MPMTL, problem: Any) -> float:
+    """The threshold on eigenvalues is eta lam with eta from the private rows."""
+    return 1.0 / float(problem.data.train.x.double().square().sum(1).mean())
+
+
+def _start_by_all_fits(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The ridge of every local fit follows the mean length of the fits of all tasks."""
+    fit = TaskStack.fit
+
+    def together(self: TaskStack, ridge: float) -> torch.Tensor:
+        return fit(self, ridge * float(fit(self, ridge).norm(dim=1).mean()))
+
+    patch.setattr(TaskStack, "fit", together)
+
+
+def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The production release path as it is."""
+
+
+_FURTHER_SOUND = {"bounded": ("clocks, loose clip",)}  # elsewhere the domain's own bound is above the clip
+NO_OP = [
+    Mutant("no-op, patched", _scaled(1.0), (), ("poisson", "clocks, gaussian")),
+    Mutant("no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)),
+    Mutant("no-op", _nothing, (), (*CLOCKED, *MATRICES)),
+    *(
+        Mutant("no-op", _nothing, (), _FURTHER_SOUND.get(name, ("clocks, l2_laplace", "clocks, secure")), (name,))
+        for name in FURTHER
+    ),
+]
 
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
-INDEPENDENCE = ("independence",)
-
-NO_OP = [
-    Mutant("no-op: noise", _scaled(1.0), ()),
-    Mutant("no-op: clip", _sum(lambda rows, bound: _clipped_sum(rows, bound)), ()),
-    Mutant("no-op: fixed cohort", _scaled(1.0), (), "fixed"),
-    Mutant("no-op: full", _scaled(1.0), (), "full"),
-    Mutant("no-op: in turn", _scaled(1.0), (), "in turn"),
-    Mutant("no-op: Laplace", _scaled(1.0), (), "laplace"),
-    Mutant("no-op: L2-Laplace", _scaled(1.0), (), "l2_laplace"),
-    Mutant("no-op: adaptive", _scaled(1.0), (), "adaptive"),
-    Mutant("no-op: records", _rows_scaled(1.0), (), "records"),
-    Mutant("no-op: records, secure", _rows_scaled(1.0), (), "records, secure"),
-    Mutant("no-op: secure", lambda patch, trainer: None, (), "secure"),
-]
+INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
+CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
+CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
+_FEATURED, _SUBSAMPLED, _WARM = ("featured",), ("subsampled",), ("warm start",)
+_LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
-    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY)),
-    Mutant("noise halved, everybody takes part", _scaled(0.5), (*NOISE, *CANARY), "full"),
-    Mutant("noise x 0.9", _scaled(0.9), NOISE),
-    Mutant("noise doubled", _scaled(2.0), NOISE),
-    Mutant("noise left out", _scaled(0.0), NOISE),
-    Mutant("noise on the first tensor only", _noise(_first_tensor_only), NOISE),
+    # noise
+    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), ("poisson", "full", "records", "symmetric")),
+    Mutant("noise halved", _scaled(0.5), NOISE, ("laplace", "diagonal", *CLOCK)),
+    Mutant("noise halved", _scaled(0.5), NOISE, CLOCK_L2, _SUBSAMPLED),
+    Mutant("noise x 0.9", _scaled(0.9), NOISE, ("poisson", "l2_laplace", "records", "allocated", "k-norm")),
+    Mutant("noise x 0.9", _scaled(0.9), NOISE, (*CLOCK, *CLOCK_L2, *CLOCK_GAUSS)),
+    Mutant("noise doubled", _scaled(2.0), NOISE, ("poisson", *CLOCK)),
+    Mutant("noise left out", _scaled(0.0), NOISE, ("poisson", *CLOCK_GAUSS)),
+    Mutant("noise on the first coordinates only", _noise(_first_coordinates_only), NOISE, ("poisson", *CLOCK)),
     Mutant("noise on every rank", _noise(_every_rank), NOISE),
-    Mutant("Laplace for Gauss", _noise(_laplace), NOISE),
+    Mutant("Laplace noise", _another_law("laplace"), NOISE, ("poisson", "l2_laplace", *CLOCK_GAUSS)),
+    Mutant("Gaussian noise", _another_law("gaussian"), NOISE, ("laplace", *CLOCK, *CLOCK_L2)),
     Mutant("noise of constant length", _noise(_constant_length), NOISE),
-    Mutant("Laplace noise halved", _laplace_halved, NOISE, "laplace"),
-    Mutant("Gauss for Laplace", _gauss_for_laplace, NOISE, "laplace"),
-    Mutant("L2-Laplace noise x 0.9", _l2_laplace_scaled, NOISE, "l2_laplace"),
-    Mutant("Laplace for L2-Laplace", _laplace_for_l2_laplace, NOISE, "l2_laplace"),
-    Mutant("one noise for the update and the count", _noise(_count_of_the_update), ("freshness",), "adaptive"),
-    Mutant("no noise on the count of unclipped clients", _noise(_silent_count), NOISE, "adaptive"),
-    Mutant("count of unclipped clients for free", _count_for_free, CHARGES, "adaptive"),
-    Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
-    Mutant("noise reused", _noise(_reused), FRESH),
-    Mutant("noise of one seed for all", _noise(_any_seed), FRESH),
+    Mutant("one noise for the update and the count", _count_of_the_update, FRESH, ("adaptive",)),
+    Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
+    Mutant("no noise for an empty cohort", _set(Channel, "release", _silent_when_empty), NOISE),
+    Mutant("no noise without gradients", _set(Channel, "_noised_activations", _silent_without_gradients), NOISE, CLOCK),
+    Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
+    Mutant("noise for the final number of records", _scales(_final), NOISE, CLOCK, _FEATURED),
+    Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
+    Mutant(
+        "replace-one charged at C: event",
+        _kinds(lambda self, *of: _events(replace(self, multiplier=2 * self.multiplier), *of)),
+        (*NOISE, *CHARGES),
+        CLOCK,
+    ),
+    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), ("fixed",)),
+    Mutant(
+        "bounded means without noise",
+        _set(Channel, "_release_activations", _bounded_without_noise),
+        NOISE,
+        ("clocks, loose clip",),
+        ("bounded",),
+    ),
+    Mutant(
+        "first release with half the noise", _set(Channel, "_noised_vectors", _first_scaled), NOISE, CLOCK, _FEATURED
+    ),
+    Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
+    Mutant("no noise on rows", _set(Channel, "_hidden", lambda self, name, rows, *of: rows), NOISE, ("curator",)),
+    Mutant("off-diagonals without sqrt 2", _root_of(1.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
+    Mutant("off-diagonals with 2 for sqrt 2", _root_of(2.0), (*NOISE, *SENSITIVITY), ("symmetric",)),
+    Mutant("off-diagonals of the release halved", _off_diagonal(0.5), NOISE, ("symmetric",)),
+    Mutant("noise of the upper triangle alone", _off_diagonal(2**-0.5), NOISE, ("k-norm",)),
+    # freshness
+    Mutant("noise reused", _addressed(_one_step), FRESH, ("poisson", "records", *CLOCK)),
+    Mutant("noise of two steps", _addressed(_two_steps), FRESH, ("poisson", *CLOCK)),
+    Mutant("noise of the place in a block", _addressed(_by_place), FRESH, CLOCK),
+    Mutant("noise addressed by the event", _set(Channel, "_draw_noise", _by_event), ("freshness: noise of",), CLOCK),
+    Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
+    Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
-    Mutant("noise addressed by session", _by_session, FRESH),
-    Mutant("noise of a known seed in secure mode", _known_noise, FRESH, "secure"),
-    Mutant("clip skipped", _sum(_no_clip), SENSITIVITY),
+    Mutant("noise addressed by session", _by_session, ("freshness: after a restore",), ("poisson", *CLOCK)),
+    Mutant(
+        "one noise for all repetitions",
+        _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed)),
+        ("freshness: repetitions",),
+        CLOCK,
+    ),
+    Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("secure", *CLOCK_SECURE)),
+    Mutant(
+        "one first noise for all clients",
+        _addressed(_no_keys, "noise/first"),
+        ("freshness: coordinates of first",),
+        CLOCK_GAUSS,
+        _FEATURED,
+    ),
+    Mutant("one row noise for all clients", _addressed(_no_keys, "/rows"), FRESH, ("curator",)),
+    Mutant("row noise reused", _addressed(_one_step, "/rows"), FRESH, ("curator",)),
+    # sensitivity
+    Mutant("clip skipped", _sum(lambda rows, bound: _clipped_sum(rows, None)), SENSITIVITY),
+    Mutant(
+        "clip skipped",
+        _set(forms, "clip_rows", lambda rows, bound: _clip_rows(rows, None)),
+        SENSITIVITY,
+        ("symmetric", "diagonal", "layers"),
+    ),
+    Mutant(
+        "clip skipped",
+        _set(sums, "clipped_segment_sums", lambda rows, place, count, bound: _segment_sums(rows, place, count, None)),
+        SENSITIVITY,
+        RECORDS,
+    ),
+    Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
-    Mutant("Laplace calibrated with an L2 clip", _sum(_l2_clip), SENSITIVITY, "laplace"),
-    Mutant("NaN pass-through", _sum(_nan_through), SENSITIVITY),
+    Mutant("clip of the square root", _set(forms, "clip_rows", _clip_of_the_square_root), SENSITIVITY, ("symmetric",)),
+    Mutant(
+        "rows not clipped before their noise",
+        _set(row_noise, "clip_rows", lambda rows, bound: rows),
+        SENSITIVITY,
+        ("curator",),
+    ),
+    Mutant("sum of gradients clipped", _set(sums, "clipped_segment_sums", _clip_of_the_mean), SENSITIVITY, RECORDS),
+    Mutant("mean clipped, not the records", _of_factors(_mean_clipped), SENSITIVITY, CLOCK),
+    Mutant("factors clipped whatever the rows", _of_factors(_clip_once), SENSITIVITY, CLOCK_GAUSS),
+    Mutant(
+        "Laplace calibrated with an L2 clip",
+        _sum(lambda rows, c: _clipped_sum(rows, L2Clip(c.bound))),
+        SENSITIVITY,
+        LAPLACE,
+    ),
+    Mutant(
+        "Laplace calibrated with an L2 clip",
+        _set(ClientRows, "of", staticmethod(lambda x, norm: _rows_of(x, "l2"))),
+        SENSITIVITY,
+        CLOCK,
+    ),
+    Mutant("NaN pass-through", _sum(_nan_row), SENSITIVITY),
+    Mutant("NaN pass-through", _of_factors(_nan_factor), (*SENSITIVITY, *NOISE), CLOCK),
     Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
+    Mutant("rows that are not finite", _set(ClientRows, "of", staticmethod(_all_rows)), SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
-    Mutant("realized-batch denominator", _realized_denominator, (*NOISE, *CHARGES)),
+    Mutant("realized-batch denominator", _set(Channel, "denominator", _REALIZED), (*NOISE, *CHARGES)),
     Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),
-    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), "fixed"),
+    Mutant(
+        "mean over the realized records",
+        _set(Channel, "_release_local", _realized_records),
+        (*NOISE, *SENSITIVITY),
+        RECORDS,
+    ),
+    Mutant("mean over the finite records", _of_factors(_finite_count), SENSITIVITY, CLOCK),
+    Mutant("means beyond the bound", _set(Channel, "_bounded", _unbounded), ("sensitivity: bounded",), CLOCK),
+    Mutant("sensitivity of the warm start x 0.01", _start_sensitivity, ("sensitivity: first",), CLOCK, _WARM),
+    Mutant(
+        "fit of the warm start without clip", _fit_without_clip, ("sensitivity: first",), ("clocks, tight clip",), _WARM
+    ),
+    # cohorts and subsets of records
     Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
-    Mutant("fixed cohort accounted as Poisson", _fixed_charged_as_poisson, SAMPLER, "fixed"),
-    Mutant("turns accounted as Poisson", _turns_charged_as_poisson, SAMPLER, "in turn"),
+    Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
+    Mutant("turns accounted as Poisson", _charged_as_poisson(samplers.BoundCyclic), SAMPLER, ("in turn",)),
     Mutant("one cohort for two steps", _cohort(_same_for_two_steps), SAMPLER),
     Mutant("some clients drawn more often", _cohort(_favourites), SAMPLER),
-    Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, "secure"),
-    Mutant("one use past the cap", _past_the_cap, CHARGES),
-    Mutant("calibrated for one use less", _calibrated_for_less, CHARGES, "fixed"),
-    Mutant("charged after the release", _charged_after, CHARGES),
-    Mutant("gradient noise halved", _rows_scaled(0.5), (*NOISE, *CANARY), "records"),
-    Mutant("gradient noise x 0.9", _rows_scaled(0.9), NOISE, "records"),
-    Mutant("one gradient noise for all owners", _one_noise_for_all, FRESH, "records"),
-    Mutant("one gradient noise for all rounds", _one_noise_for_all_steps, FRESH, "records"),
-    Mutant("gradients not clipped", _segments(lambda r, o, k, b: _segment_sums(r, o, k, None)), SENSITIVITY, "records"),
-    Mutant("sum of gradients clipped", _segments(_clip_of_the_mean), SENSITIVITY, "records"),
-    Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), "records"),
-    Mutant("batches of a fixed size accounted as Poisson", _shuffled_batches, SAMPLER, "records"),
-    Mutant("one batch for all local steps", _one_batch_a_round, SAMPLER, "records"),
-    Mutant("local steps charged once", _local_steps_charged_once, CHARGES, "records"),
-    Mutant("local steps without a charge", _steps_for_nothing, CHARGES, "records"),
-    Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, "records"),
-    Mutant("data-dependent step size", _data_dependent_step, TRANSCRIPT),
-    Mutant("raw local start", _raw_local_start, TRANSCRIPT),
-    Mutant("numbers of examples in the public state", _counts_in_public, TRANSCRIPT),
-    Mutant("cohort in the public state", _in_public(_members), TRANSCRIPT),
-    Mutant("size of the cohort in the public state", _in_public(lambda c: torch.tensor(len(c))), TRANSCRIPT),
-    Mutant("size of the subsamples in the public state", _subsample_in_public, TRANSCRIPT, "records"),
-    Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, "adaptive"),
-    Mutant("accountant halved", _accountant_halved, CHARGES),
-    Mutant("accountant halved, everybody takes part", _accountant_halved, CHARGES, "full"),
-    Mutant("accountant halved, fixed cohort", _accountant_halved, CHARGES, "fixed"),
-    Mutant("accountant halved, Laplace", _accountant_halved, CHARGES, "laplace"),
-    Mutant("accountant halved, L2-Laplace", _accountant_halved, CHARGES, "l2_laplace"),
-    Mutant("accountant halved, records", _accountant_halved, CHARGES, "records"),
+    Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, ("secure",)),
+    Mutant(
+        "batches of a fixed size accounted as Poisson", _set(RecordDraws, "batch", _shuffled_batches), SAMPLER, RECORDS
+    ),
+    Mutant("one batch for all local steps", _set(RecordDraws, "batch", _one_batch_a_round), SAMPLER, RECORDS),
+    Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSAMPLED),
+    Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("subsets of a fixed size", _set(*_LATER_SUBSETS, _fixed_subsets), SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("subset of a known seed", _set(*_LATER_SUBSETS, _known_subset), SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
+    # charges
+    Mutant("one use past the budget", _past_the_budget, CHARGES),
+    Mutant("one use past the cap", _set(Account, "charge", _past_the_cap), CAP, CLOCK),
+    Mutant("charged when refused", _set(Account, "charge", _charged_when_refused), CAP, CLOCK),
+    Mutant("calibrated for one use less", _calibrated_for_less, BUDGET, ("fixed", *CLOCK_GAUSS)),
+    Mutant("charged to another client", _another_client, LEDGER, CLOCK),
+    Mutant("charged once a block", _set(Account, "charge", _charged_once_a_block), LEDGER, CLOCK),
+    Mutant("activations begun again", _begun_again, LEDGER, CLOCK),
+    Mutant("charged after the release", _charged_after, LEDGER, ("poisson", *RECORDS, *CLOCK)),
+    Mutant(
+        "count of unclipped clients for free",
+        _set(release, "split_multiplier", lambda z, count: z),
+        CHARGES,
+        ("adaptive",),
+    ),
+    Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
+    Mutant("local steps without a charge", _set(LocalSteps, "release", _steps_for_nothing), CHARGES, RECORDS),
+    Mutant(
+        "accountant halved",
+        _accountant_halved,
+        CHARGES,
+        ("poisson", "full", "fixed", "laplace", "l2_laplace", "records", "k-norm", "allocated"),
+    ),
+    Mutant("accountant halved", _accountant_halved, CHARGES, (*CLOCK, *CLOCK_L2, *CLOCK_GAUSS)),
+    Mutant("accountant halved", _accountant_halved, CHARGES, CLOCK_L2, _SUBSAMPLED),
     Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
-    Mutant("early stop by the loss of the clients", _stopped_by_the_loss, CHARGES),
-    Mutant("early stop not charged", _early_stop_for_free, CHARGES),
-    Mutant("early stop not charged, fixed cohort", _early_stop_for_free, CHARGES, "fixed"),
-    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, "secure"),
-    Mutant("plain float sum in secure mode, records", _plain_float_sum, GRID, "records, secure"),
-    Mutant("grid of the sum in secure mode", _grid_of_the_sum, GRID, "secure"),
+    Mutant("early stop by the loss", _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5), CHARGES),
+    Mutant(
+        "early stop not charged",
+        _set(Account, "charge_remaining", lambda self, done: None),
+        CHARGES,
+        ("poisson", "fixed"),
+    ),
+    Mutant(
+        "early stop not charged", _set(Account, "charge_remaining", lambda self, done: None), CHARGES, CLOCK, _FEATURED
+    ),
+    Mutant(
+        "allocation ignored in the noise",
+        _set(Release, "weighted", lambda self, weight: self),
+        (*NOISE, *CHARGES),
+        ("allocated", "k-norm"),
+    ),
+    Mutant("allocation ignored in the charge", _allocation_ignored_in_charge, (*NOISE, *CHARGES), ("allocated",)),
+    Mutant("one use past the allocation", _past_the_allocation, CHARGES, ("allocated",)),
+    Mutant("rows charged for one use", _rows_charged_once, CHARGES, ("curator",)),
+    Mutant("weights ignored in the charge", _kinds(_weights_uncharged), (*NOISE, *CHARGES), CLOCK, _FEATURED),
+    Mutant(
+        "weights ignored in the noise",
+        _noise_of_uses(lambda self, clients, uses: np.where(clients >= 0, self.multipliers[0, clients], 0.0)),
+        NOISE,
+        CLOCK,
+        _FEATURED,
+    ),
+    Mutant(
+        "weights in reverse",
+        _noise_of_uses(lambda self, clients, uses: _of_uses(self, clients, USES - 1 - uses)),
+        NOISE,
+        CLOCK_GAUSS,
+        _FEATURED,
+    ),
+    Mutant("first release without a charge", _set(Account, "charge_first", _first_uncharged), LEDGER, CLOCK, _FEATURED),
+    Mutant("first release outside the budget", _first_unaccounted, BUDGET, CLOCK, _FEATURED),
+    Mutant("first release made twice", _first_twice, LEDGER, CLOCK_GAUSS, _FEATURED),
+    Mutant(
+        "releases without records", _set(RecordDraws, "present", _released_without_records), LEDGER, CLOCK, _FEATURED
+    ),
+    Mutant(
+        "charged at half the rate",
+        _kinds(lambda self, *of: _events(replace(self, rate=self.rate / 2), *of)),
+        (*NOISE, *CHARGES),
+        CLOCK,
+        _SUBSAMPLED,
+    ),
+    # the public grid
+    Mutant(
+        "plain float sum in secure mode", _set(grid, "to_grid", _plain_float_sum), GRID, ("secure", "records, secure")
+    ),
+    Mutant(
+        "plain float sum in secure mode",
+        _set(grid, "to_grid", _plain_float_sum),
+        GRID,
+        ("curator, secure", *CLOCK_SECURE),
+    ),
+    Mutant(
+        "plain float sum in secure mode", _set(grid, "to_grid", _plain_float_sum), ("grid: first",), CLOCK_SECURE, _WARM
+    ),
+    Mutant("grid of the sum in secure mode", _set(grid, "to_grid", _grid_of_the_sum), GRID, ("secure",)),
+    # the transcript
+    Mutant("data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)),
+    Mutant("raw local start", _raw_local_start, TRANSCRIPT, ("poisson", *CLOCK)),
+    Mutant("numbers of examples in the public state", _in_public(_examples), TRANSCRIPT),
+    Mutant("cohort in the public state", _in_public(_members), TRANSCRIPT),
+    Mutant(
+        "size of the cohort in the public state", _in_public(lambda p, b, c: torch.tensor(len(b.cohort))), TRANSCRIPT
+    ),
+    Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
+    Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSAMPLED),
+    Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
+    Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
+    Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
+    Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
+    # independence
     Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
-    Mutant("a client's update in two rows", _in_two_rows, INDEPENDENCE),
+    Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
+    Mutant("personal models of two clients mixed", _stepped(_stored_mixed), INDEPENDENCE, ("symmetric", "layers")),
+    Mutant(
+        "a client's update in two rows", _set(Channel, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")
+    ),
     Mutant("step size of the longest record of any client", _trained(_step_by_the_largest), INDEPENDENCE),
+    Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
+    Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
+    Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
 ]

@@ -19,11 +19,12 @@ from fedmtl.privacy import (
     QuantileClip,
     ReleasePlan,
 )
-from fedmtl.privacy.audit import CHECKS, Effort, Finding, Setup, any_refuted, audit_channel, claims_of, table
+from fedmtl.privacy.audit import CHECKS, Claim, Claims, Effort, Finding, Setup, any_refuted, audit_channel, table
 from fedmtl.privacy.audit.canary import epsilon_above, judge_curve, judge_gaussian
 from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
-from fedmtl.privacy.audit.noise import _lags, noise_law, standardized
-from fedmtl.privacy.audit.setup import Claim
+from fedmtl.privacy.audit.noise import _lags, noise_law
+from fedmtl.privacy.audit.play import standardized, turns
+from fedmtl.privacy.audit.sensitivity import adversaries
 from fedmtl.privacy.audit.statistics import (
     clopper_pearson,
     correlations,
@@ -45,7 +46,7 @@ def setup(sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1
         ReleasePlan(name=f"part {index}", dimension=dimension, uses=steps, stateful=True) for index in range(releases)
     )
     return Setup(
-        privacy=ClientPrivacy(**privacy), plans=plans, sampler=sampler.bind(40), steps=steps, tensors=(100, 20)
+        privacy=ClientPrivacy(**privacy), plans=plans, schedule=sampler.bind(40), steps=steps, tensors=(100, 20)
     )
 
 
@@ -254,16 +255,16 @@ def test_several_releases_in_a_step() -> None:
     findings = audit_channel(both, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     assert any(finding.check == "freshness: part 0 and part 1" for finding in findings)
-    claims = claims_of(both, both.open(0))
+    claim = Claims(both, both.open(0)).of("part 0")
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
-    joint = claims["part 0"].event.event.noise_multiplier
-    assert claims["part 0"].multiplier == pytest.approx(joint * math.sqrt(2))
+    joint = claim.event.event.noise_multiplier
+    assert claim.multiplier == pytest.approx(joint * math.sqrt(2))
 
 
 def test_amplified_fixed_cohorts_of_outsiders() -> None:
     plan = ReleasePlan(name="update", dimension=120, uses=30, stateful=False)
     public = replace(setup(FixedCohort(8), observer="public"), plans=(plan,))
-    claim = claims_of(public, public.open(0))["update"]
+    claim = Claims(public, public.open(0)).of("update")
     assert (claim.relation, claim.sensitivity, claim.per_participation) == ("replace", 1.4, False)
     assert not any_refuted(audit_channel(public, effort=SMALL))
 
@@ -275,7 +276,7 @@ def test_claims_follow_from_the_settings() -> None:
         (FullParticipation(), "add_remove", 0.7),
     ):
         one = setup(sampler, epsilon=None, noise_multiplier=2.0)
-        claim = claims_of(one, one.open(0))["part 0"]
+        claim = Claims(one, one.open(0)).of("part 0")
         m = 40 if isinstance(sampler, FullParticipation) else 8
         assert (claim.relation, claim.sensitivity, claim.denominator) == (relation, sensitivity, m)
         assert claim.scale == pytest.approx(2.0 * sensitivity / m)
@@ -297,6 +298,15 @@ def test_small_vectors_and_few_steps() -> None:
 def test_an_audit_repeats_under_its_seed() -> None:
     assert str(audit_channel(setup(), seed=3, effort=SMALL)) == str(audit_channel(setup(), seed=3, effort=SMALL))
     assert str(audit_channel(setup(), seed=3, effort=SMALL)) != str(audit_channel(setup(), seed=4, effort=SMALL))
+
+
+def test_turns_and_rows() -> None:
+    assert turns(np.array([2, 0, 1, 3]), 100).tolist() == [0, 2, 3, 0, 3, 3]
+    assert turns(np.array([2, 0, 1, 3]), 4).tolist() == [0, 2, 3, 0]
+    assert turns(np.zeros(3, dtype=np.int64), 4).tolist() == []
+    for dtype in (torch.float32, torch.float64):
+        assert all(row.shape == (3,) and row.dtype == dtype for row in adversaries(3, dtype))
+        assert any(bool(row.isnan().any()) for row in adversaries(1, dtype))
 
 
 # Findings

@@ -10,18 +10,19 @@ import torch
 
 from fedmtl import PeerToPeer, Trainer
 from fedmtl.algorithms.p2p import algorithm as p2p
-from fedmtl.algorithms.p2p.model import LinearRecords
 from fedmtl.algorithms.p2p.network import Network
+from fedmtl.algorithms.p2p.steps import GraphState
 from fedmtl.graphs import KNNCosine
+from fedmtl.privacy import ClientVectors
 from fedmtl.trainer.audit.suite import transcript
 
-from .owner_mutants import audit, trainer_of
+from .mutants import audit, trainer_of
 
 WARM = {"warm_start": 0.3, "warm_lam": 0.5, "allocation": 2.0}
 
 
 def trainer(configuration: str, **settings) -> Trainer:
-    run = trainer_of("p2p", configuration)
+    run = trainer_of("p2p", f"clocks, {configuration}")
     assert isinstance(run.algorithm, PeerToPeer)
     return replace(run, algorithm=replace(run.algorithm, **settings))
 
@@ -55,7 +56,7 @@ def _confidence_of_own_labels(patch: pytest.MonkeyPatch) -> None:
 
 def _unreleased_warm_start(patch: pytest.MonkeyPatch) -> None:
     def make(network, fits, public, channel):
-        channel.release_first(fits.of)
+        channel.release("first", ClientVectors(fits.of))
         public["theta"].copy_(fits.all())
         public["warm"].fill_(1)
 
@@ -74,14 +75,14 @@ def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
 
 
 def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
-    release = LinearRecords.release
+    for name in ("update", "update_one"):
+        update = getattr(GraphState, name)
 
-    def leaky(self, channel, count, points):
-        raw = torch.stack([x.mean(0) for x in self.data.x]).mean(0)
-        return release(self, channel, count, points) + 1e-6 * raw
+        def leaky(self, agents, released, *rest, update=update):
+            raw = torch.stack([x.mean(0) for x in self.work.records.data.x]).mean(0).numpy()
+            return update(self, agents, released + 1e-6 * raw, *rest)
 
-    patch.setattr(LinearRecords, "release", leaky)
-    patch.setattr(LinearRecords, "release_one", lambda self, channel, points: leaky(self, channel, 1, points)[0])
+        patch.setattr(GraphState, name, leaky)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_the_setup_is_the_run_s() -> None:
     run = trainer("pmtl", "fixed")
     made = setup_of(run)
     assert made is not None
-    (plan,) = made.plans
+    (plan,) = made.releases
     assert sum(made.tensors) == plan.dimension == 5 * 4 + 4 + 4 * 3 + 3
     assert made.tensors == (20, 4, 12, 3)
     assert (made.steps, made.sampler.n, plan.stateful) == (5, 8, True)
@@ -167,7 +167,7 @@ RECORDS = {
     "laplace": {"mechanism": "laplace"},
     "l2_laplace": {"mechanism": "l2_laplace"},
     "secure": {"source": "secure"},
-    "owners sampled": {"sampler": "poisson"},
+    "clients sampled": {"sampler": "poisson"},
     "a cap by the noise": {"noise_multiplier": 1.2, "epsilon": 12.0},
     "budgets of their own": {"epsilon": {f"client-{k}": 3.0 + k for k in range(8)}},
 }
@@ -196,7 +196,7 @@ def test_messages_of_record_level_training_are_not_forced(monkeypatch: pytest.Mo
         release = channel.release
 
         def more(name, rows, clients):
-            return release(name, rows + mean, clients)
+            return release(name, rows + mean if isinstance(rows, torch.Tensor) else rows, clients)
 
         monkeypatch.setattr(channel, "release", more)
         return step(self, problem, state, event, channel)

@@ -8,25 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedmtl.privacy.records import RecordReleases
 
 from fedmtl import Trainer, models
 from fedmtl.algorithms import PMTL, Ditto
 from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.errors import PrivacyError
 from fedmtl.local import LocalSGD
-from fedmtl.privacy import ClientPrivacy, FixedCohort, FullParticipation, PoissonSampling, RecordPrivacy, grid_width
+from fedmtl.privacy import (
+    Channel,
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    RecordPrivacy,
+    grid_width,
+)
+from fedmtl.privacy.audit import Claims
+from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid, width_of
-from fedmtl.privacy.audit.records import owner_claims, training_freshness
 from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stateless_rows, stopping_rule
-from fedmtl.trainer.audit.suite import owner_setup_of, setup_of
+from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification, regression
-from tests.privacy.owner_mutants import trainer_of
+from tests.privacy.mutants import trainer_of
 
 
 def warm(configuration: str, **options) -> Trainer:
-    run = trainer_of("warm start", configuration)
+    run = trainer_of("warm start", f"clocks, {configuration}")
     if not options:
         return run
     return replace(run, algorithm=replace(run.algorithm, **options), data=regression(5), loss="mse")
@@ -35,7 +43,7 @@ def warm(configuration: str, **options) -> Trainer:
 @pytest.mark.parametrize("options", [{}, {"loss": "squared"}])
 def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict) -> None:
     run = warm("tight clip", **options)
-    setup = owner_setup_of(run)
+    setup = setup_of(run)
     assert setup is not None
     found = first_sensitivity(run, setup, 0)
     assert not found.refuted
@@ -44,7 +52,7 @@ def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict
 
 def test_a_fit_that_fails_on_some_records_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     run = warm("tight clip")
-    setup = owner_setup_of(run)
+    setup = setup_of(run)
     assert setup is not None
     fit = p2p_start.local_minimizer
 
@@ -90,8 +98,10 @@ def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
 
 
 def test_a_run_without_a_common_model_never_stops_early() -> None:
-    run = trainer_of("pp_dmtl", "laplace")
-    found = audit_runs(run, owner_setup_of(run), 0, ("charges",))
+    run = trainer_of("pp_dmtl", "clocks, laplace")
+    setup = setup_of(run)
+    assert setup is not None
+    found = audit_runs(run, setup, 0, ("charges",))
     assert [one.skipped for one in found if one.check == "charges: early stop"] == [True]
 
 
@@ -112,12 +122,14 @@ def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: p
     """The difference of the two gradients would have no noise at all."""
     setup = setup_of(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
     assert setup is not None
-    claims = owner_claims(setup, setup.open(0))
-    assert claims is not None
+    claims = Claims(setup, setup.open(0))
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
-    noised = RecordReleases._noised_means
-    again = lambda self, clients, step, sums: noised(self, clients, step % self.owners.stride, sums)  # noqa: E731
-    monkeypatch.setattr(RecordReleases, "_noised_means", again)
+    noised = Channel._noised_local
+
+    def again(self, total, clients, step, round):
+        return noised(self, total, clients, step % self.local.stride, round)
+
+    monkeypatch.setattr(Channel, "_noised_local", again)
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
 
 

@@ -344,7 +344,11 @@ def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> 
     records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
     folder = run(tmp_path / "run", privacy=records)
     assert failed(folder) == {}
-    rewrite(folder, lambda lines: [lines[0] | {"rates": [rate / 2 for rate in lines[0]["rates"]]}, *lines[1:]])
+
+    def halved(lines: list[dict]) -> list[dict]:
+        return [lines[0] | {"kinds": [kind | {"rate": kind["rate"] / 2} for kind in lines[0]["kinds"]]}, *lines[1:]]
+
+    rewrite(folder, halved)
     assert "one batch size" in failed(folder)["settings"]
 
 

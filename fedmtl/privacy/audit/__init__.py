@@ -1,6 +1,6 @@
 """The audit: statistical and deterministic checks of a run's way out, through the production path.
 
-    setup = Setup(privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), plans=plans, sampler=sampler, steps=100)
+    setup = Setup(privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), plans=plans, schedule=sampler, steps=100)
     print(table(audit_channel(setup)))
 
 No check proves privacy; each can only refute what the ledger's event claims. :func:`fedmtl.trainer.audit.audit_trainer`
@@ -8,20 +8,18 @@ runs them on a configuration, with the transcript check, and ``fedmtl audit`` pr
 """
 
 from .findings import Finding, any_refuted, table
-from .owner_setup import OwnerSetup
-from .setup import Claim, Setup, claims_of
-from .suite import CHECKS, Effort, audit_channel, audit_owners
+from .setup import Claim, Claims, Clocks, Setup
+from .suite import CHECKS, Effort, audit_channel
 
 __all__ = [
     "CHECKS",
     "Claim",
+    "Claims",
+    "Clocks",
     "Effort",
     "Finding",
-    "OwnerSetup",
     "Setup",
     "any_refuted",
     "audit_channel",
-    "audit_owners",
-    "claims_of",
     "table",
 ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,30 +25,53 @@ from scipy import special
 from torch import Tensor
 
 from ..._rounding import rounded_up
+from ...errors import BudgetExhausted
 from ..accounting.composition import epsilon
+from ..channel import GRADIENT, Channel
 from ..noise.registry import LAWS
 from .findings import Finding, skipped, too_large
-from .setup import Claim, Setup, play, uses_differ
-from .statistics import clopper_pearson
+from .play import begin_round, local_of, play
+from .setup import MOST_ELEMENTS, Claim, Claims, Setup
+from .statistics import auditor, clopper_pearson, seeds
 
 DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
 """Where the curve of a claim is evaluated, besides the run's own delta."""
 
 _LOUD = 1e3
-_MOST_ELEMENTS, _LONGEST = 1 << 22, 1 << 12
+_LONGEST = 1 << 12
 _COMPOSED = 10
 _TRIES = 400
-Seeds = Callable[[str, int], Iterator[int]]
+_Seeds = Callable[[str, int], Iterator[int]]
 """(purpose, count) -> seeds of that many channels."""
 
 Limits = tuple[float, float, float, float]
 """Lower and upper limits of the true positive rate, then of the false positive rate."""
 
 
-def canaries_per_release(
+def canaries(setup: Setup, claims: Claims, seed: int, trials: int, alpha: float) -> list[Finding]:
+    """All games.
+
+    Args:
+        setup, claims, seed: of the run.
+        trials: of each game, at least; up to 25 times more where the noise is large.
+        alpha: level of each finding.
+    """
+    coins, named = auditor(seed, "canary"), partial(seeds, seed)
+    if setup.one_at_a_time:
+        return [skipped("canary", "no games are played against clients that act one at a time")]
+    if setup.gradients is not None:
+        return _of_records(setup, claims, named, trials, alpha, coins)
+    short, read = shortened(setup), {name: claims.of(name) for name in claims.names}
+    return [
+        *_per_release(short, read, named, trials, alpha, coins),
+        _composed(short, read, named, trials, alpha, coins),
+    ]
+
+
+def _per_release(
     setup: Setup,
     claims: dict[str, Claim],
-    seeds: Seeds,
+    seeds: _Seeds,
     trials: int,
     alpha: float,
     coins: np.random.Generator,
@@ -74,10 +98,10 @@ def canaries_per_release(
     return findings
 
 
-def canaries_composed(
+def _composed(
     setup: Setup,
     claims: dict[str, Claim],
-    seeds: Seeds,
+    seeds: _Seeds,
     trials: int,
     alpha: float,
     coins: np.random.Generator,
@@ -89,7 +113,7 @@ def canaries_composed(
         return skipped(check, "the clip norm adapts, and scores have no common unit")
     if claim.form != "vector":
         return skipped(check, "only vectors are played over several steps")
-    if uses_differ(setup):
+    if setup.uses_differ:
         return skipped(check, "the noise differs from use to use, and scores have no common unit")
     if claim.kind == "knorm":
         return skipped(check, "one canary a run would take too many runs")
@@ -202,12 +226,12 @@ def _one_release(
     setup: Setup,
     name: str,
     claim: Claim,
-    seeds: Seeds,
+    seeds: _Seeds,
     trials: int,
     coins: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores and presence of canaries that are all in the cohort drawn, in units of the sensitivity."""
-    dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
+    dimension = setup.release(name).dimension
     scores: list[np.ndarray] = []
     present: list[np.ndarray] = []
     chosen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -215,9 +239,9 @@ def _one_release(
 
     def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
         if plan != name:
-            return setup.zeros(next(p.dimension for p in setup.plans if p.name == plan), ranks[:0])
+            return setup.zeros(setup.release(plan).dimension, ranks[:0])
         width = (
-            1 if claim.kind in ("knorm", "wishart") else min(len(ranks), dimension, max(1, _MOST_ELEMENTS // dimension))
+            1 if claim.kind in ("knorm", "wishart") else min(len(ranks), dimension, max(1, MOST_ELEMENTS // dimension))
         )
         width = min(width, len(ranks))
         places, inside = coins.permutation(dimension)[:width], coins.random(width) < 0.5
@@ -226,7 +250,7 @@ def _one_release(
 
     for seed in seeds(f"canary/{name}", _TRIES):
         before = collected
-        stop = 1 if setup.adaptive is not None or uses_differ(setup) else setup.steps
+        stop = 1 if setup.adaptive is not None or setup.uses_differ else setup.steps
         for step, _, values in play(setup.open(seed), rows, start=0, stop=stop):
             places, inside = chosen[step]
             present.append(inside)
@@ -245,7 +269,7 @@ def shortened(setup: Setup) -> Setup:
     """The same channel for vectors of at most 4,096 coordinates, where the event does not depend on their number."""
     if setup.privacy.mechanism not in ("gaussian", "laplace"):
         return setup
-    plans = [replace(p, dimension=min(p.dimension, _LONGEST)) if p.form == "vector" else p for p in setup.plans]
+    plans = [replace(p, dimension=min(p.dimension, _LONGEST)) if p.form == "vector" else p for p in setup.releases]
     return replace(setup, plans=tuple(plans))
 
 
@@ -276,9 +300,9 @@ def _composed_run(
     setup: Setup, name: str, claim: Claim, seed: int, steps: int, coins: np.random.Generator, wanted: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Scores and presence of clients with a coordinate each, and the number of uses that the claim covers."""
-    dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
+    dimension = setup.release(name).dimension
     n = setup.sampler.n
-    width = 1 if claim.kind == "knorm" else min(n, dimension, max(1, _MOST_ELEMENTS // dimension))
+    width = 1 if claim.kind == "knorm" else min(n, dimension, max(1, MOST_ELEMENTS // dimension))
     clients, places = np.sort(coins.permutation(n)[:width]), coins.permutation(dimension)[:width]
     inside = coins.random(width) < 0.5
     index = np.full(n, -1)
@@ -287,7 +311,7 @@ def _composed_run(
 
     def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
         if plan != name:
-            return setup.zeros(next(p.dimension for p in setup.plans if p.name == plan), ranks[:0])
+            return setup.zeros(setup.release(plan).dimension, ranks[:0])
         drawn = ranks[torch.from_numpy(index[ranks.numpy()] >= 0)]
         which = index[drawn.numpy()]
         return _canary_rows(claim, dimension, places[which], inside[which], drawn)
@@ -322,3 +346,96 @@ def _evidence(units: np.ndarray, claim: Claim) -> np.ndarray:
     if q < 1:
         return np.logaddexp(math.log1p(-q), math.log(q) + ratio)
     return ratio
+
+
+# Records of clients that train locally
+
+
+def _of_records(
+    setup: Setup, claims: Claims, seeds: _Seeds, trials: int, alpha: float, coins: np.random.Generator
+) -> list[Finding]:
+    """Canary records on coordinates of their own: in one local step, and in one participation with its sampling.
+
+    In one step every client plays; scores are in units of its noise, and the claim is the largest mu of all clients.
+    In a participation the client with most records plays, against its event composed over its local steps.
+    """
+    plan, check = setup.records, "canary: one local step"
+    each = [claims.of(GRADIENT, client) for client in range(len(plan.ids))]
+    if any(claim.kind != "gaussian" for claim in each):
+        return [skipped("canary: gradients", "record-level games are played against Gaussian noise")]
+    mu = max(1 / claim.multiplier for claim in each)
+    wanted = enough_trials(1 / mu, trials, 10 * trials)
+    scores: list[float] = []
+    present: list[bool] = []
+    for seed in seeds("canary/records", 200):
+        channel = setup.open(seed)
+        for step in range(setup.steps):
+            try:
+                clients = begin_round(setup, channel, step)
+            except BudgetExhausted:
+                break
+            clients = clients[: max(1, MOST_ELEMENTS // plan.dimension)]
+            axis, inside = coins.integers(plan.dimension, size=len(clients)), coins.random(len(clients)) < 0.5
+            value = _loud(channel, clients, 0, axis[inside], np.flatnonzero(inside), plan.dimension, setup)
+            for i, client in enumerate(clients.tolist()):
+                claim = each[client]
+                scores.append(float(value[i, axis[i]]) / claim.scale)
+            present += inside.tolist()
+            if len(scores) >= wanted:
+                break
+        if len(scores) >= wanted:
+            break
+    if len(scores) < 100:
+        return [skipped(check, f"only {len(scores)} trials")]
+    findings = [judge_gaussian(check, np.array(scores), np.array(present), mu, alpha, coins)]
+    return [*findings, _participation(setup, claims, seeds, trials, alpha, coins)]
+
+
+def _loud(
+    channel: Channel, clients: Tensor, step: int, axis: np.ndarray, place: np.ndarray, dimension: int, setup: Setup
+) -> np.ndarray:
+    rows = torch.zeros(len(axis), dimension)
+    rows[torch.arange(len(axis)), torch.from_numpy(axis)] = _LOUD * setup.privacy.initial_norm
+    return local_of(channel).release(clients, step, [(rows, torch.from_numpy(place))]).cpu().numpy()
+
+
+def _participation(
+    setup: Setup, claims: Claims, seeds: _Seeds, trials: int, alpha: float, coins: np.random.Generator
+) -> Finding:
+    plan, check = setup.records, "canary: one participation"
+    client = int(np.argmax(setup.sizes))
+    claim, local = claims.of(GRADIENT, client), claims.repeats(client)
+    width = min(int(setup.sizes[client]), plan.dimension)
+    q = 1.0 if claim.sampled is None else claim.sampled
+    scores, present = [], []
+    for seed in seeds("canary/participation", 400):
+        channel = setup.open(seed)
+        try:
+            step = 0
+            while client not in (clients := begin_round(setup, channel, step)).tolist():
+                step += 1
+                if step >= setup.steps:
+                    break
+        except BudgetExhausted:
+            continue
+        if client not in clients.tolist():
+            continue
+        one, inside, score = torch.tensor([client]), coins.random(width) < 0.5, np.zeros(width)
+        axis = coins.permutation(plan.dimension)[:width]
+        for index in local_of(channel).step_numbers(client):
+            position, mask = local_of(channel).batch(one, index)
+            used = position[0][mask[0]].numpy()
+            used = used[(used < width)]
+            used = used[inside[used]]
+            value = _loud(channel, one, index, axis[used], np.zeros(len(used), dtype=np.int64), plan.dimension, setup)
+            ratio = (2 * value[0, axis] * claim.denominator / claim.bound - 1) / (2 * claim.multiplier**2)
+            score += ratio if q >= 1 else np.logaddexp(math.log1p(-q), math.log(q) + ratio)
+        scores.append(score)
+        present.append(inside)
+        if width * len(scores) >= trials:
+            break
+    if width * len(scores) < 100:
+        return skipped(check, f"only {width * len(scores)} trials")
+    curve = curve_of(claim.event, local, claim.accountant)
+    curve.append((epsilon(claim.event, local, setup.delta, accountant=claim.accountant), setup.delta))
+    return judge_curve(check, np.concatenate(scores), np.concatenate(present), curve, alpha, coins)

@@ -7,97 +7,56 @@ import json
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from dp_accounting import dp_event
+from torch import Tensor
 
+from ..._rounding import rounded_up
 from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.composition import epsilon
-from ..channel import Channel
+from ..channel import FIRST, GRADIENT, Channel
+from ..settings import RecordPrivacy
+from ..sums import ClientVectors
 from .findings import Finding, exact, skipped, too_large
-from .setup import Claim, Setup, charged_events, multipliers_of, silence, uses_differ
+from .play import begin_round, local_of, silence, turns, zero_factors, zero_gradients
+from .setup import ACTIVATIONS, CLIENTS, Claim, Claims, Setup
 
 _SLACK = 1 + 1e-6
 _DOUBLINGS = (1, 2, 4)
+_KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
 
 
-def charges(setup: Setup, claims: dict[str, Claim], seed: int, *, thorough: bool = True) -> list[Finding]:
-    """All checks of the accounting.
-
-    Args:
-        setup: of the run.
-        claims: on its releases.
-        seed: of the channels.
-        thorough: also evaluate the accountant at other rounds, sampling rates and noise (seconds).
-    """
-    claim = next(iter(claims.values()))
-    findings = [_ledger(setup, claim, seed), _event(setup, claims, seed), *_caps(setup, claim, seed)]
-    if thorough:
-        findings += [*_monotone(setup, claim), _accountants(setup, claim, seed)]
+def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """All checks of the accounting."""
+    if setup.gradients is None:
+        findings = [_ledger(setup, claims, seed), _events_of_rows(setup, claims, seed), *_caps(setup, claims, seed)]
+        return [*findings, *_monotone(setup, claims), _accountants(setup, claims, seed)]
+    findings = [_events_of_gradients(setup, claims, seed)]
+    if setup.one_at_a_time:
+        findings += [_ledger_of_activations(setup, claims, seed), _cap_of_activations(setup, seed)]
+        uses = setup.open(seed).caps
+    else:
+        again, uses = _local_steps(setup, seed)
+        findings += [_ledger(setup, claims, seed), again]
+    findings += [_budgets(setup, claims, uses), _monotone_in_uses(setup, claims, uses), _published(setup, seed)]
     return findings
 
 
-def _ledger(setup: Setup, claim: Claim, seed: int) -> Finding:
-    """Read back from the file: every step that released was reserved before, and nothing else stays charged."""
-    check = "charges: steps in the ledger"
-    wrong: list[str] = []
-    planned = min(setup.steps, 20)
-    participations: Counter[int] = Counter()
-    begun = 0
-    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
-        path = Path(folder) / "ledger.jsonl"
-        channel = setup.open(seed, ledger=path)
-        rows = silence(setup)
-        try:
-            for step in range(planned):
-                try:
-                    ranks = channel.draw(step)
-                    channel.begin(step, ranks)
-                except BudgetExhausted:
-                    break
-                if step not in _reserved(path):
-                    wrong.append(f"step {step} began without a reservation on the disk")
-                for plan in channel.plans:
-                    channel.release(plan.name, *rows(step, plan.name, ranks))
-                participations.update(ranks.tolist())
-                begun += 1
-        finally:
-            channel.close()
-        kept = _reserved(path)
-    if sorted(kept) != list(range(begun)):
-        wrong.append(f"{begun} steps began, and steps {sorted(kept)[:3]}... ({len(kept)}) stay charged")
-    uses = max(participations.values(), default=0) if claim.per_participation else begun
-    if channel.uses != uses:
-        wrong.append(f"{uses} uses happened, the account has {channel.uses}")
-    releases = channel.report.releases
-    if releases != begun * len(setup.plans):
-        wrong.append(f"{begun * len(setup.plans)} releases happened, the report has {releases}")
-    return exact(check, len(wrong), "; ".join(wrong) or f"{begun} steps begun, reserved and charged")
+# What an event says
 
 
-def _reserved(path: Path) -> list[int]:
-    """Charged steps of a ledger file, read by the audit's own reader."""
-    steps: list[int] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["kind"] == "reserve":
-            steps += range(line["first"], line["end"])
-        elif line["kind"] == "close":
-            for step in line["unused"]:
-                steps.remove(step)
-    return steps
-
-
-def _event(setup: Setup, claims: dict[str, Claim], seed: int) -> Finding:
+def _events_of_rows(setup: Setup, claims: Claims, seed: int) -> Finding:
     """The typed releases and the event that is charged agree on noise, sensitivity, sampling and denominator."""
     channel, wrong = setup.open(seed), []
-    for name, claim in claims.items():
-        release = channel.releases[name]
-        plan = next(plan for plan in setup.plans if plan.name == name)
-        for use in range(plan.uses if uses_differ(setup) else 1):
-            noise = release.weighted(plan.weight(use)).noise
-            claimed = multipliers_of(setup, channel, use)[name] if uses_differ(setup) else claim.multiplier
+    for name in claims.names:
+        release, plan, claim = channel.releases[name], setup.release(name), claims.of(name)
+        for use in range(plan.uses if setup.uses_differ else 1):
+            noise, claimed = release.weighted(plan.weight(use)).noise, claims.of(name, use=use).multiplier
             if noise is None or not math.isclose(noise.multiplier, claimed, rel_tol=1e-9):
                 wrong.append(f"{name} has noise {noise} in use {use}, the event a multiplier of {claimed:.6g}")
         if not math.isclose(release.sensitivity, claim.sensitivity, rel_tol=1e-12):
@@ -109,22 +68,239 @@ def _event(setup: Setup, claims: dict[str, Claim], seed: int) -> Finding:
             wrong.append(f"{name} bounds the {release.clip.norm} norm, {claim.kind} noise needs {needed}")
         if release.denominator != claim.denominator or channel.denominator != claim.denominator:
             wrong.append(f"{name} divides by {release.denominator:g}, the expected cohort is {claim.denominator:g}")
-    claim = next(iter(claims.values()))
+    claim = claims.of(claims.names[0])
     q = claim.denominator / setup.sampler.n
     if claim.sampled is not None and not math.isclose(claim.sampled, q, rel_tol=1e-12):
         wrong.append(f"the event samples with q = {claim.sampled:.6g}, the cohort is {q:.6g} of the clients")
-    return exact(
-        "charges: event of a release", len(wrong), "; ".join(wrong) or "noise, sensitivity, sampling, denominator"
-    )
+    told = "; ".join(wrong) or "noise, sensitivity, sampling, denominator"
+    return exact("charges: event of a release", len(wrong), told)
 
 
-def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
-    """Steps go on until they are refused: never past the budget or a client's cap, and a step only once."""
-    channel, rows = setup.open(seed), silence(setup)
+def _events_of_gradients(setup: Setup, claims: Claims, seed: int) -> Finding:
+    """The events agree with the settings, the public facts, and the noise that the channel says it adds."""
+    channel, plan, wrong = setup.open(seed), setup.records, []
+    assert channel.noise_multipliers is not None
+    if claims.cost.delta != setup.delta:
+        wrong.append(f"delta is {rounded_up(claims.cost.delta, 6)}, the settings have {rounded_up(setup.delta, 6)}")
+    if channel.bound != setup.privacy.initial_norm:
+        wrong.append(f"records are clipped to {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
+    for k, name in enumerate(map(repr, plan.ids)):
+        cap, z = int(channel.caps[k]), float(channel.noise_multipliers[k])
+        for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
+            claim = claims.of(GRADIENT, k, use)
+            wrong += _law(setup, claim, setup.privacy.mechanism, f"use {use} of {name}")
+            weight = setup.weight(k, use)
+            if not math.isclose(z, claim.multiplier * weight, rel_tol=1e-9):
+                wrong.append(f"{name}: noise {z:.6g}, event of use {use} {claim.multiplier:.6g}, weight {weight:g}")
+            if not math.isclose(claim.sampled or 1.0, setup.rate(k), rel_tol=1e-12):
+                wrong.append(f"{name}: the event samples with q = {claim.sampled}, the run with {setup.rate(k):g}")
+        if claims.repeats(k) != int(plan.local_steps[k]):
+            wrong.append(f"{name}: {int(plan.local_steps[k])} local steps, {claims.repeats(k)} charged")
+        share = setup.share(k, cap)
+        if claims.starts(k) != (share > 0):
+            wrong.append(f"{name}: a first release without an event, or the other way round")
+        elif share:
+            first = claims.of(FIRST, k)
+            law = "gaussian" if setup.privacy.mechanism == "gaussian" else "l2_laplace"
+            wrong += _law(setup, first, law, f"first release of {name}")
+            if not math.isclose(z, first.multiplier * share, rel_tol=1e-9):
+                wrong.append(f"{name}: noise {z:.6g}, event of its first release {first.multiplier:.6g}")
+        if setup.linear and len(setup.x[k]) != setup.sizes[k]:
+            wrong.append(f"{name}: {len(setup.x[k])} rows of {setup.sizes[k]} records")
+    told = "; ".join(wrong[:3]) or "law, noise, clip, delta, rate, records, numbers of sums"
+    return exact("charges: event of a release", len(wrong), told)
+
+
+def _law(setup: Setup, claim: Claim, mechanism: str, name: str) -> list[str]:
+    wrong = []
+    inner = claim.event.event if claim.sampled is not None else claim.event
+    if claim.kind != _KINDS[mechanism]:
+        wrong.append(f"{name}: the event is {claim.event}, the mechanism {mechanism}")
+    if claim.kind == "knorm" and inner.dimension != setup.records.dimension:
+        wrong.append(f"{name}: the event has {inner.dimension} coordinates of {setup.records.dimension}")
+    if claim.accountant != setup.privacy.accountant:
+        wrong.append(f"{name}: composed by {claim.accountant}, the settings have {setup.privacy.accountant}")
+    return wrong
+
+
+# The ledger
+
+
+def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
+    """Read back from the file: every round that released was reserved before, and nothing else stays charged."""
+    wrong: list[str] = []
+    by_client, names, begun = setup.gradients is not None, [plan.name for plan in setup.releases], 0
+    by_client = by_client or claims.of(claims.names[0]).per_participation
+    cohorts: list[list[int]] = []
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        channel = setup.open(seed, ledger=path)
+        rows = silence(setup)
+        try:
+            for step in range(min(setup.steps, 20)):
+                try:
+                    ranks = channel.draw(step)
+                    channel.begin(step, ranks)
+                except BudgetExhausted:
+                    break
+                if step not in charged_steps(path):
+                    wrong.append(f"step {step} began without a reservation on the disk")
+                for name in names:
+                    channel.release(name, *rows(step, name, ranks))
+                who = ranks if setup.gradients is None else setup.records.order[ranks]
+                cohorts.append(sorted(who.tolist()))
+                begun += 1
+        finally:
+            channel.close()
+        kept = charged_steps(path)
+    if sorted(kept) != list(range(begun)):
+        wrong.append(f"{begun} steps began, and steps {sorted(kept)[:3]}... ({len(kept)}) stay charged")
+    if [sorted(kept[step]) for step in sorted(kept)] != (cohorts if by_client else [[-1]] * begun):
+        wrong.append("steps are charged twice, or to others than took part")
+    n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
+    uses = np.array([begun])
+    if by_client:
+        uses = np.bincount(np.array(list(itertools.chain(*cohorts)), dtype=np.int64), minlength=n)
+    if channel.account.uses.tolist() != [uses.tolist()]:
+        wrong.append(f"{int(uses.max())} uses happened, the account has {int(channel.account.uses.max())}")
+    sums = begun * len(names) if setup.gradients is None else int((uses * setup.records.local_steps).sum())
+    if channel.report.releases != sums:
+        wrong.append(f"{sums} releases happened, the report has {channel.report.releases}")
+    told = "; ".join(wrong[:3]) or f"{begun} steps begun, reserved and charged"
+    return exact("charges: steps in the ledger", len(wrong), told)
+
+
+def charged_steps(path: Path) -> dict[int, list[int]]:
+    """The clients that each step of a ledger file is charged to (-1 is everybody), by the audit's own reader; a step
+    that is charged twice is there with its clients twice."""
+    kept: dict[int, list[int]] = {}
+    for line in _lines(path):
+        if line["kind"] == "reserve":
+            steps = range(line["first"], line["end"])
+            for step, clients in zip(steps, line.get("cohorts", [[-1]] * len(steps)), strict=True):
+                kept[step] = kept.get(step, []) + clients
+        elif line["kind"] == "close":
+            for step in line["unused"]:
+                del kept[step]
+    return kept
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _ledger_of_activations(setup: Setup, claims: Claims, seed: int) -> Finding:
+    """The run's own blocks, read back from the file: charged before the release, once, to the client that acts."""
+    wrong: list[str] = []
+    acted: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        channel = setup.open(seed, ledger=path)
+        channel.start(0)
+        try:
+            for first, clients in setup.clocks.blocks(channel, seed):
+                who = _with_records(setup, first, clients)
+                try:
+                    channel.begin(first, clients)
+                except BudgetExhausted:
+                    wrong.append(f"the run's own activation {first} is refused")
+                    break
+                acted += who.tolist()
+                if _by_step(path)[first : first + len(who)] != _each(who.tolist()):  # more may be charged ahead
+                    wrong.append(f"activations from {first} began without a charge on the disk")
+                if first == 0 and setup.first is not None:
+                    wrong += _first_release(setup, channel, path)
+                value = _released(channel, setup, clients.shape[1])
+                if bool(value[who < 0].any()):
+                    wrong.append(f"a client without records released in the block of activation {first}")
+                if _begins(channel, first, clients):
+                    wrong.append(f"activation {first} began twice")
+                    break
+                if len(acted) >= ACTIVATIONS:
+                    break
+        finally:
+            channel.close()
+        kept = _by_step(path)
+    if kept != _each(acted):
+        wrong.append(f"{len(acted)} activations began, {len(kept)} stay charged, or to other clients")
+    uses = np.bincount([k for k in acted if k >= 0], minlength=len(setup.sizes))
+    if channel.account.uses.tolist() != [uses.tolist()]:
+        wrong.append("the account has other uses than happened")
+    made = int(uses.sum()) + (0 if setup.first is None else int((setup.sizes > 0).sum()))
+    if channel.report.releases != made:
+        wrong.append(f"{made} releases happened, the report has {channel.report.releases}")
+    if claims.cost.refuted is None:
+        found = channel.account.epsilons()[0]
+        for k, used in enumerate(uses.tolist()):
+            spent = claims.spent(k, used)
+            if not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
+                wrong.append(f"{setup.records.ids[k]!r} has epsilon {found[k]}, {used} uses {rounded_up(spent, 6)}")
+    detail = f"{len(acted)} activations charged before they are released, epsilons of all clients"
+    return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
+
+
+def _with_records(setup: Setup, first: int, clients: Tensor) -> np.ndarray:
+    """The clients (S,) of a block, -1 for nobody and for those without records."""
+    who = clients[0].numpy()
+    present = setup.present(np.maximum(who, 0), first + np.arange(len(who)))
+    return np.where((who >= 0) & (present > 0), who, -1)
+
+
+def _released(channel: Channel, setup: Setup, count: int) -> Tensor:
+    if setup.linear:
+        return channel.release(GRADIENT, zero_factors(setup), count=count)
+    return torch.cat([channel.release(GRADIENT, zero_gradients(setup)) for _ in range(count)])
+
+
+def _first_release(setup: Setup, channel: Channel, path: Path) -> list[str]:
+    """It is on the disk before a vector is asked for, and happens once."""
+    wrong: list[str] = []
+
+    def vector(client: int) -> Tensor:
+        if kinds().count("first") != 1:
+            wrong.append(f"the first release of {setup.records.ids[client]!r} was made without a charge on the disk")
+        return torch.zeros(setup.records.dimension, dtype=torch.float64)
+
+    def kinds() -> list[str]:
+        return [line["kind"] for line in _lines(path)]
+
+    channel.release(FIRST, ClientVectors(vector))
+    try:
+        channel.release(FIRST, ClientVectors(vector))
+        wrong.append("the first release was made twice")
+    except (PrivacyError, BudgetExhausted):
+        pass
+    if kinds().count("first") != 1:
+        wrong.append("the first release is not in the ledger once")
+    return wrong
+
+
+def _each(clients: Sequence[int]) -> list[list[int]]:
+    return [[client] if client >= 0 else [] for client in clients]
+
+
+def _by_step(path: Path) -> list[list[int]]:
+    kept = charged_steps(path)
+    return [kept.get(step, [-1]) for step in range(max(kept, default=-1) + 1)]
+
+
+def _begins(channel: Channel, first: int, clients: Tensor) -> bool:
+    try:
+        channel.begin(first, clients)
+    except (PrivacyError, BudgetExhausted):
+        return False
+    return True
+
+
+# What must be refused
+
+
+def _caps(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """Rounds go on until they are refused: never past the budget or a client's cap, and a round only once."""
+    channel, rows, claim = setup.open(seed), silence(setup), claims.of(claims.names[0])
     budget, delta = setup.privacy.epsilon, channel.delta
     participations: Counter[int] = Counter()
     step, refused, again, limit = 0, False, 0, 4 * setup.steps + 64
-    cap = channel.sampler.cap
     while step < limit:
         try:
             ranks = channel.draw(step)
@@ -133,7 +309,7 @@ def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
             refused = True
             break
         if step % 16 == 0:
-            again += _begins_again(channel, step, ranks)
+            again += _begins_again(channel, step)
             for plan in channel.plans:
                 again += _releases_twice(channel, plan.name, rows(step, plan.name, ranks))
         participations.update(ranks.tolist())
@@ -141,22 +317,19 @@ def _caps(setup: Setup, claim: Claim, seed: int) -> list[Finding]:
     uses = max(participations.values(), default=0) if claim.per_participation else step
     findings = [exact("charges: a step begins and releases once", again, f"second times accepted, in {step} steps")]
     if not isinstance(budget, (int, float)) or delta is None:
-        reason = "no budget is set"
-        findings.append(skipped("charges: budget", reason))
+        findings.append(skipped("charges: budget", "no budget is set"))
     else:
-        if uses_differ(setup):
-            spent = epsilon(charged_events(channel, uses), 1, delta, accountant=claim.accountant)
-        else:
-            spent = epsilon(claim.event, uses, delta, accountant=claim.accountant)
         text = f"epsilon of the {uses} uses that were allowed; " + ("then refused" if refused else "never refused")
-        findings.append(too_large("charges: budget", spent, budget * _SLACK, text))
-    if cap is not None:
+        findings.append(too_large("charges: budget", claims.spent(0, uses), budget * _SLACK, text))
+    assert channel.sampler is not None
+    if channel.sampler.cap is not None:
         most = max(participations.values(), default=0)
-        findings.append(too_large("charges: cap on uses", most, cap, f"uses of one client in {step} steps"))
+        text = f"uses of one client in {step} steps"
+        findings.append(too_large("charges: cap on uses", most, channel.sampler.cap, text))
     return findings
 
 
-def _begins_again(channel: Channel, step: int, ranks: Any) -> int:
+def _begins_again(channel: Channel, step: int) -> int:
     try:
         channel.begin(step, channel.draw(step))
     except (PrivacyError, BudgetExhausted):
@@ -173,9 +346,119 @@ def _releases_twice(channel: Channel, name: str, sent: tuple[Any, Any]) -> int:
     return 1
 
 
-def _monotone(setup: Setup, claim: Claim) -> list[Finding]:
+def _local_steps(setup: Setup, seed: int) -> tuple[Finding, np.ndarray]:
+    """Rounds of local training go on until they are refused: every local step once. Also the uses of every client."""
+    channel, uses, again = setup.open(seed), np.zeros(len(setup.sizes), dtype=np.int64), 0
+    for step in range(4 * setup.steps + 16):
+        try:
+            clients = begin_round(setup, channel, step)
+        except BudgetExhausted:
+            break
+        uses[clients.numpy()] += 1
+        if step < 3 and len(clients):
+            again += _steps_again(setup, channel, clients)
+        if step % 16 == 0:
+            again += _begins_again(channel, step)
+    return exact("charges: a local step happens once", again, "second or unpaid local steps accepted"), uses
+
+
+def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
+    """Releases that must be refused: of a step made already, after the last one, of a client outside the round."""
+    local, plan = local_of(channel), setup.records
+    empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
+    one = clients[:1]
+    numbers = local.step_numbers(int(one[0]))
+    for index in numbers:
+        local.release(one, index, empty)
+    others = [k for k in range(len(plan.ids)) if k not in clients.tolist()][:1]
+    tries: list[tuple[Tensor, int]] = [(one, 0), (one, numbers[-1] + 1), *((torch.tensor([k]), 0) for k in others)]
+    accepted = 0
+    for who, index in tries:
+        try:
+            local.release(who, index, empty)
+            accepted += 1
+        except PrivacyError:
+            continue
+    return accepted
+
+
+def _cap_of_activations(setup: Setup, seed: int) -> Finding:
+    """Every client acts up to its cap; one activation more is refused, with nothing charged and no data read."""
+    wrong, asked = [], []
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        for k in range(min(CLIENTS, len(setup.sizes))):
+            path = Path(folder) / f"{k}.jsonl"
+            channel = setup.open(seed, ledger=path)
+            channel.start(0)
+            cap = int(channel.caps[k])
+            there = int(setup.present(np.array([k]), np.zeros(1, dtype=np.int64))[0])
+            try:
+                if there and 0 < cap * setup.records.dimension <= 1 << 22:
+                    asked.append(k)
+                    wrong += _past(setup, channel, path, k, cap)
+            finally:
+                channel.close()
+    check = "charges: cap on uses"
+    if not asked:
+        return skipped(check, "the caps are 0, too many activations to make, or no records at first")
+    return exact(
+        check, len(wrong), "; ".join(wrong[:3]) or f"activations past the cap of {len(asked)} clients are refused"
+    )
+
+
+def _past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[str]:
+    """Two ways to one activation more: in one block with the others, and after them."""
+    name = f"client {setup.records.ids[k]!r}"
+    if _begins(channel, 0, torch.full((1, cap + 1), k)):
+        return [f"{name} may act {cap + 1} times, its cap is {cap}"]
+    wrong = []
+    if channel.account.uses.any() or charged_steps(path) or channel.epsilon != 0:
+        wrong.append(f"a refused block of {name} was charged")
+    if not _begins(channel, 0, torch.full((1, cap), k)):
+        return [*wrong, f"{name} may not act {cap} times, its cap"]
+    _released(channel, setup, cap)
+    before = path.read_bytes()
+    if _begins(channel, cap, torch.full((1, 1), k)):
+        wrong.append(f"{name} may act once more after {cap} times, its cap")
+    elif path.read_bytes() != before or int(channel.account.uses[0, k]) != cap:
+        wrong.append(f"an activation of {name} that was refused was charged")
+    return wrong
+
+
+# Figures
+
+
+def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
+    """The events of all that a client may do stay within its budget."""
+    check, spent = "charges: budget", []
+    assert isinstance(setup.privacy, RecordPrivacy)
+    for k, budget in enumerate(setup.privacy.budgets(setup.records.ids)):
+        if budget is not None and (uses[k] or claims.starts(k)):
+            spent.append((claims.spent(k, int(uses[k])) / budget, k))
+    if not spent:
+        return skipped(check, "no budget is set")
+    ratio, worst = max(spent)
+    text = f"largest epsilon over budget, of {setup.records.ids[worst]!r} after {uses[worst]} uses"
+    return too_large(check, ratio, _SLACK, text)
+
+
+def _monotone_in_uses(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
+    """Epsilon grows with the uses."""
+    falls = 0
+    largest: dict[float, tuple[int, int]] = {}
+    for k, cap in enumerate(uses.tolist()):
+        kind = claims.of(GRADIENT, k).multiplier if cap else 0.0
+        largest[kind] = max((cap, k), largest.get(kind, (0, k)))
+    for cap, k in list(largest.values())[:3]:
+        at = sorted({cap, *(1 << i for i in range(cap.bit_length()))} - {0})
+        figures = [claims.spent(k, count) for count in at]
+        falls += sum(b < a * (1 - 1e-12) for a, b in itertools.pairwise(figures)) + sum(f <= 0 for f in figures)
+    return exact("charges: monotone in uses", falls, f"{min(3, len(largest))} kinds of clients")
+
+
+def _monotone(setup: Setup, claims: Claims) -> list[Finding]:
     """Epsilon grows with the rounds and the sampling rate, and falls with the noise."""
-    delta = setup.delta
+    delta, claim = setup.delta, claims.of(claims.names[0])
     base = max(1, setup.steps // 4)
     rounds = [epsilon(claim.event, base * k, delta, accountant=claim.accountant) for k in _DOUBLINGS]
     falls = sum(b < a for a, b in itertools.pairwise(rounds))
@@ -193,16 +476,28 @@ def _monotone(setup: Setup, claim: Claim) -> list[Finding]:
     return findings
 
 
-def _accountants(setup: Setup, claim: Claim, seed: int) -> Finding:
-    check = "charges: privacy loss distribution against Renyi"
+def _accountants(setup: Setup, claims: Claims, seed: int) -> Finding:
+    check, claim = "charges: privacy loss distribution against Renyi", claims.of(claims.names[0])
     if claim.kind != "gaussian" or claim.accountant != "pld" or claim.largest is not None:
         return skipped(check, "one of the two accountants does not support the event")
-    delta = setup.delta
-    cap = setup.open(seed).sampler.cap if claim.per_participation else None
-    uses = int(cap or setup.steps)
+    delta, sampler = setup.delta, setup.open(seed).sampler
+    assert sampler is not None
+    uses = int((sampler.cap if claim.per_participation else None) or setup.steps)
     tight = epsilon(claim.event, uses, delta, accountant="pld")
     loose = epsilon(claim.event, uses, delta, accountant="rdp")
     return too_large(check, tight, loose * _SLACK, f"epsilon of {uses} uses")
+
+
+def _published(setup: Setup, seed: int) -> Finding:
+    """A published accounting that is refuted is never stated as the run's epsilon."""
+    check, channel = "charges: published accounting", setup.open(seed)
+    if channel.report.guarantee != "paper":
+        return skipped(check, "none is used: the guarantee is sound")
+    channel.start(0)
+    channel.begin(0, torch.from_numpy(turns(channel.caps, 1))[None])
+    report = channel.report
+    wrong = int(not report.refuted) + int(bool(report.releases) and report.epsilon != math.inf)
+    return exact(check, wrong, "it does not hold, and the report states its figure without the reason")
 
 
 def _with_rate(event: Any, q: float) -> Any:

@@ -11,15 +11,13 @@ from ..channel import Channel
 from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
 from .findings import Finding, exact, low_p
 from .setup import Claim, Setup
-from .statistics import from_binomial, from_discrete, from_hypergeometric, normal_p
+from .statistics import auditor, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
 
 _CLIENTS = 512  # clients whose pairs are examined
 _LAGS = (1, 2, 3)
 
 
-def cohorts(
-    setup: Setup, claim: Claim | None, seeds: tuple[int, int], draws: int, level: float, coins: np.random.Generator
-) -> list[Finding]:
+def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int, level: float) -> list[Finding]:
     """Sizes, fairness and independence across clients, rounds and channels.
 
     Poisson: sizes are binomial with the q of the event (cut at its largest). Fixed: of the exact size. In turn: without
@@ -28,14 +26,13 @@ def cohorts(
     Args:
         setup: of the run.
         claim: on a release, or None where nothing is charged; then the sampler's own word is the claim.
-        seeds: of two channels; in secure mode the second channel gets the first seed, which must not matter.
+        seed: of two channels; in secure mode they have the same one, which must not matter.
         draws: number of cohorts.
         level: of each finding.
-        coins: the audit's own.
     """
-    n, sampler = setup.sampler.n, setup.sampler
-    members = [_drawn(setup.open(seeds[0]), draws)]
-    members.append(_drawn(setup.open(seeds[0] if setup.secure else seeds[1]), draws))
+    n, sampler, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
+    first, second = seeds(seed, "cohorts", 2)
+    members = [_drawn(setup.open(one), draws) for one in (first, first if setup.secure else second)]
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
     findings = [exact("sampler: distinct clients", wrong, f"{draws} cohorts of {n} clients")]
     sizes = np.array([len(m) for m in members[0]])

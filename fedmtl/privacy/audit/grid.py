@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from ...errors import BudgetExhausted
+from ..channel import FIRST, GRADIENT
+from ..sums import ClientVectors, RecordGradients
 from .findings import Finding, exact, skipped
-from .owner_setup import OwnerClaims, OwnerSetup, turns
-from .records import OwnerClaims as RecordClaims
-from .records import owners_of
+from .play import begin_round, coordinates, local_of, turns
 from .rows import row_claims, sent_rows
-from .setup import Claim, Setup, coordinates, count_std, expected_cohort, multipliers_of, uses_differ
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, count_std, expected_cohort
+from .statistics import auditor
 
-_STEPS, _OWNERS, _LOCAL = 4, 12, 2
+_STEPS, _LOCAL = 4, 2
 _ROUNDING = 2.0**-49  # of a product, a division and the scaling of an off-diagonal entry
 
 Parts = Iterator[tuple[str, np.ndarray, float]]
@@ -36,10 +37,9 @@ def width_of(bound: float, norm: str, size: int, scale: float) -> float:
     return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, scale * 2.0**-20)))
 
 
-def deviation(claim: Claim, size: int, multiplier: float | None = None) -> float:
+def deviation(claim: Claim, size: int) -> float:
     """Root mean square of a noised coordinate at sensitivity 1."""
-    z = claim.multiplier if multiplier is None else multiplier
-    return z * {"gaussian": 1.0, "laplace": math.sqrt(2.0), "knorm": math.sqrt(size + 1.0)}[claim.kind]
+    return claim.multiplier * {"gaussian": 1.0, "laplace": math.sqrt(2.0), "knorm": math.sqrt(size + 1.0)}[claim.kind]
 
 
 def on_grid(parts: Parts) -> list[Finding]:
@@ -68,11 +68,14 @@ def on_grid(parts: Parts) -> list[Finding]:
     return findings
 
 
-def channel_grid(setup: Setup, claims: dict[str, Claim], seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Of the releases of a run in rounds, with the count of adaptive clipping, and of rows with noise of their own."""
+def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """Of every release of a run, with the count of adaptive clipping, and of rows with noise of their own."""
     if not setup.secure:
         return [skipped("grid", "seeded noise is not rounded")]
-    findings = on_grid(_releases(setup, claims, seed, coins))
+    coins = auditor(seed, "grid")
+    if setup.gradients is not None:
+        return on_grid((_of_activations if setup.one_at_a_time else _of_local_steps)(setup, claims, seed, coins))
+    findings = on_grid(_of_rows(setup, claims, seed, coins))
     hidden = replace(setup, rows=True)
     channel = hidden.open(seed)
     for name, claim in row_claims(hidden, channel).items():
@@ -89,25 +92,25 @@ def _loud(coins: np.random.Generator, dimension: int) -> Callable[[int, int], to
     return rows
 
 
-def _releases(setup: Setup, claims: dict[str, Claim], seed: int, coins: np.random.Generator) -> Parts:
+def _of_rows(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Parts:
     channel, adaptive, m = setup.open(seed), setup.adaptive, expected_cohort(setup.sampler)
     noted: list[tuple[int, str, torch.Tensor]] = []
     channel.record = noted
-    growth = dict.fromkeys(claims, 1.0)
+    growth = dict.fromkeys(claims.names, 1.0)
     for step in range(min(_STEPS, setup.steps)):
         ranks = channel.draw(step)
         try:
             channel.begin(step, ranks)
         except BudgetExhausted:
             return
-        now = multipliers_of(setup, channel, channel.uses - 1) if uses_differ(setup) else {}
-        for name, claim in claims.items():
-            dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
-            few = ranks[: max(1, (1 << 22) // dimension)]
+        for name in claims.names:
+            claim = claims.of(name, use=channel.account.steps_charged - 1 if setup.uses_differ else 0)
+            dimension = setup.release(name).dimension
+            few = ranks[: max(1, MOST_ELEMENTS // dimension)]
             rows = _loud(coins, dimension)(step, len(few)) * 1e-2 * claim.bound
             value = coordinates(channel.release(name, rows, few).numpy(), claim.form)
             one = claim.bound if claim.form == "vector" else claim.bound**2
-            scale = deviation(claim, claim.size, now.get(name)) * claim.sensitivity
+            scale = deviation(claim, claim.size) * claim.sensitivity
             norm = "l1" if claim.kind == "laplace" else "l2"
             yield name, value * m, width_of(one * growth[name], norm, claim.size, scale * growth[name])
             if adaptive is None:
@@ -118,74 +121,50 @@ def _releases(setup: Setup, claims: dict[str, Claim], seed: int, coins: np.rando
             growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
 
 
-def record_grid(setup: Setup, claims: RecordClaims, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Of the gradients of single records: the owners of one call share the width of the least noise among them."""
-    if not setup.secure:
-        return [skipped("grid", "seeded noise is not rounded")]
-    return on_grid(_gradients(setup, claims, seed, coins))
-
-
-def _gradients(setup: Setup, claims: RecordClaims, seed: int, coins: np.random.Generator) -> Parts:
-    owners, channel = owners_of(setup), setup.open(seed)
-    assert channel.records is not None
+def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Parts:
+    d, channel = setup.records.dimension, setup.open(seed)
     for step in range(min(_STEPS, setup.steps)):
-        ranks = channel.draw(step)
         try:
-            channel.begin(step, ranks)
+            clients = begin_round(setup, channel, step)
         except BudgetExhausted:
             return
-        clients = torch.argsort(owners.ranks)[ranks][: min(_OWNERS, max(1, (1 << 22) // owners.dimension))]
-        for local in range(_LOCAL):
-            active = clients[channel.records.steps(clients) > local]
+        clients = clients[: min(CLIENTS, max(1, MOST_ELEMENTS // d))]
+        local = local_of(channel)
+        for index in range(_LOCAL):
+            active = clients[local.steps(clients) > index]
             if not len(active):
                 break
-            place = torch.arange(len(active))
-            rows = _loud(coins, owners.dimension)(step, len(active))
-            value = channel.records.release(active, local, [(rows, place)]).cpu().numpy()
-            some = [claims.claims[k] for k in active.tolist()]
-            width = width_of(
-                some[0].bound, some[0].norm, owners.dimension, min(one.multiplier * one.bound for one in some)
-            )
-            sums = np.array([one.denominator for one in some])[:, None]
-            yield "gradients", value * sums, width
+            rows = _loud(coins, d)(step, len(active))
+            value = local.release(active, index, [(rows, torch.arange(len(active)))]).cpu().numpy()
+            for row, client in zip(value, active.tolist(), strict=True):
+                claim = claims.of(GRADIENT, client)
+                width = width_of(claim.bound, claim.norm, d, claim.multiplier * claim.bound)
+                yield "gradients", row * claim.denominator, width
 
 
-def owner_grid(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> list[Finding]:
-    """Of the answers of owners who act one at a time, and of first releases."""
-    if not setup.secure:
-        return [skipped("grid", "seeded noise is not rounded")]
-    return on_grid(_answers(setup, claims, seed))
-
-
-def _answers(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> Parts:
-    d = setup.dimension
-
-    def small(owner: int, where: torch.Tensor) -> torch.Tensor:
-        return torch.full((1, setup.counts[owner], d), 1e-3, dtype=torch.float64)
-
-    for other in range(seed, seed + 1 + 64 // (d * max(1, len(claims)))):  # first releases are few
+def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Parts:
+    n, d, small = len(setup.sizes), setup.records.dimension, 1e-3
+    message = RecordGradients(
+        lambda k, which, where: torch.full((1, int(setup.sizes[k]), d), small, dtype=torch.float64)
+    )
+    for other in range(seed, seed + 1 + 64 // (d * max(1, n))):  # first releases are few
         channel = setup.open(other)
-        first = setup.first
-        if first is not None:
-            value = channel.release_first(lambda k: torch.full((d,), 1e-3, dtype=torch.float64)).numpy()[0]
-            for k in range(len(claims)):
-                claim = claims.first(k)
-                if claim is not None:
+        if setup.first is not None:
+            vectors = ClientVectors(lambda client: torch.full((d,), small, dtype=torch.float64))
+            value = channel.release(FIRST, vectors).numpy()[0]
+            for k in range(n):
+                if claims.starts(k):
+                    claim, bound = claims.of(FIRST, k), float(setup.first.sensitivity[k])
                     # the law is at scale 1, and its scale, not its deviation, sets the width
-                    yield (
-                        "first releases",
-                        value[k],
-                        width_of(float(first.sensitivity[k]), "l2", d, claim.multiplier * claim.bound),
-                    )
-        order = turns(np.minimum(channel.caps, 4), 4 * _OWNERS)
+                    yield "first releases", value[k], width_of(bound, "l2", d, claim.multiplier * claim.bound)
+        order = turns(np.minimum(channel.caps, 4), 4 * CLIENTS)
         present = setup.present(order, np.arange(len(order)))
         channel.begin(0, torch.from_numpy(order)[None])
         uses: dict[int, int] = {}
-        for owner, n in zip(order.tolist(), present.tolist(), strict=True):
-            use = uses[owner] = uses.get(owner, -1) + int(n > 0)
-            claim = claims.answer(owner, max(use, 0))
-            value = channel.release_rows(small).numpy()
-            if n:
-                scale = claim.multiplier * claim.sensitivity
-                width = width_of(claim.bound, claim.norm, d, scale)
-                yield "gradients", value * (claim.denominator * n / setup.counts[owner]), width
+        for client, there in zip(order.tolist(), present.tolist(), strict=True):
+            use = uses[client] = uses.get(client, -1) + int(there > 0)
+            claim = claims.of(GRADIENT, client, max(use, 0))
+            value = channel.release(GRADIENT, message).numpy()
+            if there:
+                width = width_of(claim.bound, claim.norm, d, claim.multiplier * claim.sensitivity)
+                yield "gradients", value * (claim.denominator * there / setup.sizes[client]), width

@@ -1,4 +1,4 @@
-"""Check 1, the noise law, and check 2, freshness: on releases of clients that contribute nothing."""
+"""Check 1, the noise law, and the correlations of check 2, on noise as numbers that are i.i.d. N(0, 1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from scipy import special
 
 from .findings import Finding, low_p, skipped, too_large
-from .setup import Claim
+from .play import Noise
+from .setup import Setup
 from .statistics import correlations, energy_p, kolmogorov_p, normal_p
 
 FRESH = 6.0
@@ -20,22 +21,29 @@ _KS_SAMPLES = 1 << 20
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 
 
-def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
-    """Releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
+def noise_laws(setup: Setup, noise: Mapping[str, Noise], level: float) -> list[Finding]:
+    """The tests of :func:`noise_law` on every release, and the total of every client that has noise of its own."""
+    findings = []
+    for name, one in noise.items():
+        findings += noise_law(name, one.units, setup.parts(one.units.shape[1]), level)
+        if one.clients is not None and one.units.size:
+            findings.append(_by_client(setup, name, one, level))
+    return findings
 
-    Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the radius, Gamma(D),
-    is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
-    """
-    units = values / claim.scale
-    if claim.kind == "gaussian":
-        return units
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if claim.kind == "laplace":
-            return np.sign(units) * -special.ndtri(0.5 * np.exp(-np.abs(units)))
-        radius, d = np.linalg.norm(units, axis=1, keepdims=True), units.shape[1]
-        upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
-        half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
-        return units / radius * np.sqrt(2 * half)
+
+def _by_client(setup: Setup, name: str, noise: Noise, level: float) -> Finding:
+    assert noise.clients is not None
+    acting, place = np.unique(noise.clients, return_inverse=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        energies = np.bincount(place, (noise.units**2).sum(1))
+    sizes = np.bincount(place) * noise.units.shape[1]
+    p_values = energy_p(energies, sizes)
+    worst = int(p_values.argmin())
+    detail = (
+        f"client {setup.records.ids[acting[worst]]!r} has {math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
+        f"the claimed deviation, {sizes[worst]} numbers"
+    )
+    return low_p(f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), level, detail)
 
 
 def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], level: float) -> list[Finding]:
@@ -99,9 +107,9 @@ def _long(noise: np.ndarray) -> np.ndarray:
     return noise[:usable].reshape(-1, group * noise.shape[1])
 
 
-def fresh_steps(name: str, noise: np.ndarray) -> Finding:
-    """No two steps of one channel share noise (the first 64 rows)."""
-    rows, check = _long(noise)[:_ROWS], f"freshness: steps of {name}"
+def fresh_rows(check: str, noise: np.ndarray) -> Finding:
+    """No two rows (T, D) of one channel share noise (the first 64, of consecutive ones put together where short)."""
+    rows = _long(noise)[:_ROWS]
     if len(rows) < 2:
         return skipped(check, "fewer than two steps of noise")
     cosines = correlations(rows, rows) - np.eye(len(rows)) * 2
@@ -117,7 +125,12 @@ def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
 
 
 def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """No vector repeats itself at any lag (the first 4,096 of a long one), and no tensor repeats another one."""
+    """No vector repeats itself at any lag (the first 4,096 of a long one, short ones are put together), and no tensor
+    repeats another one."""
+    if noise.shape[1] < _SHORTEST:
+        noise = noise[: _LAG_ELEMENTS // 128].reshape(1, -1)
+        return [_lags(f"freshness: coordinates of {name}", noise)]
+    noise = noise[:_ROWS]
     findings = [_lags(f"freshness: coordinates of {name}", noise[: max(1, _LAG_ELEMENTS // noise.shape[1])])]
     pairs = []
     for index, (a, b) in enumerate(parts[:16]):

@@ -19,7 +19,6 @@ import torch
 
 from .findings import Finding, skipped
 from .noise import fresh_between
-from .owner_setup import OwnerSetup
 from .setup import Setup
 
 Sample = Callable[[Any, int, int], dict[str, np.ndarray]]
@@ -28,14 +27,14 @@ Sample = Callable[[Any, int, int], dict[str, np.ndarray]]
 _PATIENCE = 30.0
 
 
-def fresh_objects(setup: Setup | OwnerSetup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
+def fresh_objects(setup: Setup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
     """Two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
     seeds = (first, first if setup.secure else second)
     one, two = (sample(setup.open(seed), 0, steps) for seed in seeds)
     return [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
 
 
-def fresh_forks(setup: Setup | OwnerSetup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
     """A channel that is open when the process forks, used on both sides.
 
     In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
@@ -59,7 +58,7 @@ def fresh_forks(setup: Setup | OwnerSetup, sample: Sample, seed: int, steps: int
     return [fresh_between(f"freshness: forked process, {name}", ours[name], theirs[name]) for name in ours]
 
 
-def fresh_restores(setup: Setup | OwnerSetup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
     """A run that ends and is resumed from its ledger: the noise after differs from the noise before."""
     half = max(1, steps // 2)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:

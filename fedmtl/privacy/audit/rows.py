@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..._rounding import rounded_up
 from ..channel import Channel
-from .findings import Finding, exact, too_large
-from .noise import fresh_between, fresh_steps, fresh_within, noise_law, standardized
-from .sensitivity import adversaries
-from .setup import Claim, Setup, clip_claims, law_of
+from .findings import Finding, exact
+from .noise import fresh_between, fresh_rows, fresh_within, noise_law
+from .play import standardized
+from .sensitivity import Worst, adversaries
+from .setup import Claim, Setup, clip_claim, law_of
 from .stated import Stated, played, second_accountant
 from .statistics import seeds
 
@@ -34,14 +35,14 @@ Sent = Callable[[int, int], Tensor]
 def row_claims(setup: Setup, channel: Channel) -> dict[str, Claim]:
     """The claim on a client's row, of every release whose rows have noise of their own."""
     claims = {}
-    for name, claim in clip_claims(setup).items():
-        plan = next(plan for plan in setup.plans if plan.name == name)
+    for plan in setup.releases:
+        name = plan.name
         if plan.rows is None or name not in channel.rows:
             continue
         charged = channel.rows[name].cost.step(0)
         kind, multiplier = law_of(charged.event)
         claims[name] = replace(
-            claim,
+            clip_claim(setup, name),
             kind=kind,
             multiplier=multiplier,
             relation="replace",
@@ -119,11 +120,9 @@ def row_freshness(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Fin
         units = standardized(cube.reshape(-1, claim.size), claim).reshape(cube.shape)
         of = f"rows of {name}"
         if len(cube) > 1:
-            findings.append(replace(fresh_steps("", units.reshape(len(cube), -1)), check=f"freshness: steps of {of}"))
+            findings.append(fresh_rows(f"freshness: steps of {of}", units.reshape(len(cube), -1)))
         clients = units[:, :64].swapaxes(0, 1)
-        findings.append(
-            replace(fresh_steps("", clients.reshape(len(clients), -1)), check=f"freshness: clients of {of}")
-        )
+        findings.append(fresh_rows(f"freshness: clients of {of}", clients.reshape(len(clients), -1)))
         findings += fresh_within(of, units.reshape(1, -1), [(0, units.size)])
         # the noise on rows is not that on their sum
         channel = setup.open(seed)
@@ -143,7 +142,7 @@ def row_sensitivity(setup: Setup, claims: dict[str, Claim], seed: int) -> list[F
     """With equal noise, the row of a client whose data are replaced moves by at most 2 C, and nobody else's at all."""
     setup, findings = setup.seeded(), []
     for name, claim in claims.items():
-        worst, others, cases = 0.0, 0, 0
+        worst, others = Worst(), 0
         for index, adversary in enumerate(adversaries(claim.size)):
             for opposite in (-adversary, torch.zeros_like(adversary)):
                 one, two = (
@@ -153,13 +152,11 @@ def row_sensitivity(setup: Setup, claims: dict[str, Claim], seed: int) -> list[F
                 with np.errstate(invalid="ignore", over="ignore"):
                     moved = np.linalg.norm(one - two, axis=1)
                 place = len(moved) // 2
-                share = float(moved[place]) / claim.sensitivity
-                worst = max(worst, share) if np.isfinite(share) else np.inf
+                worst.see(float(moved[place]) / claim.sensitivity, f"adversary {index}")
                 others += int((np.delete(moved, place) != 0).sum())
-                cases += 1
-        detail = f"largest change of a row over 2 C, {cases} pairs of neighbours"
-        findings.append(too_large(f"sensitivity: rows of {name}", worst, 1.0, detail))
-        findings.append(exact(f"sensitivity: other rows of {name}", others, f"rows of other clients, {cases} pairs"))
+        findings.append(worst.finding(f"sensitivity: rows of {name}", "largest change of a row over 2 C"))
+        detail = f"rows of other clients, {worst.cases} pairs"
+        findings.append(exact(f"sensitivity: other rows of {name}", others, detail))
     return findings
 
 
@@ -168,7 +165,7 @@ def row_charges(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Findi
     findings = []
     done = played(setup, seed)
     for name, claim in claims.items():
-        asked = next(plan.rows for plan in setup.plans if plan.name == name)
+        asked = setup.release(name).rows
         noise = done.channel.rows[name]
         assert asked is not None
         wrong = []

@@ -1,4 +1,4 @@
-"""Check 3, deterministic: with equal noise, the releases of neighbours differ by at most S / m."""
+"""Check 3, deterministic: with equal noise, the releases of neighbours differ by at most the sensitivity."""
 
 from __future__ import annotations
 
@@ -8,46 +8,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .findings import Finding, too_large
-from .setup import Claim, Setup, coordinates
+from ...errors import PrivacyError
+from ..channel import GRADIENT, Channel
+from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
+from .findings import Finding, exact, skipped, too_large
+from .play import begin_round, coordinates, local_of, turns
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim
 
-_MOST_ELEMENTS = 1 << 23
 _EVERY_CLIENT = 64
+_FACTORS = (
+    (1e9, -1e9),
+    (math.nan, 1e9),
+    (math.inf, -1e9),
+    (1e300, -1e300),
+    (1e-3, 1e300),
+    (0.0, -math.inf),
+    (1e-3, -1e-3),
+)
 
 
-def adversaries(dimension: int) -> list[Tensor]:
-    """Rows (D,) of one client at its worst, float32."""
-    whole = [torch.full((dimension,), value) for value in (1e4, math.nan, math.inf, 0.0, 3e38, -3e38)]
-    special = torch.tensor([1e4, math.nan, math.inf, -math.inf, 3e38, 0.0])
-    mixed = torch.zeros(dimension)
+def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Rows (D,) of one client or record at its worst."""
+    wide = dtype == torch.float64
+    huge = 1e300 if wide else 3e38
+    values = (1e4, math.nan, math.inf, 0.0, huge, -huge, *((1.0, 1e-120, 1e-200) if wide else ()))
+    special = torch.tensor([1e4, math.nan, math.inf, -math.inf, huge, 0.0], dtype=dtype)
+    mixed, large, one = (torch.zeros(dimension, dtype=dtype) for _ in range(3))
     mixed[:6] = special[:dimension]
-    large, one = torch.zeros(dimension), torch.zeros(dimension)
-    large[0], large[-1] = 3e38, -3e38
-    one[dimension // 2] = 1e4
-    return [*whole, mixed, large, one]
+    large[0], large[-1] = huge, -huge
+    one[dimension // 2] = 1.0 if wide else 1e4
+    return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, one]
 
 
-def sensitivity(setup: Setup, claims: dict[str, Claim], seed: int, coins: np.random.Generator) -> list[Finding]:
+class Worst:
+    """The largest share of a sensitivity that was seen, and where; one that is not a number is infinite."""
+
+    def __init__(self) -> None:
+        self.share, self.where, self.cases = 0.0, "", 0
+
+    def see(self, share: float, where: str) -> None:
+        """Count one pair of neighbours."""
+        self.cases += 1
+        if not share <= self.share:
+            self.share, self.where = (share if math.isfinite(share) else math.inf), where
+
+    def finding(self, check: str, what: str) -> Finding:
+        """Refuted above 1."""
+        detail = f"{what}, {self.cases} pairs of neighbours" + (f"; {self.where}" if self.share > 1 else "")
+        return too_large(check, self.share, 1.0, detail)
+
+
+def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
+    """Of every release, also where it is clipped and not noised."""
+    if setup.gradients is None:
+        found = {plan.name: claims.of(plan.name) if claims else clip_claim(setup, plan.name) for plan in setup.releases}
+        return [_of_rows(setup.seeded(), name, claim, seed, coins) for name, claim in found.items()]
+    if setup.one_at_a_time:
+        return [_of_activations(setup.seeded(), claims, seed, coins), bounded_sensitivity(setup, claims, seed)]
+    return [_of_local_steps(setup.seeded(), claims, seed, coins)]
+
+
+# Rows of cohorts
+
+
+def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
     """Random and aligned cohorts with and without an adversary, and every client of a cohort as the adversary.
 
     Add/remove: the adversary's row is there or is missing. Replace: it is there, or its opposite is.
     """
-    return [_of_release(setup.seeded(), name, claim, seed, coins) for name, claim in claims.items()]
-
-
-def _of_release(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
-    dimension = next(plan.dimension for plan in setup.plans if plan.name == name)
-    count = max(2, min(256, _MOST_ELEMENTS // dimension))
-    game = _Game(setup, name, claim, count)
+    dimension = setup.release(name).dimension
+    game, worst, step = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension))), Worst(), 0
     direction = torch.nn.functional.normalize(torch.ones(dimension), dim=0)
-    worst, where, step, cases = 0.0, "", 0, 0
-
-    def judge(value: float, text: str) -> None:
-        nonlocal worst, where, cases
-        cases += 1
-        if not value <= worst:
-            worst, where = (value if math.isfinite(value) else math.inf), text
-
     for index, adversary in enumerate([*adversaries(dimension), -1e4 * direction]):
         for crowd in ("random", "aligned"):
             ranks, step = game.cohort(seed, step)
@@ -55,14 +86,14 @@ def _of_release(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rand
             if crowd == "random":
                 rows = torch.from_numpy(coins.standard_normal((len(ranks), dimension)).astype(np.float32))
             place = int(coins.integers(len(ranks)))
-            judge(game.moved(seed, step, ranks, rows, place, adversary), f"adversary {index} in a {crowd} cohort")
+            share = game.moved(seed, step, ranks, rows, place, adversary)
+            worst.see(share, f"adversary {index} in a {crowd} cohort")
     ranks, step = game.cohort(seed + 1, 0)
-    chosen = coins.permutation(len(ranks))[:_EVERY_CLIENT]
-    for place in chosen.tolist():
+    for place in coins.permutation(len(ranks))[:_EVERY_CLIENT].tolist():
         rows = torch.zeros(len(ranks), dimension)
-        judge(game.moved(seed + 1, step, ranks, rows, place, -1e4 * direction), f"client of rank {int(ranks[place])}")
-    detail = f"largest change over S / m, in {claim.norm} norm, {cases} pairs of neighbours"
-    return too_large(f"sensitivity: {name}", worst, 1.0, detail + (f"; {where}" if worst > 1 else ""))
+        share = game.moved(seed + 1, step, ranks, rows, place, -1e4 * direction)
+        worst.see(share, f"client of rank {int(ranks[place])}")
+    return worst.finding(f"sensitivity: {name}", f"largest change over S / m, in {claim.norm} norm")
 
 
 class _Game:
@@ -106,3 +137,122 @@ class _Game:
         channel.start(0)
         channel.begin(step, channel.draw(step))
         return coordinates(channel.release(self.name, rows, ranks).numpy(), self.claim.form)
+
+
+# Gradients of local steps
+
+
+def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
+    """One record more or less moves its client's release by at most C / (q n), and nobody else's at all."""
+    plan, worst = setup.records, Worst()
+    direction = torch.nn.functional.normalize(torch.ones(plan.dimension), dim=0)
+    crowd = max(2, min(24, MOST_ELEMENTS // plan.dimension // 2))
+    for index, adversary in enumerate([*adversaries(plan.dimension), -1e4 * direction] * 2):
+        channels = setup.open(seed + index), setup.open(seed + index)
+        step, clients = 0, torch.zeros(0, dtype=torch.int64)
+        while not len(clients) and step < setup.steps:
+            both = [begin_round(setup, channel, step) for channel in channels]
+            clients, step = both[0][:CLIENTS], step + 1
+        if not len(clients):
+            continue
+        place = torch.from_numpy(coins.integers(len(clients), size=crowd))
+        gradients = 1e2 * direction.repeat(crowd, 1)
+        if index % 2:
+            gradients = torch.from_numpy(coins.standard_normal((crowd, plan.dimension)).astype(np.float32))
+        gradients[-1] = adversary
+        one = local_of(channels[0]).release(clients, 0, [(gradients, place)]).cpu().numpy()
+        two = local_of(channels[1]).release(clients, 0, [(gradients[:-1], place[:-1])]).cpu().numpy()
+        for i, client in enumerate(clients.tolist()):
+            claim = claims.of(GRADIENT, client)
+            moved = float(np.linalg.norm(one[i] - two[i], ord=1 if claim.norm == "l1" else 2))
+            limit = claim.sensitivity / claim.denominator if i == int(place[-1]) else 0.0
+            share = 0.0 if moved == 0 else moved / limit if limit else math.inf
+            worst.see(share, f"adversary {index} of client {plan.ids[int(clients[int(place[-1])])]!r}")
+    return worst.finding("sensitivity: gradients", "largest change over C / (q n)")
+
+
+# Gradients of clients that act one at a time
+
+
+def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
+    """One record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i).
+
+    The other records pull one way, at random, or have factors that are not numbers.
+    """
+    sizes, d, worst = setup.sizes, setup.records.dimension, Worst()
+    for index, row in enumerate(adversaries(d, torch.float64)):
+        places = [int(coins.integers(max(1, n))) for n in sizes]
+        base = [torch.where(torch.isfinite(x), x, 0.0).clone() for x in setup.x]
+        other = [x.clone() for x in base]
+        for x, y, place in zip(base, other, places, strict=True):
+            if not len(x):
+                continue
+            x[place] = y[place] = row
+            if index % 2:
+                x[:] = row.nan_to_num(1.0, 1.0, -1.0).clamp(-1, 1)  # all records along one direction
+                x[place] = row
+                y.copy_(x)
+            y[place] = -row if index % 3 else torch.ones(d, dtype=torch.float64)
+        pair = setup.open(seed + index, x=base), setup.open(seed + index, x=other)
+        few = np.where((np.arange(len(sizes)) < CLIENTS) & (sizes > 0), pair[0].caps, 0)
+        order = turns(few, len(_FACTORS) * CLIENTS)
+        if not order.size:
+            return skipped("sensitivity: gradients", "no client may act")
+        uses, present = np.zeros(len(sizes), dtype=np.int64), setup.present(order, np.arange(len(order)))
+        for channel in pair:
+            channel.begin(0, torch.from_numpy(order)[None])
+        for step, client in enumerate(order.tolist()):
+            case, n, claim = int(uses[client]) + index + client, int(sizes[client]), claims.of(GRADIENT, client)
+            uses[client] += 1
+            crowd = torch.from_numpy(coins.standard_normal(n)) if case % 3 == 0 else torch.full((n,), 1e9).double()
+            crowd = torch.full_like(crowd, math.nan) if case % 3 == 1 else crowd
+            factors = _FACTORS[case % len(_FACTORS)]
+            values = []
+            for channel, rows, factor in zip(pair, (base, other), factors, strict=True):
+                crowd[places[client]] = factor
+                message = _message(setup, rows[client], crowd.clone()[None], case)
+                values.append(channel.release(GRADIENT, message)[0].numpy())
+            with np.errstate(invalid="ignore", over="ignore"):
+                moved = float(np.linalg.norm((values[0] - values[1])[0], ord=1 if claim.norm == "l1" else 2))
+            share = moved * claim.denominator * (present[step] / n) / claim.sensitivity
+            worst.see(share, f"row {index}, factors {factors} of client {setup.records.ids[client]!r}")
+    return worst.finding("sensitivity: gradients", "largest change over 2 C / (q n)")
+
+
+def _message(setup: Setup, rows: Tensor, factors: Tensor, case: int) -> GradientMessage:
+    """Gradients that are ``factors`` (1, n_i) times ``rows`` (n_i, D), given in either way."""
+    if not setup.linear or case % 4 > 1:
+        return RecordGradients(lambda client, which, where: factors[..., None] * rows)
+    return ScaledRows(lambda client, which, where: factors.numpy())
+
+
+def bounded_sensitivity(setup: Setup, claims: Claims, seed: int) -> Finding:
+    """Means that the domain is said to bound are refused beyond C, and are released within it; all of them are refused
+    where releases take a subsample of the records."""
+    channel, wrong, ids = setup.open(seed), [], setup.records.ids
+    order = turns(np.minimum(channel.caps, 1), CLIENTS)
+    order = order[setup.present(order, np.zeros_like(order)) > 0]
+    channel.begin(0, torch.from_numpy(order)[None])
+    for client in order.tolist():
+        claim = claims.of(GRADIENT, client)
+        within = np.ones((1, setup.records.dimension))
+        within *= claim.bound / np.linalg.norm(within[0], ord=1 if claim.norm == "l1" else 2)
+        for factor in (1.001, -2.0, math.nan, math.inf, 1e300):
+            if _accepted(channel, within * factor):
+                wrong.append(f"{factor:g} times C of client {ids[client]!r} was released")
+                break
+        else:
+            released = _accepted(channel, within)
+            if released and claim.sampled is not None:
+                wrong.append(f"a mean over all records of {ids[client]!r}, charged as a subsample, was released")
+            elif not released and claim.sampled is None:
+                wrong.append(f"a mean within C of client {ids[client]!r} was refused")
+    return exact("sensitivity: bounded means", len(wrong), "; ".join(wrong[:3]) or "means beyond C are refused")
+
+
+def _accepted(channel: Channel, mean: np.ndarray) -> bool:
+    try:
+        channel.release(GRADIENT, BoundedMeans(lambda client, which, where: mean))
+    except PrivacyError:
+        return False
+    return True

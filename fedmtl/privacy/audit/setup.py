@@ -1,10 +1,16 @@
-"""What is audited (how to open a channel of the run) and what is claimed (read off the event that is charged)."""
+"""What is audited (how to open a channel of the run) and what is claimed (read off the event that is charged).
+
+A claim is read off the charged event and public facts alone: the scale of the noise on a sum of rows is z S / m, on a
+sum of gradients of single records z S / (q n_i), where z and q are of the event, S follows from the clip norm of the
+settings and from how neighbours differ, and n_i is the client's number of records at the time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,49 +19,100 @@ import torch
 from dp_accounting import dp_event
 from torch import Tensor
 
-from ...errors import BudgetExhausted, PrivacyError
-from ..channel import Channel, Recording
+from ...errors import PrivacyError
+from ..account import Cost
+from ..accounting.composition import StepEvent, epsilon
+from ..channel import FIRST, GRADIENT, Channel
+from ..gradients import GradientPlan, WarmStartRelease
 from ..opening import open_channel
 from ..quantile import QuantileClip
-from ..records import Owners
 from ..release import Form, ReleasePlan
 from ..samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..settings import Privacy, RecordPrivacy
 
 Kind = Literal["gaussian", "laplace", "knorm", "wishart"]
-Rows = Callable[[int, str, Tensor], tuple[Tensor, Tensor]]
-"""(step, release, ranks drawn) -> rows (k, D) and the ranks whose rows they are."""
 
-_MOST_ELEMENTS = 1 << 22
+CLIENTS, ACTIVATIONS = 12, 2000
+"""Clients examined one by one, and activations of one channel, at most."""
+
+MOST_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The public schedule of clients that act one at a time.
+
+    Attributes:
+        phrase: about it, with which a channel is opened.
+        blocks: (channel, seed) -> (first activation, clients (1, S) int64) of every block of the run.
+    """
+
+    phrase: str
+    blocks: Callable[[Channel, int], Iterator[tuple[int, Tensor]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Everything that opening a channel of the run takes.
+    """How a run opens its channel, and the public facts.
 
     Args:
         privacy: the run's settings.
-        plans: the algorithm's releases.
-        sampler: who takes part, bound to the population.
+        plans: all releases of the run.
+        schedule: the sampler of rounds, bound to the population, or that of clients that act one at a time.
         steps: planned number of steps.
         tensors: sizes of the model's tensors in a released vector; releases of another total are one tensor.
-        owners: of the records, for record-level privacy.
+        counts: numbers of records of every client, from the data and not from the plan; None takes the plan's.
         rows: whether channels are opened with the noise that clients add to their own rows. It is another account, and
             hides what a release adds up, so most checks are made without it.
     """
 
     privacy: Privacy
-    plans: tuple[ReleasePlan, ...]
-    sampler: BoundSampler
+    plans: tuple[ReleasePlan | GradientPlan, ...]
+    schedule: BoundSampler | Clocks
     steps: int
     tensors: tuple[int, ...] = ()
-    owners: Owners | None = None
+    counts: tuple[int, ...] | None = None
     rows: bool = False
 
+    @cached_property
+    def gradients(self) -> GradientPlan | None:
+        """The releases of gradients under these settings, where the protected unit is one record."""
+        if not isinstance(self.privacy, RecordPrivacy):
+            return None
+        found = next(plan for plan in self.plans if isinstance(plan, GradientPlan))
+        return found.under((self.privacy,))
+
     @property
-    def records(self) -> bool:
-        """Whether the protected unit is one record."""
-        return isinstance(self.privacy, RecordPrivacy)
+    def records(self) -> GradientPlan:
+        """As :attr:`gradients`, where there are some."""
+        assert self.gradients is not None
+        return self.gradients
+
+    @property
+    def releases(self) -> tuple[ReleasePlan, ...]:
+        """The releases of rows."""
+        return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
+
+    def release(self, name: str) -> ReleasePlan:
+        """One of them."""
+        return next(plan for plan in self.releases if plan.name == name)
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether clients act one at a time, and not in rounds."""
+        return isinstance(self.schedule, Clocks)
+
+    @property
+    def sampler(self) -> BoundSampler:
+        """Of the rounds."""
+        assert isinstance(self.schedule, BoundSampler)
+        return self.schedule
+
+    @property
+    def clocks(self) -> Clocks:
+        """Of clients that act one at a time."""
+        assert isinstance(self.schedule, Clocks)
+        return self.schedule
 
     @property
     def adaptive(self) -> QuantileClip | None:
@@ -63,19 +120,19 @@ class Setup:
         return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) else None
 
     @property
-    def population(self) -> int:
-        """Number of protected units: it sets the default delta."""
-        return int(self.owners.counts.sum()) if self.records and self.owners is not None else self.sampler.n
-
-    @property
     def delta(self) -> float:
-        """Of every epsilon."""
-        return self.privacy.resolved_delta(self.population)
+        """Of every epsilon; the number of protected units sets the default."""
+        return self.privacy.resolved_delta(int(self.sizes.sum()) if self.gradients is not None else self.sampler.n)
 
     @property
     def secure(self) -> bool:
         """Whether the run takes its coins from the operating system."""
         return self.privacy.source == "secure"
+
+    @property
+    def uses_differ(self) -> bool:
+        """Whether the budget of sums of rows is allocated, so that their uses have different events."""
+        return self.gradients is None and any(plan.allocation is not None for plan in self.releases)
 
     def seeded(self) -> Setup:
         """The same with reproducible noise, so that two channels can share it."""
@@ -87,32 +144,94 @@ class Setup:
         *,
         ledger: Path | None = None,
         resume: bool = False,
-        replay: Recording | None = None,
+        replicates: int = 1,
+        x: Sequence[Tensor] | None = None,
+        fingerprint: str = "audit",
     ) -> Channel:
-        """A channel of the run with another seed."""
+        """A channel of the run with another seed, and with other rows ``x`` where gradients are multiples of rows."""
+        plans: list[ReleasePlan | GradientPlan] = []
+        for plan in self.plans:
+            if isinstance(plan, GradientPlan):
+                plans.append(plan if x is None or plan.x is None else replace(plan, x=x))
+            else:
+                plans.append(plan if self.rows else replace(plan, rows=None))
         return open_channel(
             self.privacy,
-            self.plans if self.rows else tuple(replace(plan, rows=None) for plan in self.plans),
-            self.sampler,
+            plans,
+            self.schedule.phrase if isinstance(self.schedule, Clocks) else self.schedule,
             seed=seed,
             steps=self.steps,
-            owners=self.owners,
-            fingerprint="audit",
+            fingerprint=fingerprint,
             ledger_path=ledger,
             resume=resume,
-            replay=replay,
+            replicates=replicates,
         )
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
-        """(start, stop) of every tensor in a vector of ``dimension`` numbers."""
+        """(start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
         sizes = self.tensors if sum(self.tensors) == dimension else (dimension,)
+        if len(sizes) == 1 and self.one_at_a_time and 1 < dimension <= 64:
+            sizes = (1,) * dimension
         stops = np.cumsum(sizes).tolist()
         return list(zip([0, *stops[:-1]], stops, strict=True))
 
-    def zeros(self, dimension: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """Zero rows of the cohort, or of a part of it where these would be very many numbers."""
-        count = min(len(ranks), max(1, _MOST_ELEMENTS // dimension))
-        return torch.zeros(1, dimension).expand(count, -1), ranks[:count]
+    def zeros(self, dimension: int, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Zero rows of a cohort, or of a part of it where these would be very many numbers."""
+        count = min(len(clients), max(1, MOST_ELEMENTS // dimension))
+        return torch.zeros(1, dimension).expand(count, -1), clients[:count]
+
+    # Public facts about records
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """(n,) int64: numbers of records."""
+        return self.records.counts if self.counts is None else np.array(self.counts, dtype=np.int64)
+
+    @property
+    def first(self) -> WarmStartRelease | None:
+        """The release before all activations, or None."""
+        return None if self.gradients is None else self.gradients.first
+
+    def rate(self, client: int) -> float:
+        """Probability that a record takes part in a release: as set, or a batch of the records."""
+        plan, n = self.records, int(self.sizes[client])
+        if plan.batch_size is not None:
+            return min(1.0, plan.batch_size / n) if n else 1.0
+        return float(np.broadcast_to(plan.rate, len(plan.ids))[client])
+
+    def weight(self, client: int, use: int) -> float:
+        """Of an activation, the mean of a client's weights being 1."""
+        given = self.records.allocation
+        return 1.0 if given is None else float(given[client][use] / np.mean(given[client]))
+
+    def share(self, client: int, cap: int) -> float:
+        """Weight of the release before all activations; 0 without one."""
+        if self.first is None or not self.sizes[client]:
+            return 0.0
+        return self.first.share / (1 - self.first.share) * cap if cap else 1.0
+
+    def present(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """(T,) records of ``clients`` (T,) at activations ``steps`` (T,)."""
+        arrivals = self.records.arrivals
+        if arrivals is None:
+            return self.sizes[clients]
+        pairs = zip(clients.tolist(), steps.tolist(), strict=True)
+        return np.array([int((arrivals[k] <= step).sum()) for k, step in pairs], dtype=np.int64)
+
+    @property
+    def linear(self) -> bool:
+        """Whether gradients are multiples of rows that the channel has."""
+        return self.records.x is not None
+
+    @cached_property
+    def x(self) -> list[Tensor]:
+        """(n_i, D) float64 rows of every client: those of the run, or any, where gradients are of none."""
+        given = self.records.x
+        if given is not None:
+            return list(given)
+        generator = torch.Generator().manual_seed(0)
+        d = self.records.dimension
+        return [torch.randn(n, d, generator=generator, dtype=torch.float64) for n in self.sizes.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +246,10 @@ class Claim:
         norm: of the sensitivity that this law needs.
         form: what is released of the rows.
         size: noised coordinates.
-        denominator: m, the public constant.
+        denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled event, else None.
         largest: most units in one cohort of a truncated Poisson event, else None.
-        event: of one whole step.
+        event: of one charge: a whole step with all its sums, or one release of gradients.
         accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
     """
@@ -164,49 +283,99 @@ class Claim:
         return self.multiplier * self.sensitivity / self.denominator
 
 
-def step_event_of(channel: Channel, use: int = 0) -> Any:
-    """The event and the accountant that the channel's account charges for one step; None without noise."""
-    cost = channel.account.cost
-    return None if cost is None else cost.step(0, use)
+class Claims:
+    """What the account charges for every release; false where no noise is claimed.
 
+    Args:
+        setup: public facts.
+        channel: an open one.
 
-def uses_differ(setup: Setup) -> bool:
-    """Whether the budget is allocated, so that the uses of a release have different events."""
-    return any(plan.allocation is not None for plan in setup.plans)
-
-
-def charged_events(channel: Channel, uses: int) -> Any:
-    """The event of the first ``uses`` steps together; uses beyond the allocation are taken for the last one."""
-    last = channel.plans[0].uses - 1
-    return dp_event.ComposedDpEvent([step_event_of(channel, min(use, last)).event for use in range(uses)])
-
-
-def multipliers_of(setup: Setup, channel: Channel, use: int = 0) -> dict[str, float]:
-    """Noise multiplier of every release in one use, read off the event that is charged for it."""
-    inner, _, _ = unsampled(step_event_of(channel, use).event)
-    read = [law_of(event)[1] for event in _parts(inner, len(setup.plans))]
-    return dict(zip((plan.name for plan in setup.plans), read, strict=True))
-
-
-def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
-    """The claim on every release, by name.
-
-    Raises:
-        PrivacyError: an event that the audit cannot read.
+    Attributes:
+        names: the noised releases: those of rows, or ``"gradient"`` and, before all activations, ``"first"``.
+        cost: what the account charges.
     """
-    charged = step_event_of(channel)
-    if charged is None:
-        return {}
-    inner, sampled, largest = unsampled(charged.event)
-    read = [law_of(event) for event in _parts(inner, len(setup.plans))]
-    adaptive = setup.adaptive
-    claims = {}
-    relation = _relation(setup, channel)
-    for plan, (kind, multiplier) in zip(setup.plans, read, strict=True):
-        if adaptive is not None:  # the count of unclipped clients takes its part of the step's noise
-            count = count_std(adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
+
+    def __init__(self, setup: Setup, channel: Channel) -> None:
+        self._setup, self._law = setup, channel.law
+        self._cost: Cost | None = channel.account.cost
+        self._per_participation = channel.account.by_client
+        self._made: dict[tuple[str, int, int], Claim] = {}
+        names = tuple(plan.name for plan in setup.releases)
+        if setup.gradients is not None:
+            names = (GRADIENT,) if setup.first is None else (GRADIENT, FIRST)
+        self.names: tuple[str, ...] = names if self._cost is not None else ()
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    @property
+    def cost(self) -> Cost:
+        """What is charged."""
+        assert self._cost is not None
+        return self._cost
+
+    def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
+        """The claim on a release.
+
+        Args:
+            name: of the release.
+            client: whose account, where the unit is a record; with all its records.
+            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that adapts the first.
+
+        Raises:
+            PrivacyError: an event that the audit cannot read.
+        """
+        key = name, client, use
+        if key not in self._made:
+            made = self._of_rows(name, use) if self._setup.gradients is None else self._of_gradients(*key)
+            self._made[key] = made
+        return self._made[key]
+
+    def starts(self, client: int) -> bool:
+        """Whether a release before all activations is charged to a client."""
+        return self._setup.first is not None and bool(self.cost.first[client])
+
+    def repeats(self, client: int) -> int:
+        """Charges in one use: the local steps of a participation."""
+        repeats = self.cost.repeats
+        return int(repeats[self.cost.kind[0, client] if len(repeats) > 1 else 0])
+
+    def composition(self, client: int, uses: int, *, first: bool = True) -> list[tuple[Any, int]]:
+        """The events of an account after ``uses`` and, where it has one and ``first``, the release before them, with
+        their numbers; uses beyond an allocation are taken for the last one."""
+        charged = self.cost.uses_of(client)
+        if isinstance(charged, StepEvent):
+            return [(charged.event, uses * self.repeats(client))]
+        start = int(self.starts(client))
+        some = [*charged[: start * first], *charged[start : start + uses]]
+        some += [charged[-1]] * (uses + start * first - len(some))
+        return [(one.event, 1) for one in some]
+
+    def spent(self, client: int, uses: int, *, first: bool = True) -> float:
+        """Epsilon of :meth:`composition`, at the delta of the settings."""
+        parts = [(event, count) for event, count in self.composition(client, uses, first=first) if count]
+        if not parts:
+            return 0.0
+        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)
+        return epsilon(whole, count, self._setup.delta, accountant=self.accountant(client))
+
+    def accountant(self, client: int = 0) -> Any:
+        """That composes the events of an account."""
+        charged = self.cost.uses_of(client)
+        return (charged if isinstance(charged, StepEvent) else charged[0]).accountant
+
+    def _of_rows(self, name: str, use: int) -> Claim:
+        setup, limit = self._setup, self.cost.limit()
+        charged = self.cost.step(0, use if limit is None else min(use, limit - 1))
+        inner, sampled, largest = unsampled(charged.event)
+        parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
+        kind, multiplier = law_of(parts[name])
+        relation = self._relation()
+        if setup.adaptive is not None:  # the count of unclipped clients takes its part of the step's noise
+            count = count_std(setup.adaptive, setup.sampler) / (1.0 if relation == "replace" else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
-        claims[plan.name] = Claim(
+        plan = setup.release(name)
+        return Claim(
             kind=kind,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
@@ -219,45 +388,76 @@ def claims_of(setup: Setup, channel: Channel) -> dict[str, Claim]:
             largest=largest,
             event=charged.event,
             accountant=charged.accountant,
-            per_participation=channel.account.per_participation,
+            per_participation=self._per_participation,
         )
-    return claims
 
+    def _relation(self) -> Relation:
+        if self._law is not None and self._law.refuted is not None:
+            return self._law.relation
+        return relation_of(self._setup.sampler)
 
-def clip_claims(setup: Setup) -> dict[str, Claim]:
-    """Of releases that are clipped and not noised: the bound on a client, and no event."""
-    laplace = setup.privacy.mechanism == "laplace"
-    return {
-        plan.name: Claim(
-            kind="laplace" if laplace else "gaussian",
-            multiplier=0.0,
-            bound=setup.privacy.initial_norm,
-            relation=_relation(setup, None),
-            norm="l1" if laplace and plan.form == "vector" else "l2",
-            form=plan.form,
-            size=plan.size,
-            denominator=expected_cohort(setup.sampler),
-            sampled=None,
-            event=None,
-            accountant=None,
-            per_participation=False,
+    def _of_gradients(self, name: str, client: int, use: int) -> Claim:
+        setup, first = self._setup, name == FIRST
+        if first:
+            charged = self.cost.uses_of(client)
+            assert self.starts(client)
+            assert isinstance(charged, tuple)
+            event = charged[0].event
+            accountant = charged[0].accountant
+        else:
+            one = self.cost.step(client, use)
+            event, accountant = one.event, one.accountant
+        inner, sampled, _ = unsampled(event, replaced=setup.one_at_a_time)
+        kind, multiplier = law_of(inner)
+        bound = setup.privacy.initial_norm
+        if first:  # the sensitivity is enlarged by 2^-20
+            assert setup.first is not None
+            bound = float(setup.first.sensitivity[client]) * (1 + 2.0**-20)
+        return Claim(
+            kind=kind,
+            multiplier=multiplier,
+            bound=bound,
+            relation="add_remove" if first else "replace" if setup.one_at_a_time else "zero_out",
+            norm="l1" if kind == "laplace" else "l2",
+            size=setup.records.dimension,
+            denominator=1.0 if first else float(setup.sizes[client]) * (sampled or 1.0),
+            sampled=sampled,
+            event=event,
+            accountant=accountant,
+            per_participation=True,
         )
-        for plan in setup.plans
-    }
 
 
-def _relation(setup: Setup, channel: Channel | None) -> Relation:
-    """How neighbours differ, by the kind of cohort; the published accounting of fixed cohorts takes another one."""
-    if channel is not None and channel.law is not None and channel.law.refuted is not None:
-        return channel.law.relation
-    if isinstance(setup.sampler, BoundFixed):
+def clip_claim(setup: Setup, name: str) -> Claim:
+    """Of a release that is clipped and not noised: the bound on a client, and no event."""
+    plan, laplace = setup.release(name), setup.privacy.mechanism == "laplace"
+    return Claim(
+        kind="laplace" if laplace else "gaussian",
+        multiplier=0.0,
+        bound=setup.privacy.initial_norm,
+        relation=relation_of(setup.sampler),
+        norm="l1" if laplace and plan.form == "vector" else "l2",
+        form=plan.form,
+        size=plan.size,
+        denominator=expected_cohort(setup.sampler),
+        sampled=None,
+        event=None,
+        accountant=None,
+        per_participation=False,
+    )
+
+
+def relation_of(sampler: BoundSampler) -> Relation:
+    """How neighbours differ, by the kind of cohort."""
+    if isinstance(sampler, BoundFixed):
         return "replace"
-    return "zero_out" if isinstance(setup.sampler, BoundCyclic) else "add_remove"
+    return "zero_out" if isinstance(sampler, BoundCyclic) else "add_remove"
 
 
-def unsampled(event: Any) -> tuple[Any, float | None, int | None]:
-    """What happens to the units drawn, the probability of a Poisson draw, and its cap on the size."""
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
+def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None, int | None]:
+    """What happens to the units drawn, the probability of a Poisson draw, and its cap on the size; ``replaced`` where
+    a unit is exchanged for another one, of which a Poisson draw has an event of its own."""
+    if type(event).__name__ == ("ReplacedPoissonDpEvent" if replaced else "PoissonSampledDpEvent"):
         return event.event, float(event.sampling_probability), None
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
         inner = dp_event.GaussianDpEvent(event.noise_multiplier)
@@ -303,76 +503,3 @@ def expected_cohort(sampler: BoundSampler) -> float:
 def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
     """Standard deviation of the noise on the count of unclipped clients: as set, or a twentieth of the cohort."""
     return expected_cohort(sampler) / 20 if adaptive.count_noise is None else adaptive.count_noise
-
-
-def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
-    """Steps through the production path (draw, begin, release every plan) until the budget ends.
-
-    Yields:
-        step, the ranks drawn, and the released values by name, float64 coordinates (size,).
-    """
-    for step in range(start, stop):
-        try:
-            ranks = channel.draw(step)
-            channel.begin(step, ranks)
-        except BudgetExhausted:
-            return
-        values = {}
-        for plan in channel.plans:
-            sent, owners = rows(step, plan.name, ranks)
-            values[plan.name] = coordinates(channel.release(plan.name, sent, owners).numpy(), plan.form)
-        yield step, ranks, values
-
-
-def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
-    """A release as the coordinates that are noised: the upper triangle of a symmetric matrix, off-diagonals times
-    sqrt(2); a matrix that is not symmetric gives NaN."""
-    if form != "symmetric":
-        return value
-    if not np.array_equal(value, value.T):
-        return np.full(len(value) * (len(value) + 1) // 2, np.nan)
-    upper = np.triu_indices(len(value))
-    return value[upper] * np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
-
-
-def silence(setup: Setup) -> Rows:
-    """Rows of clients that contribute nothing: zeros, and in every other step nobody answers."""
-    dimensions = {plan.name: plan.dimension for plan in setup.plans}
-
-    def rows(step: int, name: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        return setup.zeros(dimensions[name], ranks if step % 2 == 0 else ranks[:0])
-
-    return rows
-
-
-def released(channel: Channel, setup: Setup, *, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Releases of clients that contribute nothing: {name: (T, size) float64}.
-
-    Where the uses differ, each is in units of its own noise over that of the first use, as the events say.
-    Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
-    computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
-    standard deviation, is under ``"<name>/count"``.
-    """
-    kept: dict[str, list[np.ndarray]] = {plan.name: [] for plan in setup.plans}
-    adaptive = setup.adaptive
-    noted: list[tuple[int, str, Tensor]] = []
-    if adaptive is not None:
-        channel.record = noted
-        kept |= {f"{plan.name}/count": [] for plan in setup.plans}
-    growth = {plan.name: 1.0 for plan in setup.plans}
-    rows = silence(setup)
-    first = multipliers_of(setup, channel) if uses_differ(setup) else None
-    for step, ranks, values in play(channel, rows, start=start, stop=stop):
-        if first is not None:
-            now = multipliers_of(setup, channel, channel.uses - 1)
-            growth = {name: now[name] / value for name, value in first.items()}
-        for name, value in values.items():
-            kept[name].append(value / growth[name])
-            if adaptive is None:
-                continue
-            (count,) = [float(v) for at, key, v in noted if (at, key) == (step, f"{name}/count")]
-            m, answered = expected_cohort(setup.sampler), len(rows(step, name, ranks)[0])
-            kept[f"{name}/count"].append(np.array([(count * m - answered / 2) / count_std(adaptive, setup.sampler)]))
-            growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
-    sizes = {plan.name: plan.size for plan in setup.plans}
-    return {name: np.stack(found) if found else np.zeros((0, sizes.get(name, 1))) for name, found in kept.items()}

@@ -10,12 +10,11 @@ import numpy as np
 
 from ..._rounding import rounded_up
 from ...errors import BudgetExhausted
-from ..accounting.composition import StepEvent
 from ..channel import Channel
 from .accountant import Composition, least_epsilon, library_epsilon
 from .findings import Finding, exact, skipped, too_large
-from .owner_setup import OwnerClaims, OwnerSetup
-from .setup import Setup, step_event_of, uses_differ
+from .play import begin_round
+from .setup import Claims, Setup
 
 _SLACK = 1 + 1e-5
 _EXAMINED = 6  # accounts of one run that are computed again
@@ -88,7 +87,7 @@ class Played:
 
     Attributes:
         channel: still open.
-        uses: participations by rank, int64 (n,).
+        uses: participations of every account, int64 (n,).
         steps: number of steps.
     """
 
@@ -103,59 +102,38 @@ def played(setup: Setup, seed: int) -> Played:
     uses, step = np.zeros(setup.sampler.n, dtype=np.int64), 0
     while step < setup.steps:
         try:
-            ranks = channel.draw(step)
-            channel.begin(step, ranks)
+            members = begin_round(setup, channel, step)
         except BudgetExhausted:
             break
-        uses[ranks.numpy()] += 1
+        uses[members.numpy()] += 1
         step += 1
     return Played(channel, uses, step)
 
 
-def stated_channel(setup: Setup, seed: int) -> list[Finding]:
-    """Of a run in rounds, of clients or of the records of each; the delta that is printed is that of the settings."""
-    done = played(setup, seed)
-    channel, delta = done.channel, setup.delta
-    cost, report = channel.account.cost, channel.report
-    assert cost is not None
-    findings = [_delta(report.delta, delta)]
-    if setup.records:
-        assert setup.owners is not None
-        each = cost.epsilons(done.uses)
-        stated = []
-        for k, name in enumerate(setup.owners.ids):
-            rank = int(setup.owners.ranks[k])
-            charged, count = cost.step(rank), int(done.uses[rank] * setup.owners.steps[k])
-            stated.append(Stated(float(each[rank]), [(charged.event, count)], charged.accountant, f"of {name!r}"))
-        largest = max(stated, key=lambda one: one.epsilon)
-        return [*findings, second_accountant(stated, delta), _report(report.epsilon, largest.epsilon)]
-    uses = int(done.uses.max(initial=0)) if channel.account.per_participation else done.steps
-    charged = step_event_of(channel)
-    composition: Composition = [(charged.event, uses)]
-    if uses_differ(setup):
-        composition = [(step_event_of(channel, use).event, 1) for use in range(uses)]
-    whose = f"of {uses} uses"
-    figure = report.epsilon if report.refuted is None else report.claimed
-    return [*findings, second_accountant([Stated(figure or 0.0, composition, charged.accountant, whose)], delta)]
-
-
-def stated_owners(setup: OwnerSetup, claims: OwnerClaims, seed: int) -> list[Finding]:
-    """Of owners who act one at a time, each after all its answers."""
-    channel = setup.open(seed)
-    terms = channel.account.terms
-    assert terms is not None
-    figures = terms.epsilons(channel.caps[None], first=True)[0]
+def stated_figures(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
+    """Of a run after all its steps, of every account; the delta that is printed is that of the settings."""
+    check, delta = [], setup.delta
+    if setup.one_at_a_time:
+        uses = setup.open(seed).caps
+    else:
+        done = played(setup, seed)
+        report, uses = done.channel.report, done.uses
+        check = [_delta(report.delta, delta)]
+    if setup.gradients is None:
+        count = int(uses.max(initial=0)) if done.channel.account.by_client else done.steps
+        figure = report.epsilon if report.refuted is None else report.claimed
+        whole = Stated(figure or 0.0, claims.composition(0, count), claims.accountant(), f"of {count} uses")
+        return [*check, second_accountant([whole], delta)]
+    figures = claims.cost.epsilons(uses[None], first=True)[0]
     stated = []
-    for k, name in enumerate(setup.ids):
-        events, cap = terms.events(k), int(channel.caps[k])
-        if isinstance(events, StepEvent):
-            composition, accountant = [(events.event, cap)], events.accountant
-        else:
-            charged = events[: cap + int(claims.first(k) is not None)]
-            composition = [(one.event, 1) for one in charged]
-            accountant = setup.privacy.accountant
-        stated.append(Stated(float(figures[k]), composition, accountant, f"of {name!r} after {cap} answers"))
-    return [_delta(terms.delta, setup.delta), second_accountant(stated, setup.delta)]
+    for k, name in enumerate(setup.records.ids):
+        count = int(uses[k])
+        whose = f"of {name!r} after {count} uses"
+        stated.append(Stated(float(figures[k]), claims.composition(k, count), claims.accountant(k), whose))
+    second = second_accountant(stated, delta)
+    if setup.one_at_a_time:
+        return [_delta(claims.cost.delta, delta), second]
+    return [*check, second, _report(report.epsilon, max(one.epsilon for one in stated))]
 
 
 def _delta(stated: float | None, delta: float) -> Finding:
@@ -168,7 +146,7 @@ def _report(stated: float, largest: float) -> Finding:
     return too_large("charges: report", largest, stated * _SLACK, "largest epsilon of a client, against the report's")
 
 
-def early_stop(stated: float, stopped: str, setup: Setup | OwnerSetup, seed: int) -> Finding:
+def early_stop(stated: float, stopped: str, setup: Setup, seed: int) -> Finding:
     """A run that stopped because of what it showed states the epsilon of everything planned, no less and no more.
 
     Args:
@@ -186,17 +164,14 @@ def early_stop(stated: float, stopped: str, setup: Setup | OwnerSetup, seed: int
     return exact(check, wrong, told)
 
 
-def planned_epsilon(setup: Setup | OwnerSetup, seed: int) -> float:
-    """Epsilon of all planned steps, or of every owner up to its cap."""
-    if isinstance(setup, OwnerSetup):
+def planned_epsilon(setup: Setup, seed: int) -> float:
+    """Epsilon of all planned steps, or of every client up to its cap."""
+    if setup.one_at_a_time:
         channel = setup.open(seed)
-        terms = channel.account.terms
-        assert terms is not None
-        return (
-            math.inf if channel.published is not None else float(terms.epsilons(channel.caps[None], first=True).max())
-        )
+        cost = channel.account.cost
+        assert cost is not None
+        return math.inf if cost.refuted is not None else float(cost.epsilons(channel.caps[None], first=True).max())
     done = played(setup, seed)
     account = done.channel.account
-    if account.per_participation and account.caps is not None:
-        return account.epsilon_at(account.caps)
-    return account.epsilon_at(done.steps)
+    capped = account.by_client and account.caps is not None
+    return account.epsilon_at(account.caps if capped and account.caps is not None else done.steps)

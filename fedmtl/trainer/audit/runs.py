@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ...data import FederatedDataset
 from ...errors import FedmtlError
-from ...local import operation_threads
-from ...privacy import OwnerChannel, Privacy
-from ...privacy.audit import Finding, OwnerSetup, Setup
+from ...privacy import Privacy
+from ...privacy.audit import Finding, Setup
 from ...privacy.audit.findings import exact, skipped, too_large
 from ...privacy.audit.stated import early_stop
 from ...privacy.audit.statistics import auditor
+from ...privacy.channel import FIRST
 from ..evaluation import METRICS
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
@@ -32,7 +32,7 @@ _HISTORIES = 200
 _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "objective", "time")
 
 
-def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, checks: Sequence[str]) -> list[Finding]:
+def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str]) -> list[Finding]:
     """Check the sensitivity of first releases, and the charge of an early stop.
 
     Args:
@@ -42,12 +42,12 @@ def audit_runs(trainer: Trainer, setup: Setup | OwnerSetup | None, seed: int, ch
         checks: kinds of checks that are made.
     """
     findings = []
-    if isinstance(setup, OwnerSetup) and setup.first is not None and "sensitivity" in checks:
+    if setup.first is not None and "sensitivity" in checks:
         findings.append(first_sensitivity(trainer, setup, seed))
-    if setup is not None and "charges" in checks and not setup.privacy.noiseless:
+    if "charges" in checks and not setup.privacy.noiseless:
         findings.append(_stopped(trainer, setup, seed))
         findings.append(stopping_rule(trainer, seed))
-    if isinstance(setup, Setup) and not setup.records and "charges" in checks:
+    if setup.gradients is None and "charges" in checks:
         findings += stateless_rows(trainer, setup, seed)
     return findings
 
@@ -81,7 +81,7 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
         setup: how it opens its channel.
         seed: of what the clients are made to keep.
     """
-    names = {plan.name for plan in setup.plans if not plan.stateful}
+    names = {plan.name for plan in setup.releases if not plan.stateful}
     if not names:
         return []
     plain, changed = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
@@ -116,7 +116,7 @@ def _seeded(trainer: Trainer) -> Privacy | None:
     return None if trainer.privacy is None else replace(trainer.privacy, source="seeded")
 
 
-def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
+def _stopped(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
     problem = problem_of(trainer, trainer.data)
@@ -127,7 +127,7 @@ def _stopped(trainer: Trainer, setup: Setup | OwnerSetup, seed: int) -> Finding:
     return early_stop(result.privacy.epsilon, result.stopped, setup, seed)
 
 
-def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding:
+def first_sensitivity(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check that one record replaced moves the first release of its client by at most the sensitivity that its noise is
     for.
 
@@ -146,7 +146,7 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
     privacy = replace(setup.privacy, source="seeded")
     trainer = replace(trainer, privacy=privacy)
     moves = np.asarray(setup.first.sensitivity)
-    counts = np.array(setup.counts)
+    counts = setup.sizes
     worst, where, pairs = 0.0, "", 0
     for base, others in _neighbours(trainer.data, seed):
         try:
@@ -158,7 +158,7 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
                 pairs += int((counts > 0).sum())
                 if not share[place] <= worst:
                     worst = float(share[place]) if math.isfinite(share[place]) else math.inf
-                    where = f"{name} of {setup.ids[place]!r}"
+                    where = f"{name} of {setup.records.ids[place]!r}"
         except FedmtlError as error:
             return too_large(check, math.inf, _SLACK, f"whether there is a release depends on the records: {error}")
     detail = f"largest change over the stated sensitivity, in {pairs} pairs of neighbours; {where}"
@@ -168,18 +168,10 @@ def first_sensitivity(trainer: Trainer, setup: OwnerSetup, seed: int) -> Finding
 def first_releases(trainer: Trainer, data: FederatedDataset) -> Tensor:
     """Return (n, D) what clients release before all activations, in a run on ``data``."""
     recorded: list[tuple[int, str, Tensor]] = []
-    problem = problem_of(trainer, data)
-    with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
-        channel, source = trainer.open(problem, "audit")
-        assert isinstance(channel, OwnerChannel)
-        channel.record = recorded
-        state = trainer.algorithm.init(problem)
-        with closing(channel):
-            channel.start(0)
-            event = next(iter(source.events(0)))
-            source.begin(event)
-            trainer.algorithm.step(problem, state, event, channel)  # type: ignore[arg-type]
-    return next(value[0] for step, name, value in recorded if (step, name) == (-1, "first"))
+    for _, block in states(trainer, data, trainer.rounds, record=recorded):
+        if block is not None:
+            break
+    return next(value[0] for step, name, value in recorded if (step, name) == (-1, FIRST))
 
 
 Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]]]

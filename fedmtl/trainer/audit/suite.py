@@ -9,30 +9,27 @@ memory or in temporary files.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...algorithms.base import Algorithm, AsyncAlgorithm, State
+from ...algorithms.base import Algorithm, State
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of
-from ...privacy import Channel, OwnerChannel, RecordPrivacy, SeededSource
-from ...privacy.audit import CHECKS, Effort, Finding, OwnerSetup, Setup, audit_channel, audit_owners
+from ...privacy import BoundSampler, Channel, RecordPrivacy, SeededSource
+from ...privacy.audit import CHECKS, Clocks, Effort, Finding, Setup, audit_channel
 from ...privacy.audit.findings import exact, skipped
 from ...privacy.channel import Recording
 from ...privacy.noise.sources import NoiseSource
 from ...random import derive_key
-from ...schedules import AsynchronousSchedule
-from ..problem import client_ranks, record_owners
-from ..sources import bind_schedule, in_rounds, open_activations
+from ...schedules import AsynchronousSchedule, Block, BoundSchedule
+from ..sources import Activations, bind_schedule, releases_of
 from ..trainer import Trainer
 from .independence import independence
 from .rerun import problem_of, states
@@ -57,15 +54,12 @@ def audit_trainer(
     """
     trainer = _resolved(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
     findings: list[Finding] = []
-    setup, owners = setup_of(trainer), owner_setup_of(trainer)
+    setup = setup_of(trainer)
     if setup is not None:
         findings += audit_channel(setup, seed=seed, effort=effort)
-    elif owners is not None:
-        findings += audit_owners(owners, seed=seed, effort=effort)
+        findings += audit_runs(trainer, setup, seed, CHECKS if effort is None else effort.checks)
     else:
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
-    if setup is not None or owners is not None:
-        findings += audit_runs(trainer, setup or owners, seed, CHECKS if effort is None else effort.checks)
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
     if effort is None or "independence" in effort.checks:
@@ -74,68 +68,39 @@ def audit_trainer(
 
 
 def setup_of(trainer: Trainer) -> Setup | None:
-    """How a run in rounds opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
-    if trainer.privacy is None or isinstance(trainer.algorithm, AsyncAlgorithm):
+    """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
+    if trainer.privacy is None:
         return None
-    problem = problem_of(trainer, trainer.data)
+    problem, schedule = problem_of(trainer, trainer.data), trainer.schedule
     with closing(problem.executor):
-        algorithm, schedule = in_rounds(trainer.algorithm, trainer.schedule)
-        sampler = schedule.bind(problem.clients)
-        offsets, plans = problem.layout.offsets, algorithm.plan(problem, sampler)
+        bound: BoundSampler | BoundSchedule
+        if isinstance(schedule, AsynchronousSchedule):
+            bound = bind_schedule(schedule, problem)
+            problem = replace(problem, rounds=min(trainer.rounds, bound.steps))
+        else:
+            bound = schedule.bind(problem.clients)
         return Setup(
             privacy=trainer.privacy,
-            plans=plans,
-            sampler=sampler,
-            steps=trainer.rounds,
-            tensors=tuple(b - a for a, b in itertools.pairwise(offsets)),
-            owners=record_owners(problem, algorithm, trainer.privacy, client_ranks(problem.data)[1], plans),
+            plans=releases_of(trainer.algorithm, problem, bound, trainer.privacy),
+            schedule=bound if isinstance(bound, BoundSampler) else _clocks(trainer, bound, problem.rounds),
+            steps=problem.rounds,
+            tensors=tuple(b - a for a, b in itertools.pairwise(problem.layout.offsets)),
+            counts=tuple(trainer.data.train.counts.tolist()),
         )
 
 
-def owner_setup_of(trainer: Trainer) -> OwnerSetup | None:
-    """How a run whose clients act one at a time opens its channel; None for other runs and without privacy."""
-    algorithm, schedule = trainer.algorithm, trainer.schedule
-    if not isinstance(algorithm, AsyncAlgorithm) or not isinstance(schedule, AsynchronousSchedule):
-        return None
-    if not isinstance(trainer.privacy, RecordPrivacy):
-        return None
-    problem = problem_of(trainer, trainer.data)
-    problem.executor.close()
-    problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(schedule, problem).steps))
+def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
+    """The run's own activations, in its own blocks."""
+    cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
 
-    def opening(
-        seed: int, privacy: RecordPrivacy, rows: Sequence[Tensor] | None, **options: Any
-    ) -> tuple[OwnerChannel, Callable[[int], Iterator[tuple[int, Tensor]]]]:
-        given = algorithm
-        if rows is not None:  # the same algorithm on other records
-            given = copy.copy(algorithm)
-            object.__setattr__(given, "rows", lambda problem: list(rows))
-        cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
-        channel, source = open_activations(
-            given, problem, schedule, privacy, seed=seed, every=trainer.eval_every, cuts=cuts, **options
-        )
+    def blocks(channel: Channel, seed: int) -> Iterator[tuple[int, Tensor]]:
+        def table(start: int, end: int) -> Block:
+            return bound.events(seed, start, end, replicates=channel.replicates)
 
-        def blocks(start: int) -> Iterator[tuple[int, Tensor]]:
-            return ((int(event.step[0]), event.client) for event in source.events(start))
+        source = Activations(channel, stop, trainer.eval_every, table, cuts)
+        return ((block.first, block.client) for block in source.blocks(0))
 
-        return channel, blocks
-
-    counts = tuple(trainer.data.train.counts.tolist())
-    bound = bind_schedule(schedule, problem)
-    caps = algorithm.caps(problem, bound.caps.clip(max=problem.rounds))
-    options = algorithm.channel_options(problem, trainer.privacy, caps)
-    rows = algorithm.rows(problem)
-    generator = torch.Generator().manual_seed(0)  # where gradients are no multiples of rows, any ones are theirs
-    some = [torch.randn(n, problem.dimension, generator=generator, dtype=torch.float64) for n in counts]
-    return OwnerSetup(
-        privacy=trainer.privacy,
-        x=tuple(some if rows is None else rows),
-        counts=counts,
-        ids=tuple(trainer.data.ids),
-        opening=opening,
-        options=options,
-        linear=rows is not None,
-    )
+    return Clocks(bound.describe(), blocks)
 
 
 def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:
@@ -188,9 +153,9 @@ def public_states(
         coins: seed of the secret coins, in place of the run's.
     """
     private = isinstance(trainer.privacy, RecordPrivacy)
-    channels: list[Channel | OwnerChannel] = []
+    channels: list[Channel] = []
 
-    def opened(channel: Channel | OwnerChannel) -> None:
+    def opened(channel: Channel) -> None:
         channels.append(channel)
         if coins is not None:
             _redraw(channel, SeededSource(coins))
@@ -199,15 +164,13 @@ def public_states(
     return [_digest_of(trainer.algorithm, channels[0], state, private=private) for state, _ in run]
 
 
-def _redraw(channel: Channel | OwnerChannel, source: NoiseSource) -> None:
+def _redraw(channel: Channel, source: NoiseSource) -> None:
     """Take the secret coins of a channel from ``source``: its cohorts, or the records that take part, where these are
     secret and the cohorts are public."""
-    if isinstance(channel, OwnerChannel):
-        channel._sources = channel.participation._sources = [source]
-    elif channel.records is not None:
-        channel.records._source = source
+    if channel.draws is None:
+        channel.sources = [source]
     else:
-        channel.source = source
+        channel.draws.sources = [source]
 
 
 def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
@@ -271,10 +234,10 @@ def _resolved(trainer: Trainer) -> Trainer:
         return trainer.resolved(problem)
 
 
-def _digest_of(algorithm: Algorithm, channel: Channel | OwnerChannel, state: State, *, private: bool) -> str:
+def _digest_of(algorithm: Algorithm, channel: Channel, state: State, *, private: bool) -> str:
     """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
     public = dict(state.public)
-    if isinstance(channel, Channel):
+    if channel.gradients is None:
         public |= {f"clip norm of {name}": value for name, value in channel.state().items()}
     if private:
         public |= {f"own {name}": value for name, value in state.private.snapshot(0).items()}
