@@ -2,10 +2,10 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fedmtl.privacy.records import Owners, RecordReleases
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from fedmtl import models
 from fedmtl.data import FederatedDataset
 from fedmtl.local import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally, train_privately
-from fedmtl.privacy import GaussianNoise, L2Clip, SeededSource
+from fedmtl.privacy import FullParticipation, GradientPlan, LocalSteps, RecordPrivacy, open_channel
 from fedmtl.stacked import Layout, StackedModule, prepare_module
 from fedmtl.stacked.losses import cross_entropy
 from tests.helpers import ragged_classification
@@ -201,27 +201,26 @@ def test_nobody_to_train_and_nothing_drawn():
     torch.testing.assert_close(got, start * (1 - 0.2 * 0.5), rtol=1e-12, atol=1e-14)
 
 
-def releases(data: FederatedDataset, dimension: int, batch_size: int | None) -> RecordReleases:
+def releases(data: FederatedDataset, dimension: int, batch_size: int | None) -> LocalSteps:
     """The production release path, with noise, open for all clients but the second in round ``ROUND``."""
-    n = len(data)
-    owners = Owners(
+    counts = data.train.counts.numpy()
+    plan = GradientPlan(
         ids=data.ids,
         keys=data.keys,
-        counts=data.train.counts,
-        ranks=torch.arange(n),
-        steps=torch.tensor([3, 2, 4, 1, 2, 4, 3]),
-        batch_size=batch_size,
+        counts=counts,
         dimension=dimension,
+        rate=1.0 if batch_size is None else np.minimum(1.0, batch_size / counts),
+        relation="zero_out",
+        steps=np.array([3, 2, 4, 1, 2, 4, 3]),
+        batch_size=batch_size,
     )
-    records = RecordReleases(
-        owners,
-        clip=L2Clip(CLIP),
-        noise=GaussianNoise(1.0),
-        multipliers=torch.linspace(0.5, 2.0, n, dtype=torch.float64),
-        source=SeededSource(3),
-    )
-    records.open(ROUND, torch.tensor([0, 2, 3, 4, 5, 6]))
-    return records
+    privacy = RecordPrivacy(clip_norm=CLIP, noise_multiplier=1.0, delta=1e-5)
+    channel = open_channel(privacy, (plan,), FullParticipation().bind(len(data)), seed=3, steps=ROUND + 1)
+    cohort = torch.tensor([0, 2, 3, 4, 5, 6])
+    channel._drawn[ROUND] = cohort
+    channel.begin(ROUND, cohort)
+    assert channel.local is not None
+    return channel.local
 
 
 @pytest.mark.parametrize("batch_size", [None, 4, 1])
