@@ -255,7 +255,8 @@ class Channel:
         assert self.sampler is not None
         uses, caps = self.account.participations[0], self.account.caps
         if self.gradients is not None:  # accounts of clients, cohorts of ranks
-            uses, caps = uses[self._order], None if caps is None else caps[self._order]
+            order = self._order.numpy()
+            uses, caps = uses[order], None if caps is None else caps[order]
         ranks = self.sampler.draw(step, self.source.coins("cohort", step), torch.from_numpy(uses))
         if self.gradients is None or caps is None:
             return ranks
@@ -695,27 +696,30 @@ class Channel:
             sums = self.sums.of_chunks(message.chunks, len(clients))
             if self.tap is not None:
                 self.tap(round, f"{GRADIENT}/{message.step}", clients, sums)
-        names = [f"{GRADIENT}/{plan.ids[client]}/{message.step}" for client in clients.tolist()]
+        steps = zip(clients.tolist(), message.own.tolist(), strict=True)
+        names = [f"{GRADIENT}/{plan.ids[client]}/{own}" for client, own in steps]
         if self._replay is not None:
             values = [self._replayed(round, name) for name in names]
             value = torch.stack([one for one in values if one is not None])
         else:
             assert sums is not None
-            value = self._noised_local(sums, clients, message.step, round)
+            value = self._noised_local(sums, clients, message.own, round)
         if self.record is not None:
             with self._lock:
                 for name, row in zip(names, value.cpu(), strict=True):
                     self.record.append((round, name, row.clone()))
         return value
 
-    def _noised_local(self, total: Tensor, clients: Tensor, step: int, round: int) -> Tensor:
+    def _noised_local(self, total: Tensor, clients: Tensor, own: Tensor, round: int) -> Tensor:
         plan, width = self.gradients, None
         assert plan is not None
         expected = torch.from_numpy(plan.expected)[clients]
         if self.terms is not None:
             law, source = LAWS[str(self.mechanism)](1.0), self.source
             scale = torch.from_numpy(self.terms.multipliers[0])[clients] * self.bound  # neighbours leave a record out
-            drawn = law.draw_rows(source, f"noise/gradient/{step}", round, plan.addresses[clients], total.shape[1])
+            assert self.local is not None
+            address, keys = self.local.addresses(clients, own), plan.addresses[clients]
+            drawn = law.draw_rows(source, "noise/gradient", address, keys, total.shape[1])
             noise = (torch.from_numpy(drawn) * scale[:, None]).to(total.device)
             total, width = privatize(total, noise, source, bound=self.bound, norm=law.norm, scale=scale)
         value = total / expected[:, None].to(total.device)

@@ -25,7 +25,8 @@ class LocalSteps:
     """The local steps of one round.
 
     Step t of training j has the number ``j * stride + t``, so that the steps which clients make together have one
-    number; the stride is the length of the longest training.
+    number; the stride is the length of the longest training. In a client's own participation it is step
+    ``j * length + t`` with its own length, which addresses its noise and its subset of records whoever is there.
 
     Args:
         channel: the way out.
@@ -47,6 +48,15 @@ class LocalSteps:
         """Local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not take
         part."""
         return self._length[clients]
+
+    def own_numbers(self, clients: Tensor, step: int) -> Tensor:
+        """int64 (A,): the number of a local step in the participation of each of ``clients``."""
+        training, place = divmod(step, self.stride)
+        return training * self._length[clients] + place
+
+    def addresses(self, clients: Tensor, own: Tensor) -> Tensor:
+        """int64 (A,): local steps ``own`` of this round in the streams of ``clients``."""
+        return self._round * torch.from_numpy(self.plan.local_steps)[clients] + own
 
     def step_numbers(self, client: int) -> list[int]:
         """Numbers of all local steps of one participation of ``client``."""
@@ -77,7 +87,8 @@ class LocalSteps:
         """The records of one local step, drawn anew for each client; see
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
         assert self._channel.draws is not None
-        return self._channel.draws.batch(clients, self._round, step, self.plan.batch_size)
+        own = self.own_numbers(clients, step)
+        return self._channel.draws.batch(clients, self.addresses(clients, own), self.plan.batch_size)
 
     def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
@@ -100,4 +111,4 @@ class LocalSteps:
         if bool((self._done[clients] != training * length + own).any()):
             raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
         self._done[clients] += 1
-        return self._channel.release("gradient", GradientChunks(step, chunks), clients)
+        return self._channel.release("gradient", GradientChunks(step, self.own_numbers(clients, step), chunks), clients)

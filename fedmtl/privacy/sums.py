@@ -81,11 +81,13 @@ class GradientChunks:
 
     Attributes:
         step: number of the local step.
+        own: int64 (A,), the step's number in each client's own participation; it addresses noise, and names the release.
         chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each record's
             client in the cohort, int64 (N,).
     """
 
     step: int
+    own: Tensor
     chunks: Iterable[tuple[Tensor, Tensor]]
 
 
@@ -267,13 +269,12 @@ class RecordDraws:
             taking = drawn if taking is None else taking & drawn
         return taking
 
-    def batch(self, clients: Tensor, round: int, step: int, size: int | None) -> tuple[Tensor, Tensor]:
+    def batch(self, clients: Tensor, address: Tensor, size: int | None) -> tuple[Tensor, Tensor]:
         """The records of one local step, drawn anew for each client.
 
         Args:
             clients: int64 (A,).
-            round: number of the round.
-            step: number of the local step in this round.
+            address: int64 (A,), the number of the local step in each client's own stream.
             size: expected number of records; None takes all.
 
         Returns:
@@ -286,7 +287,7 @@ class RecordDraws:
         inside = position < counts[:, None]
         if size is None or widest <= size:
             return torch.where(inside, position, 0), inside
-        _, tail = self.sources[0].tails(f"records/{step}", round, widest, self._keys[clients])  # uniform on (0, 1/2)
+        _, tail = self.sources[0].tails("records", address, widest, self._keys[clients])  # uniform on (0, 1/2)
         drawn = inside & (torch.from_numpy(2.0 * tail) < torch.from_numpy(self.rates)[clients][:, None])
         width = max(1, int(drawn.sum(1).max()))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :width]

@@ -28,9 +28,10 @@ from fedmtl import (
 )
 from fedmtl.algorithms import Released, Round
 from fedmtl.data import load_synthetic_tasks
-from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
-from fedmtl.schedules import rounds as round_events
+from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, open_channel
+from fedmtl.schedules import rounds
 from fedmtl.trainer.problem import client_ranks
+from fedmtl.trainer.sources import releases_of
 from tests.algorithms.harness import problem_of
 from tests.helpers import ragged_classification
 
@@ -102,7 +103,7 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
     clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]
-    for event in round_events(stacked.draw, order, start=0, stop=ROUNDS):
+    for event in rounds(stacked.draw, order, start=0, stop=ROUNDS):
         stacked.begin(event.step, ranks[event.cohort])
         state = algorithm.step(problem, state, event, stacked)
         alone.begin(event.step, alone.draw(event.step))
@@ -140,3 +141,58 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed() -> None:
             test_one_client_at_a_time_sends_what_the_stack_sends("curious")
     finally:
         del ALGORITHMS["curious"]
+
+
+RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
+
+
+class _RecordClient(_Client):
+    """One client's process where single records are protected: its gradients leave through a channel of its own."""
+
+    def __init__(self, algorithm, problem, client: int) -> None:
+        super().__init__(algorithm, replace(problem, protects_records=True), client)
+        one = FullParticipation().bind(1)
+        plans = releases_of(algorithm, self.problem, one, RECORDS)
+        self.channel = open_channel(RECORDS, plans, one, seed=3, steps=ROUNDS)
+
+    def train(self, public, step: int):
+        self.channel.begin(step, self.channel.draw(step))
+        self.round = Round(step, self.channel.clip, self.channel.local)
+        return self.send(public, self.round)
+
+
+@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto", "local"])
+def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
+    problem = replace(problem, protects_records=True)
+    everyone = FullParticipation().bind(problem.clients)
+    plans = releases_of(algorithm, problem, everyone, RECORDS)
+    stacked, server = (open_channel(RECORDS, plans, everyone, seed=3, steps=ROUNDS) for _ in range(2))
+    stacked.record = []
+    order, ranks = client_ranks(problem.data)
+    state = algorithm.init(problem)
+    public = {key: value.clone() for key, value in state.public.items()}
+    clients = [_RecordClient(algorithm, problem, client) for client in range(problem.clients)]
+    for client in clients:
+        client.channel.record = []
+    for block in rounds(stacked.draw, order, start=0, stop=ROUNDS):
+        stacked.begin(block.first, ranks[block.cohort])
+        state = algorithm.step(problem, state, block, stacked)
+        server.begin(block.first, server.draw(block.first))
+        sent = [clients[client].train(public, block.first) for client in block.cohort.tolist()]
+        values = {key: server.release(key, torch.cat([rows[key] for rows in sent]), block.cohort) for key in sent[0]}
+        public = algorithm.server(problem, public, Released(values, server.denominator, server.noise_std))
+        for client in block.cohort.tolist():
+            clients[client].receive(public, clients[client].round)
+    gradients = {(step, key): value for step, key, value in stacked.record if "gradient/" in key}
+    apart = {(step, key): value for one in clients for step, key, value in one.channel.record if "gradient/" in key}
+    assert gradients.keys() == apart.keys()
+    assert len(apart) > ROUNDS * problem.clients
+    for key, value in gradients.items():
+        torch.testing.assert_close(apart[key], value, rtol=1e-10, atol=1e-12)
+    for key, value in state.public.items():
+        torch.testing.assert_close(public[key], value, rtol=1e-10, atol=1e-12)
+    personal = torch.stack([client.model(public) for client in clients])
+    stack = algorithm.personalize(problem, state, torch.arange(problem.clients))
+    torch.testing.assert_close(personal, stack, rtol=1e-10, atol=1e-12)

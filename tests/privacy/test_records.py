@@ -77,7 +77,7 @@ def test_every_owner_draws_its_own_poisson_subset() -> None:
     draws = 0
     for step in range(150):
         begin(channel, step)
-        for local in range(3):
+        for local in range(2):
             index, mask = channel.local.batch(clients, local)
             draws += 1
             for k, n in enumerate((12, 30, 50)):

@@ -82,13 +82,13 @@ class NoiseLaw(ABC):
         """Noise of one release at sensitivity 1: (size,) float64."""
         return self._invert(*source.tails(purpose, step, self._coins(size)))
 
-    def draw_rows(self, source: NoiseSource, purpose: str, step: int, keys: Tensor, size: int) -> np.ndarray:
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
         """Noise of several owners at once, at sensitivity 1.
 
         Args:
             source: where the bits come from.
             purpose: name of the release.
-            step: number of the step.
+            step: number of the step; (k,) int64 where every row has one of its own.
             keys: (k,) int64 keys of the owners; with a seeded source row i is a function of (seed, purpose,
                 step, keys[i]) whatever else is drawn, with a secure one only k matters.
             size: length of one owner's noise.
