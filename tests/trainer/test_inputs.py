@@ -1,6 +1,7 @@
 """Models of tokens, of several inputs and of dictionaries; models that cannot be stacked."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
-from fedmtl.data import FederatedDataset, Integers
+from fedmtl.data import FederatedDataset, Integers, read_leaf
 from fedmtl.errors import DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
 from fedmtl.stacked import Layout
+from tests.test_cli import command
 
 
 def sentences(clients: int = 4) -> FederatedDataset:
@@ -268,3 +270,32 @@ def test_attention_is_stacked():
     expected = by_hand(net, data, 2, lambda m, own: m(data.train.x[own]))
     torch.testing.assert_close(run.personal[2], expected, rtol=1e-8, atol=1e-10)
     assert Layout.of(net).dimension == run.personal.shape[1]
+
+
+def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):
+    lines = ["user,a,b,c,label"]
+    for i in range(40):
+        lines.append(f"u{i % 5},{i % 7},{(3 * i) % 7},0,{i % 2}")
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    words = ("data=table", "data.path=x.csv", "data.client=user", "data.target=label", "data.integers=true")
+    more = ("model=mean_embedding", "model.vocabulary=7", "schedule.cohort=3", "rounds=2", "hydra.run.dir=run")
+    done = command(*words, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 clients, 2 rounds" in done.stdout
+    (tmp_path / "x.csv").write_text("\n".join([*lines[:3], "u3,1.5,2,0,1", *lines[3:]]))
+    refused = command(*words, *more[:-1], "hydra.run.dir=other", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "x.csv: client 'u3', row 2, column 'a' holds 1.5; with integers=True every number is whole" in refused.stderr
+
+
+def test_leaf_json_of_tokens(tmp_path):
+    users = {"a": {"x": [[1, 2], [3, 0], [5, 6]], "y": [0, 1, 1]}, "b": {"x": [[4, 4], [2.0, 1]], "y": [1, 0]}}
+    content = {"users": list(users), "num_samples": [3, 2], "user_data": users}
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    data = read_leaf(tmp_path / "x.json", integers=True)
+    assert data.spec.integer
+    assert data.train.x.dtype == torch.int64
+    users["b"]["x"][1][1] = 0.5
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"client 'b', example 1, field 'x' holds 0\.5; with integers=True every"):
+        read_leaf(tmp_path / "x.json", integers=True)
