@@ -62,7 +62,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["+tuned.foo=1"], "tuned.foo means nothing here"),
         (["+execution.foo=1"], "unknown key execution.foo; accepted: strategy, chunk, threads"),
         (["+logger.foo=1"], "logger is {'foo': 1}; accepted: logger=none, or a _target_ with its settings"),
-        (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, clustered_"),
+        (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, "),
         (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon means nothing here"),
         (["data.root=x"], "data.root is no setting"),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),

@@ -20,7 +20,7 @@ from .readers.stackoverflow import read_stackoverflow
 from .readers.table import read_table
 from .synthetic.agents import SyntheticAgents, TargetAngles, load_synthetic_agents, make_synthetic_agents
 from .synthetic.tasks import SyntheticTasks, load_synthetic_tasks, make_synthetic_tasks
-from .transforms import Affine, Cast, RowBound, Transform
+from .transforms import Affine, Cast, Integers, Packed, RowBound, Transform
 
 __all__ = [
     "LOADERS",
@@ -30,7 +30,9 @@ __all__ = [
     "Domain",
     "Examples",
     "FederatedDataset",
+    "Integers",
     "MovieLens",
+    "Packed",
     "RatingsGraph",
     "RowBound",
     "SyntheticAgents",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from ..errors import DataError
 from . import checks, rows
+from .transforms import Packed
 
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
@@ -60,7 +62,10 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
             raise DataError(f"{where}, example {number} is a {type(item).__name__}; a torch Dataset must give (x, y).")
         xs.append(item[0])
         ys.append(item[1])
-    return stack_rows(xs, f"{where}, example", "field 'x'"), stack_rows(ys, f"{where}, example", "field 'y'")
+    y = stack_rows(ys, f"{where}, example", "field 'y'")
+    if xs and all(isinstance(x, Mapping) and x.keys() == xs[0].keys() for x in xs):
+        return {key: stack_rows([x[key] for x in xs], f"{where}, example", f"field 'x[{key}]'") for key in xs[0]}, y
+    return stack_rows(xs, f"{where}, example", "field 'x'"), y
 
 
 def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
@@ -103,6 +108,56 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
     kinds = {row.dtype for row in made}
     kind = made[0].dtype if len(kinds) == 1 else torch.float32
     return torch.stack([row.to(kind) for row in made])
+
+
+def pack_inputs(
+    clients: Mapping[str, Any], name: str, packed: Packed | None = None
+) -> tuple[Mapping[str, Any], Packed | None]:
+    """Return clients whose x is a mapping of several inputs with one row of numbers an example instead.
+
+    Args:
+        clients: one (x, y) pair a client, x (examples, ...) or a mapping of names to such.
+        name: for messages.
+        packed: what the inputs must be; None takes it from the first client.
+
+    Returns:
+        The pairs with x float32 (examples, D), and the inputs in a row; the clients as they are and None where x is no
+        mapping.
+
+    Raises:
+        DataError: inputs that differ between clients, of different lengths, or a whole number of 2^24 or more.
+    """
+    found = {}
+    for client, value in clients.items():
+        where = f"{name}: client {client!r}"
+        pair = as_pair(value, where)
+        if not isinstance(pair[0], Mapping):
+            if packed is not None:
+                raise DataError(f"{where}, field 'x' is no mapping; accepted: one of {_names(packed)}.")
+            return clients, None
+        inputs = {str(key): as_tensor(part, where, f"x[{key}]") for key, part in pair[0].items()}
+        shapes = tuple(
+            (key, tuple(part.shape[1:]), "real" if part.is_floating_point() else "integer")
+            for key, part in inputs.items()
+        )
+        packed = packed or Packed(shapes)
+        if {key: (shape, kind) for key, shape, kind in shapes} != {k: (s, kind) for k, s, kind in packed.inputs}:
+            raise DataError(f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: {_names(packed)}.")
+        lengths = {key: len(part) for key, part in inputs.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree.")
+        for key, part in inputs.items():
+            if not part.is_floating_point() and len(part) and int(part.abs().max()) >= 1 << 24:
+                raise DataError(
+                    f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; accepted: smaller ones."
+                )
+        row = [inputs[key].float().reshape(len(inputs[key]), math.prod(shape)) for key, shape, _ in packed.inputs]
+        found[client] = torch.cat(row, 1), pair[1]
+    return found, packed
+
+
+def _names(packed: Packed) -> str:
+    return ", ".join(f"{name} {shape} ({kind})" for name, shape, kind in packed.inputs)
 
 
 def group_rows(

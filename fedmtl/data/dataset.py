@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
-from .assemble import as_targets, group_rows, infer_classes, stack_clients
+from .assemble import as_targets, group_rows, infer_classes, pack_inputs, stack_clients
 from .examples import DataSpec, Domain, Examples, Side, cut, pixel_domain
 from .split import client_keys
-from .transforms import Affine, Bounded, Cast, RowBound, Transform, describe
+from .transforms import Affine, Bounded, Cast, Packed, RowBound, Transform, describe
 
 Classes = int | None | Literal["infer"]
 FIELDS = ("x", "y", "offsets")
@@ -132,7 +132,14 @@ class FederatedDataset:
         """Shape after the transform, classes and number of clients."""
         x = self.train.x
         probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
-        return DataSpec(tuple(probe.shape[1:]), self.classes, len(self), tuple(self.train.y.shape[1:]))
+        return DataSpec(
+            tuple(probe.shape[1:]),
+            self.classes,
+            len(self),
+            tuple(self.train.y.shape[1:]),
+            integer=not probe.is_floating_point(),
+            inputs=self.transform.inputs if isinstance(self.transform, Packed) else (),
+        )
 
     def gather(
         self,
@@ -179,7 +186,8 @@ class FederatedDataset:
 
         Args:
             clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
-                of one example; only for training if ``test`` is given.
+                of one example; only for training if ``test`` is given. Where x is a mapping from names to tensors or
+                arrays (examples, ...), every client has these inputs, and the model takes them by name.
             test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
                 examples.
             test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example, and the only
@@ -196,6 +204,10 @@ class FederatedDataset:
             DataError: malformed data.
             ConfigError: an impossible ``test_fraction``.
         """
+        clients, packed = pack_inputs(clients, name)
+        if packed is not None:
+            transform = packed if transform is None else transform
+            test = None if test is None else pack_inputs(test, f"{name} (test)", packed)[0]
         x, y, offsets, ids = stack_clients(clients, name)
         if test is None:
             return cls.from_flat(

@@ -27,12 +27,20 @@ class DataSpec:
         classes: number of classes; None for regression.
         clients: number of clients.
         targets: shape of one example's target: () for one label or number, (T,) for T of them.
+        integer: whether features are whole numbers (int64), such as tokens.
+        inputs: name, shape and kind of each of a model's inputs where an example has several (:class:`Packed`).
     """
 
     shape: tuple[int, ...]
     classes: int | None
     clients: int
     targets: tuple[int, ...] = ()
+    integer: bool = False
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+
+    def sample(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return features of ``count`` examples that are all zero, in ``dtype`` or, for whole numbers, int64."""
+        return torch.zeros(count, *self.shape, dtype=torch.int64 if self.integer else dtype)
 
     @property
     def labels(self) -> int:

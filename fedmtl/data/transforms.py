@@ -75,6 +75,33 @@ class Affine:
 
 
 @dataclass(frozen=True)
+class Integers:
+    """The stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for embeddings."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.long()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side takes them apart.
+
+    Args:
+        inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of the row. Integers
+            below 2^24 are exact in float32.
+    """
+
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...]
+
+    def __post_init__(self) -> None:
+        given = tuple((str(name), tuple(int(n) for n in shape), str(kind)) for name, shape, kind in self.inputs)
+        object.__setattr__(self, "inputs", given)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
+
+
+@dataclass(frozen=True)
 class MappedImages:
     """Images by their number in an array on disk, scaled: ``array[x] * scale``.
 
@@ -154,7 +181,7 @@ class Bounded:
         return self.bound(self.inner(x, dtype))
 
 
-KINDS: dict[str, type] = {"Cast": Cast, "Affine": Affine, "MappedImages": MappedImages}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Cast, Affine, Integers, Packed, MappedImages)}
 
 
 def describe(transform: Transform) -> dict[str, Any]:

@@ -5,17 +5,21 @@ A factory takes the shape of the data and returns a module, so that a model can 
 
 from .factory import ModelFactory
 from .images import celeba_cnn, centaur_cnn, femnist_cnn, torchvision_model, with_group_norm
-from .inputs import BoundedInputs
+from .inputs import BoundedInputs, NamedInputs
 from .simple import linear_regression, logistic_regression, mlp, softmax_regression
+from .tokens import MeanEmbedding, mean_embedding
 
 __all__ = [
     "BoundedInputs",
+    "MeanEmbedding",
     "ModelFactory",
+    "NamedInputs",
     "celeba_cnn",
     "centaur_cnn",
     "femnist_cnn",
     "linear_regression",
     "logistic_regression",
+    "mean_embedding",
     "mlp",
     "softmax_regression",
     "torchvision_model",

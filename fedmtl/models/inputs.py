@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
-from ..data.transforms import RowBound
+from ..data.transforms import Packed, RowBound
+from ..errors import ModelError
 
 
 class BoundedInputs(nn.Module):
@@ -25,3 +31,50 @@ class BoundedInputs(nn.Module):
 
     def extra_repr(self) -> str:
         return f"bound={self.bound.bound:g}, norm={self.bound.norm!r}"
+
+
+class NamedInputs(nn.Module):
+    """A model of several inputs, or of a dictionary of them, that takes them as one row of numbers an example.
+
+    A model whose forward has parameters of the inputs' names gets them by name; one with a single parameter gets a
+    dictionary.
+
+    Args:
+        model: takes the inputs, (B, *shape) each, real ones in the dtype of the row and integer ones as int64.
+        packed: the inputs in a row.
+
+    Raises:
+        ModelError: a forward that takes neither.
+    """
+
+    def __init__(self, model: nn.Module, packed: Packed) -> None:
+        super().__init__()
+        self.model, self.packed = model, packed
+        names = [name for name, _, _ in packed.inputs]
+        taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind != p.VAR_POSITIONAL]
+        required = [p.name for p in taken if p.default is p.empty and p.kind != p.VAR_KEYWORD]
+        free = any(p.kind == p.VAR_KEYWORD for p in taken)
+        self.by_name = set(required) <= set(names) and (free or set(names) <= {p.name for p in taken})
+        if not self.by_name and len(required) != 1:
+            raise ModelError(
+                f"The forward of {type(model).__name__} takes {', '.join(p.name for p in taken)}, but the data have "
+                f"the inputs {', '.join(names)}; accepted: these names, or one parameter for a dictionary of them."
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs, first = {}, 0
+        for name, shape, kind in self.packed.inputs:
+            size = math.prod(shape)
+            part = x[:, first : first + size].reshape(len(x), *shape)
+            inputs[name] = part.round().long() if kind == "integer" else part
+            first += size
+        outputs: Tensor = self.model(**inputs) if self.by_name else self.model(inputs)
+        return outputs
+
+    def pack(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return one row an example (B, D) of named inputs (B, *shape): what :meth:`forward` takes."""
+        rows = [inputs[name].float().reshape(len(inputs[name]), -1) for name, _, _ in self.packed.inputs]
+        return torch.cat(rows, 1)
+
+    def extra_repr(self) -> str:
+        return f"inputs={', '.join(name for name, _, _ in self.packed.inputs)}"

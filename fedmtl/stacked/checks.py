@@ -12,9 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError
 from .dropout import swap_dropout
+from .module import StackedModule
 
 
-def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None) -> nn.Module:
+def prepare_module(
+    module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None, dtype: torch.dtype | None = None
+) -> nn.Module:
     """Return a copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's
     dtype.
 
@@ -22,6 +25,7 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
         module: any module whose forward takes one batch tensor.
         sample: a batch of the right shape (B, ...) whose values do not matter.
         seed: keys the dropout masks.
+        dtype: of the parameters; ``None`` for that of the sample.
         outputs: numbers that the model must return for an example; ``None`` skips the check.
 
     Raises:
@@ -36,11 +40,18 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
                 f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({_groups(channels)}, "
                 f"{channels})) instead."
             )
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
+            for option in ("max_norm", "sparse", "scale_grad_by_freq"):
+                if getattr(child, option):
+                    raise ModelError(
+                        f"Layer {name!r} is {type(child).__name__} with {option}={getattr(child, option)}, which mixes"
+                        f" the examples of a batch; leave {option} out."
+                    )
         if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
     if not any(p.requires_grad for p in module.parameters()):
         raise ModelError("The model has no trainable parameter.")
-    ready = copy.deepcopy(module).to(sample.device, sample.dtype).train()
+    ready = copy.deepcopy(module).to(sample.device, sample.dtype if dtype is None else dtype).train()
     swap_dropout(ready, seed)
     before = {name: buffer.clone() for name, buffer in ready.named_buffers()}
     try:
@@ -68,6 +79,33 @@ def prepare_module(module: nn.Module, sample: Tensor, *, seed: int, outputs: int
     return ready
 
 
+def check_stackable(module: nn.Module, sample: Tensor) -> None:
+    """Refuse a module whose copies cannot be computed as one batched program (:func:`torch.func.vmap`).
+
+    Args:
+        module: from :func:`prepare_module`.
+        sample: as there.
+
+    Raises:
+        ModelError: an operation without a batching rule, or one whose course depends on values.
+    """
+    kind = next(module.parameters()).dtype
+    stack = StackedModule(module, capacity=2, device=sample.device, dtype=kind)
+    both = sample.expand(2, *sample.shape)
+    start = stack.layout.flatten(module)
+    address = torch.zeros(2, 3, dtype=torch.int64) if stack.has_dropout else None
+    try:
+        rows = stack.load(start, 2)
+        stack.backward(stack.forward(both, address=address).reshape(2, -1).sum(1))
+        stack.predict(rows, both)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split(". ")[0].split())[:200]
+        raise ModelError(
+            f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
+            "takes, or execution={strategy: threads, chunk: 1}, which computes one client after another."
+        ) from error
+
+
 class _RefuseRandomness(TorchDispatchMode):
     """Raises on any operation that would draw from PyTorch's global generator."""
 
@@ -77,12 +115,20 @@ class _RefuseRandomness(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
             raise ModelError(
                 f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a global random generator; "
                 "use nn.Dropout modules (they become keyed) instead of functional dropout or random operations."
             )
         return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call draws random numbers: attention does so only where its ``dropout_p`` is above 0."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            return bool(kwargs.get("dropout_p", args[place] if place < len(args) else argument.default_value) > 0)
+    return True
 
 
 def _groups(channels: int) -> int:

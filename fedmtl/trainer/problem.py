@@ -17,12 +17,13 @@ from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
+from ..data.transforms import Packed
 from ..errors import ConfigError
 from ..local import Execution, Executor
-from ..models import ModelFactory
+from ..models import ModelFactory, NamedInputs
 from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
-from ..stacked import Layout, prepare_module, resolve_loss
+from ..stacked import Layout, check_stackable, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
 
 SIDES: tuple[Side, ...] = ("train", "test")
@@ -49,7 +50,7 @@ def build_problem(
 
     Raises:
         ConfigError: an unknown device, or a loss that does not fit the targets.
-        ModelError: see :func:`fedmtl.stacked.prepare_module`.
+        ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
     """
     place, kind = resolve_device(device), getattr(torch, dtype)
     if loss == "cross_entropy" and data.classes is None:
@@ -60,17 +61,21 @@ def build_problem(
             "labels; use loss='binary_cross_entropy'."
         )
     if isinstance(model, nn.Module):
-        module = model
+        several = isinstance(data.transform, Packed) and not isinstance(model, NamedInputs)
+        module = NamedInputs(model, data.transform) if several else model  # type: ignore[arg-type]
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
-    sample = torch.zeros(2, *data.spec.shape, dtype=kind)
+    sample = data.spec.sample(2, kind)
     if loss == "auto":
-        loss = natural_loss(data, module, sample)
+        loss = natural_loss(data, module, sample, kind)
     fixed = loss == "cross_entropy" or data.spec.labels > 0
-    template = prepare_module(module, sample, seed=seed, outputs=data.spec.outputs if fixed else None)
-    executor = Executor(execution.resolve(template, place), template, device=place, dtype=kind)
+    template = prepare_module(module, sample, seed=seed, outputs=data.spec.outputs if fixed else None, dtype=kind)
+    resolved = execution.resolve(template, place)
+    if resolved.chunk != 1:
+        check_stackable(template, sample)
+    executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
         module=template,
@@ -104,7 +109,7 @@ def share_beyond(data: FederatedDataset, bound: RowBound | None) -> dict[str, fl
     return shares
 
 
-def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> str:
+def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtype: torch.dtype) -> str:
     """Squared error for real targets; for classes the logistic loss of one output or of several labels, else
     cross-entropy."""
     if data.classes is None:
@@ -115,7 +120,7 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor) -> s
         return "cross_entropy"
     try:
         with torch.no_grad():
-            outputs = copy.deepcopy(module).to(sample.dtype).eval()(sample)
+            outputs = copy.deepcopy(module).to(dtype).eval()(sample)
     except RuntimeError:  # the check of the module says what is wrong with it
         return "cross_entropy"
     return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"

@@ -41,6 +41,7 @@ def test_a_description_restores_the_transform(transform):
 
 def test_an_unknown_description_is_refused():
     with pytest.raises(
-        DataError, match=r"f: .* transform 'Mine', which is not one of Cast, Affine, MappedImages; pass it as"
+        DataError,
+        match=r"f: .* transform 'Mine', which is not one of Cast, Affine, Integers, Packed, MappedImages; pass it as",
     ):
         restore({"kind": "Mine"}, "f")

@@ -122,5 +122,5 @@ def test_two_classes_get_one_logit():
     data = ragged_classification(classes=2)
     module = models.logistic_regression()(data.spec)
     assert sum(p.numel() for p in module.parameters()) == 6
-    assert problems.natural_loss(data, module, torch.zeros(2, 5)) == "binary_cross_entropy"
+    assert problems.natural_loss(data, module, torch.zeros(2, 5), torch.float32) == "binary_cross_entropy"
     assert dataclasses.replace(data.spec, targets=(7,)).outputs == 7

@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import DataError
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
-from ..transforms import Transform
+from ..transforms import Integers, Transform
 from .sides import Pair, check_choice, dataset_of
 
 Stored = TypeVar("Stored")
@@ -38,6 +38,7 @@ def read_leaf(
     test_fraction: float | None = None,
     seed: int = 0,
     min_examples: int = 2,
+    integers: bool = False,
     transform: Transform | None = None,
     name: str | None = None,
 ) -> FederatedDataset:
@@ -52,7 +53,9 @@ def read_leaf(
             without one means 0.2; with a number, train and test are pooled and split again.
         seed: of the split.
         min_examples: clients with fewer examples (train and test together) are left out.
-        transform: from storage (float32) to float.
+        integers: keep the features as whole numbers, for models of tokens.
+        transform: from storage (float32, or int64 for ``integers``) to what the model takes; None for
+            :class:`~fedmtl.data.Cast`, or :class:`~fedmtl.data.Integers` for ``integers``.
         name: for messages and reports; None for the file's name.
 
     Raises:
@@ -61,7 +64,7 @@ def read_leaf(
     """
     root = Path(path)
     check_choice("read_leaf", test_fraction, min_examples, None)
-    train, test = read_sides(root, _as_float)
+    train, test = read_sides(root, _as_integers if integers else _as_float)
     kind = target_kind([*train.values(), *test.values()])
 
     def tensors(side: dict[str, Pair]) -> dict[str, Pair]:
@@ -76,7 +79,7 @@ def read_leaf(
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
-        transform=transform,
+        transform=Integers() if integers and transform is None else transform,
     )
 
 
@@ -228,6 +231,17 @@ def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
 
 def _as_float(x: list[Any], y: list[Any], where: str) -> Pair:
     return numbers(x, where, "x").astype(np.float32), numbers(y, where, "y")
+
+
+def _as_integers(x: list[Any], y: list[Any], where: str) -> Pair:
+    found = numbers(x, where, "x")
+    whole = found.astype(np.int64)
+    if not np.array_equal(whole, found):
+        row = np.argwhere(whole != found)[0]
+        raise DataError(
+            f"{where}, example {row[0]}, field 'x' holds {found[tuple(row)]}; with integers=True every number is whole."
+        )
+    return whole, numbers(y, where, "y")
 
 
 def target_kind(pairs: Sequence[Pair]) -> type:

@@ -16,11 +16,12 @@ from ..checks import check_fraction
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..rows import offsets_of
-from ..transforms import Transform
+from ..transforms import Integers, Transform
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_WHOLE = 1 << 24  # whole numbers below it are exact in float32
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -37,6 +38,7 @@ def read_table(
     test_fraction: float = 0.2,
     seed: int = 0,
     min_examples: int = 2,
+    integers: bool = False,
     transform: Transform | None = None,
     name: str | None = None,
 ) -> FederatedDataset:
@@ -57,7 +59,9 @@ def read_table(
         test_fraction: share of each client's rows held out for test.
         seed: of the split, keyed by the client.
         min_examples: clients with fewer rows are left out.
-        transform: from storage to float.
+        integers: keep the features as whole numbers, for models of tokens.
+        transform: from storage to what the model takes; None for :class:`~fedmtl.data.Cast`, or
+            :class:`~fedmtl.data.Integers` for ``integers``.
         name: for messages and reports; None for the file's name.
 
     Raises:
@@ -89,19 +93,28 @@ def read_table(
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
     order = np.argsort(number, kind="stable")
     order = order[large_enough[number[order]]]
-    x = np.concatenate([_feature(frame, c, c in one_hot, client_of, file) for c in features], axis=1)[order]
+    parts = [_feature(frame, c, c in one_hot, client_of, file) for c in features]
+    for column, part in zip(features, parts, strict=True) if integers else ():
+        wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
+        if wrong.any():
+            row = int(wrong.any(axis=1).argmax())
+            raise DataError(
+                f"{file}: client {str(client_of[row])!r}, row {row}, column {column!r} holds {part[row, 0]:g}; with "
+                "integers=True every number is whole, and below 2^24."
+            )
+    x = np.concatenate(parts, axis=1)[order]
     y = _target(frame, target, labels, client_of, file)[order]
     if labels is not None:
         classes = len(labels)
     return FederatedDataset.from_flat(
-        torch.from_numpy(x),
+        torch.from_numpy(x.astype(np.int64) if integers else x),
         torch.from_numpy(y),
         offsets_of(torch.from_numpy(counts[large_enough].astype(np.int64))),
         [str(i) for i in ids[large_enough]],
         test_fraction=test_fraction,
         seed=seed,
         classes=classes,
-        transform=transform,
+        transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
 

@@ -85,9 +85,11 @@ class WishartLaw(NoiseLaw):
         matrix = WishartNoise(1.0 / self.multiplier).draw(source, purpose, step, _side(size))
         return svec(torch.from_numpy(matrix)).numpy()
 
-    def draw_rows(self, source: NoiseSource, purpose: str, step: int, keys: Tensor, size: int) -> np.ndarray:
-        """Refused: no published method releases Wishart noise by owner."""
-        raise PrivacyError("Wishart noise by owner is not supported.")
+    def draw_rows(
+        self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int
+    ) -> np.ndarray:
+        """Refused: no published method releases Wishart noise by client."""
+        raise PrivacyError("Wishart noise by client is not supported.")
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
         raise PrivacyError("Wishart noise is not made by inversion.")

@@ -1,0 +1,72 @@
+"""Models of tokens: whole numbers that stand for words or characters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .._check import positive_int
+from ..errors import ModelError
+from .factory import ModelFactory
+
+if TYPE_CHECKING:
+    from ..data import DataSpec
+
+
+class MeanEmbedding(nn.Module):
+    """The mean of the embeddings of an example's tokens, without padding.
+
+    Args:
+        vocabulary: tokens are in ``0 .. vocabulary - 1``.
+        width: of an embedding.
+        padding: the token that fills up short examples, whose embedding is not used; None for none.
+
+    Shape:
+        int64 (B, tokens) -> (B, width); zero for an example of padding alone.
+    """
+
+    def __init__(self, vocabulary: int, width: int, padding: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.embedding(x)
+        if self.padding is None:
+            return values.mean(1)
+        kept = (x != self.padding).to(values.dtype)[..., None]
+        return torch.sum(values * kept, 1) / kept.sum(1).clamp(min=1.0)
+
+
+def mean_embedding(
+    *, vocabulary: int, width: int = 64, hidden: int | None = None, padding: int | None = 0
+) -> ModelFactory:
+    """Return a classifier of sequences of tokens by the mean of their embeddings.
+
+    The data keep their features as whole numbers with ``transform=Integers()``.
+
+    Args:
+        vocabulary: tokens are in ``0 .. vocabulary - 1``.
+        width: of an embedding.
+        hidden: rectified units between the mean and the outputs; None for none.
+        padding: the token that fills up short sequences; None for none.
+    """
+    positive_int("mean_embedding", vocabulary=vocabulary, width=width)
+    if hidden is not None:
+        positive_int("mean_embedding", hidden=hidden)
+
+    def build(spec: DataSpec) -> nn.Module:
+        if not spec.integer or len(spec.shape) != 1:
+            kind = "whole numbers" if spec.integer else "real numbers"
+            raise ModelError(
+                f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
+                "transform=Integers()."
+            )
+        layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
+        if hidden is not None:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(hidden or width, spec.outputs))
+
+    return build

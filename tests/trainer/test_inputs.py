@@ -1,0 +1,301 @@
+"""Models of tokens, of several inputs and of dictionaries; models that cannot be stacked."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
+from fedmtl.data import FederatedDataset, Integers, read_leaf
+from fedmtl.errors import DataError, ModelError
+from fedmtl.local import Execution
+from fedmtl.models import MeanEmbedding, NamedInputs
+from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
+from fedmtl.stacked import Layout
+from tests.test_cli import command
+
+
+def sentences(clients: int = 4) -> FederatedDataset:
+    """Sequences of tokens 1 to 20 filled up with 0; the class is the parity of the first."""
+    generator = np.random.default_rng(0)
+    rows = {}
+    for i in range(clients):
+        x = generator.integers(1, 21, size=(9 + i, 6))
+        x[:, 4:] = np.where(generator.random((len(x), 2)) < 0.5, 0, x[:, 4:])
+        rows[f"user-{i}"] = x, x[:, 0] % 2
+    return FederatedDataset.from_tensors(rows, classes=2, transform=Integers(), name="sentences")
+
+
+def fit(data, model, *, algorithm=None, **options):
+    return Trainer(
+        algorithm=algorithm or Local(local=LocalSGD(lr=0.5, batch_size=4)),
+        data=data,
+        model=model,
+        schedule=FullParticipation(),
+        **({"privacy": None, "rounds": 1, "dtype": "float64", "progress": False} | options),
+    ).fit()
+
+
+def by_hand(module: nn.Module, data: FederatedDataset, client: int, inputs) -> torch.Tensor:
+    """One step of plain gradient descent on all of a client's training examples."""
+    module = copy.deepcopy(module).double().train()
+    own = slice(int(data.train.offsets[client]), int(data.train.offsets[client + 1]))
+    loss = F.cross_entropy(inputs(module, own), data.train.y[own])
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    with torch.no_grad():
+        return torch.cat([(p - 0.5 * g).reshape(-1) for p, g in zip(module.parameters(), gradients, strict=True)])
+
+
+WHOLE = Local(local=LocalSGD(lr=0.5, batch_size=None))
+
+
+def test_tokens_stay_whole_numbers_and_train_an_embedding():
+    data = sentences()
+    assert data.spec.integer
+    assert data.gather("train", torch.arange(2), dtype=torch.float64)[0].dtype == torch.int64
+    torch.manual_seed(0)
+    net = models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec)
+    run = fit(data, net, algorithm=WHOLE)
+    for client in range(4):
+        expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
+        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+    x = data.train.x[:3]
+    model = run.model_for("user-1")
+    assert model(x).shape == (3, 2)
+    padded = torch.cat([x, torch.zeros(3, 2, dtype=torch.int64)], 1)
+    torch.testing.assert_close(model(padded), model(x))  # padding changes nothing
+    assert MeanEmbedding(5, 3, 0)(torch.zeros(2, 4, dtype=torch.int64)).abs().sum() == 0
+
+
+@pytest.mark.parametrize("privacy", [ClientPrivacy, RecordPrivacy])
+def test_tokens_train_privately(privacy):
+    run = fit(
+        sentences(),
+        models.mean_embedding(vocabulary=21, width=5),
+        algorithm=FedAvg(local=LocalSGD(lr=0.1, batch_size=4)),
+        privacy=privacy(clip_norm=1.0, epsilon=8.0, delta=1e-2),
+        rounds=2,
+    )
+    assert run.epsilon <= 8
+    assert torch.isfinite(run.personal).all()
+
+
+class Two(nn.Module):
+    """An image and a token, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.kind, self.out = nn.Linear(12, 3), nn.Embedding(7, 3), nn.Linear(3, 2)
+
+    def forward(self, picture: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        assert kind.dtype == torch.int64
+        return self.out(torch.tanh(self.image(picture.flatten(1)) + self.kind(kind)))
+
+
+class OfDictionary(Two):
+    def forward(self, inputs):
+        return super().forward(inputs["picture"], inputs["kind"])
+
+
+def pairs(clients: int = 3):
+    generator = np.random.default_rng(1)
+    return {
+        f"c{i}": (
+            {"picture": generator.normal(size=(8 + i, 3, 4)), "kind": generator.integers(0, 7, size=8 + i)},
+            generator.integers(0, 2, size=8 + i),
+        )
+        for i in range(clients)
+    }
+
+
+@pytest.mark.parametrize("kind", [Two, OfDictionary])
+def test_several_inputs_go_to_the_model_by_name_or_as_a_dictionary(kind, tmp_path):
+    rows = pairs()
+    data = FederatedDataset.from_tensors(rows, test=rows, name="pairs")
+    torch.manual_seed(0)
+    net = kind()
+    run = fit(data, net, algorithm=WHOLE)
+
+    def outputs(module, own):
+        x = data.train.x[own].double()
+        inputs = x[:, :12].reshape(-1, 3, 4), x[:, 12].long()
+        return module(*inputs) if kind is Two else module({"picture": inputs[0], "kind": inputs[1]})
+
+    for client in range(3):
+        expected = by_hand(net, data, client, outputs)
+        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+    model = run.model_for("c1")
+    assert isinstance(model, NamedInputs)
+    given = {name: torch.as_tensor(value) for name, value in rows["c1"][0].items()}
+    assert model(model.pack(given).double()).shape == (9, 2)
+    data.save(tmp_path / "saved")
+    again = FederatedDataset.load(tmp_path / "saved")
+    assert (again.spec, again.fingerprint()) == (data.spec, data.fingerprint())
+    fit(data, models.mlp(hidden=3))  # a model of one row takes the inputs side by side
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int):
+        return {"picture": torch.full((3, 4), float(i)), "kind": i}, i % 2
+
+
+def test_a_torch_dataset_of_dictionaries():
+    data = FederatedDataset.from_tensors({"a": Items(), "b": Items()})
+    assert data.spec.inputs == (("picture", (3, 4), "real"), ("kind", (), "integer"))
+    x = data.train.x
+    assert torch.equal(x[:, 0], x[:, 12])
+
+
+def changed(client: str, x):
+    rows = pairs()
+    rows[client] = x, rows[client][1]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (changed("c1", np.zeros((9, 3))), r"client 'c1', field 'x' is no mapping; accepted: one of picture \(3, 4\)"),
+        (
+            changed("c1", {"picture": np.zeros((9, 3, 4)), "sort": np.zeros(9, int)}),
+            r"client 'c1', field 'x' has the inputs picture .*, sort .*; accepted: picture .*, kind",
+        ),
+        (
+            changed("c1", {"picture": np.zeros((9, 3, 4)), "kind": np.zeros(8, int)}),
+            r"client 'c1', field 'x' has inputs of different lengths: {'picture': 9, 'kind': 8}",
+        ),
+        (
+            changed("c1", {"picture": np.zeros((9, 3, 4)), "kind": np.full(9, 1 << 24)}),
+            r"client 'c1', field 'x\[kind\]' holds a whole number of 2\^24 or more",
+        ),
+    ],
+)
+def test_inputs_that_do_not_agree_are_refused(rows, message):
+    with pytest.raises(DataError, match=message):
+        FederatedDataset.from_tensors(rows)
+
+
+class Other(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, a, b):
+        return self.layer(a + b)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.out = nn.Embedding(21, 4), nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(self.lstm(self.embedding(x))[0][:, -1])
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Embedding(21, 2)
+
+    def forward(self, x):
+        return self.out(x).sum(1) if bool(x.sum() > 0) else self.out(x).mean(1)
+
+
+def test_models_that_do_not_fit_are_refused_in_one_line():
+    rows = pairs()
+    with pytest.raises(ModelError, match=r"forward of Other takes a, b, but the data have the inputs picture, kind"):
+        fit(FederatedDataset.from_tensors(rows, test=rows), Other())
+    with pytest.raises(ModelError, match=r"mean_embedding needs sequences of tokens \(length,\), not \(2,\) of real"):
+        models.mean_embedding(vocabulary=5)(FederatedDataset.from_tensors({"a": (np.zeros((3, 2)), [0, 1, 1])}).spec)
+    for option in ({"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}):
+        layer = nn.Embedding(21, 2, **option)
+        with pytest.raises(ModelError, match=rf"Layer '0' is Embedding with {next(iter(option))}="):
+            fit(sentences(), nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)))
+    with pytest.raises(
+        ModelError, match=r"cannot be computed for several clients at once .*; use layers that"
+    ) as error:
+        fit(sentences(), Choosing())
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_stacked_is_computed_one_by_one():
+    data = sentences()
+    torch.manual_seed(0)
+    net = Choosing()
+    run = fit(data, net, algorithm=WHOLE, execution=Execution("threads", chunk=1))
+    for client in range(4):
+        expected = by_hand(net, data, client, lambda m, own: m(data.train.x[own]))
+        torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_recurrent_network_trains_or_is_refused_in_one_line():
+    data = sentences()
+    torch.manual_seed(0)
+    net = Recurrent()
+    run = fit(data, net, algorithm=WHOLE, execution=Execution("threads", chunk=1))
+    expected = by_hand(net, data, 1, lambda m, own: m(data.train.x[own]))
+    torch.testing.assert_close(run.personal[1], expected, rtol=1e-10, atol=1e-12)
+    try:
+        stacked = fit(data, net, algorithm=WHOLE)
+    except ModelError as error:
+        assert "execution={strategy: threads, chunk: 1}" in str(error)  # noqa: PT017
+    else:
+        torch.testing.assert_close(stacked.personal, run.personal, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_attention_is_stacked():
+    data = sentences()
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(21, 8), nn.Linear(8, 2)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+        def forward(self, x):
+            return self.out(self.layer(self.embedding(x)).mean(1))
+
+    torch.manual_seed(0)
+    net = Attention()
+    run = fit(data, net, algorithm=WHOLE)
+    expected = by_hand(net, data, 2, lambda m, own: m(data.train.x[own]))
+    torch.testing.assert_close(run.personal[2], expected, rtol=1e-8, atol=1e-10)
+    assert Layout.of(net).dimension == run.personal.shape[1]
+
+
+def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):
+    lines = ["user,a,b,c,label"]
+    for i in range(40):
+        lines.append(f"u{i % 5},{i % 7},{(3 * i) % 7},0,{i % 2}")
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    words = ("data=table", "data.path=x.csv", "data.client=user", "data.target=label", "data.integers=true")
+    more = ("model=mean_embedding", "model.vocabulary=7", "schedule.cohort=3", "rounds=2", "hydra.run.dir=run")
+    done = command(*words, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 clients, 2 rounds" in done.stdout
+    (tmp_path / "x.csv").write_text("\n".join([*lines[:3], "u3,1.5,2,0,1", *lines[3:]]))
+    refused = command(*words, *more[:-1], "hydra.run.dir=other", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "x.csv: client 'u3', row 2, column 'a' holds 1.5; with integers=True every number is whole" in refused.stderr
+
+
+def test_leaf_json_of_tokens(tmp_path):
+    users = {"a": {"x": [[1, 2], [3, 0], [5, 6]], "y": [0, 1, 1]}, "b": {"x": [[4, 4], [2.0, 1]], "y": [1, 0]}}
+    content = {"users": list(users), "num_samples": [3, 2], "user_data": users}
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    data = read_leaf(tmp_path / "x.json", integers=True)
+    assert data.spec.integer
+    assert data.train.x.dtype == torch.int64
+    users["b"]["x"][1][1] = 0.5
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"client 'b', example 1, field 'x' holds 0\.5; with integers=True every"):
+        read_leaf(tmp_path / "x.json", integers=True)
