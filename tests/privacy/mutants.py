@@ -840,12 +840,12 @@ def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    reserve = Account._reserve_participations
+    write = Account._write_participations
 
     def other(ledger, first, members):
-        return reserve(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
+        write(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
 
-    patch.setattr(Account, "_reserve_participations", staticmethod(other))
+    patch.setattr(Account, "_write_participations", staticmethod(other))
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

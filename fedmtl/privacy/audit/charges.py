@@ -49,7 +49,7 @@ def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
 
 
 def _events_of_rows(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """The typed releases and the event that is charged agree on noise, sensitivity, sampling and denominator."""
+    """Check that the typed releases and the charged event agree on noise, sensitivity, sampling and denominator."""
     channel, wrong = setup.open(seed), []
     for name in claims.names:
         release, plan, claim = channel.releases[name], setup.release(name), claims.of(name)
@@ -75,7 +75,7 @@ def _events_of_rows(setup: Setup, claims: Claims, seed: int) -> Finding:
 
 
 def _events_of_gradients(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """The events agree with the settings, the public facts, and the noise that the channel says it adds."""
+    """Check that events agree with the settings, the public facts, and the noise that the channel says it adds."""
     channel, plan, wrong = setup.open(seed), setup.records, []
     assert channel.noise_multipliers is not None
     if claims.cost.delta != setup.delta:
@@ -125,7 +125,7 @@ def _law(setup: Setup, claim: Claim, mechanism: str, name: str) -> list[str]:
 
 
 def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """Steps of the run, read back from the file: charged before the release, once, to those that take part."""
+    """Read the steps of the run back from the file: charged before the release, once, to those that take part."""
     wrong: list[str] = []
     charged: list[list[int]] = []
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
@@ -175,7 +175,7 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
 
 
 def _blocks(setup: Setup, channel: Channel, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
-    """First step, what begins, and the accounts that each of its steps is charged to: -1 is everybody's."""
+    """Yield the first step, what begins, and the accounts that each step is charged to: -1 is that of all clients."""
     if setup.one_at_a_time:
         for first, clients in setup.clocks.blocks(channel, seed):
             who = clients[0].numpy()
@@ -206,7 +206,7 @@ def _released_for_nothing(
 
 
 def charged_steps(path: Path) -> dict[int, list[int]]:
-    """The clients that each step of a ledger file is charged to (-1 is everybody), by the audit's own reader; a step
+    """Return the clients that each step of a ledger file is charged to (-1 is all), by the audit's own reader; a step
     that is charged twice is there with its clients twice."""
     kept: dict[int, list[int]] = {}
     for line in _lines(path):
@@ -231,7 +231,7 @@ def _released(channel: Channel, setup: Setup, count: int) -> Tensor:
 
 
 def _first_release(setup: Setup, channel: Channel, path: Path) -> list[str]:
-    """It is on the disk before a vector is asked for, and happens once."""
+    """Check that it is on the disk before a vector is asked for, and happens once."""
     wrong: list[str] = []
 
     def vector(client: int) -> Tensor:
@@ -270,8 +270,8 @@ def _begins(channel: Channel, first: int, clients: Tensor) -> bool:
 
 
 def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
-    """Rounds go on until they are refused: each once, its releases once, and no client past its cap. Also the uses of
-    every account."""
+    """Go on with rounds until they are refused: each once, its releases once, and no client past its cap; return the
+    uses of every account too."""
     channel, again, step = setup.open(seed), 0, 0
     taken = np.zeros(setup.sampler.n, dtype=np.int64)
     while step < 4 * setup.steps + 64:
@@ -314,7 +314,7 @@ def _releases_twice(channel: Channel, name: str, sent: tuple[Any, Any]) -> int:
 
 
 def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
-    """Releases that must be refused: of a step made already, after the last one, of a client outside the round."""
+    """Try releases that must be refused: of a step made already, after the last one, of a client outside the round."""
     local, plan = local_of(channel), setup.records
     empty = [(torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64))]
     one = clients[:1]
@@ -358,7 +358,7 @@ def _cap_of_activations(setup: Setup, seed: int) -> Finding:
 
 
 def _past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[str]:
-    """Two ways to one activation more: in one block with the others, and after them."""
+    """Try two ways to one activation more: in one block with the others, and after them."""
     name = f"client {setup.records.ids[k]!r}"
     if _begins(channel, 0, torch.full((1, cap + 1), k)):
         return [f"{name} may act {cap + 1} times, its cap is {cap}"]
@@ -380,7 +380,7 @@ def _past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[
 
 
 def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
-    """The events of all that an account may be charged for stay within its budget."""
+    """Check that all that an account may be charged for stays within its budget."""
     check, privacy = "charges: budget", setup.privacy
     budgets = privacy.budgets(setup.records.ids) if isinstance(privacy, RecordPrivacy) else (privacy.epsilon,)
     most = uses if setup.gradients is not None else uses.max(keepdims=True)
@@ -396,7 +396,7 @@ def _budgets(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
 
 
 def _monotone_in_uses(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding:
-    """Epsilon grows with the uses."""
+    """Check that epsilon grows with the uses."""
     falls = 0
     largest: dict[float, tuple[int, int]] = {}
     name, most = claims.names[0], uses if setup.gradients is not None else np.array([setup.steps])
@@ -411,7 +411,7 @@ def _monotone_in_uses(setup: Setup, claims: Claims, uses: np.ndarray) -> Finding
 
 
 def _monotone(setup: Setup, claims: Claims) -> list[Finding]:
-    """Epsilon grows with the sampling rate, and falls with the noise."""
+    """Check that epsilon grows with the sampling rate, and falls with the noise."""
     delta, claim = setup.delta, claims.of(claims.names[0])
     base = max(1, setup.steps // 4)
     findings = []
@@ -457,7 +457,7 @@ def _with_rate(event: Any, q: float) -> Any:
 
 
 def _with_noise(event: Any, factor: float) -> Any:
-    """The event with ``factor`` times the noise."""
+    """Return the event with ``factor`` times the noise."""
     if isinstance(event, dp_event.GaussianDpEvent):
         return dp_event.GaussianDpEvent(event.noise_multiplier * factor)
     if isinstance(event, dp_event.PoissonSampledDpEvent):
