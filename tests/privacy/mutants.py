@@ -459,8 +459,8 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The channel: scales, silence, and what is released without noise
 
 _release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
-_release_activations, _release_local, _vectors = (
-    Channel._release_activations,
+_release_gradients, _release_local, _vectors = (
+    Channel.release_gradients,
     Channel._release_local,
     Channel._noised_vectors,
 )
@@ -491,19 +491,32 @@ def _silent_when_empty(self, name, rows, clients=None, **options):
     return value if not isinstance(rows, torch.Tensor) or len(rows) else torch.zeros_like(value)
 
 
+def _added(change: Callable[..., np.ndarray]) -> _Patch:
+    """Noise is added to sums of activations by ``change(channel, total, start, window)``, also to a single one."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        patch.setattr(Channel, "_simple", property(lambda self: False, lambda self, value: None), raising=False)
+        patch.setattr(Channel, "_noised_activations", change)
+
+    return apply
+
+
 def _silent_without_gradients(self, total, start, window):
     return _noised(self, total, start, window) if bool(total.any()) else total
 
 
-def _bounded_without_noise(self, message, count):
-    if isinstance(message, BoundedMeans):
-        self._noised_activations = lambda total, start, window: (
-            total / window.divisors[start : start + len(total), :, None]
-        )
-    try:
-        return _release_activations(self, message, count)
-    finally:
-        vars(self).pop("_noised_activations", None)
+def _bounded_without_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def bare(self, message, count=1):
+        self.bare = isinstance(message, BoundedMeans)
+        return _release_gradients(self, message, count)
+
+    def noised(self, total, start, window):
+        if self.bare:
+            return total / window.divisors[start : start + len(total), :, None]
+        return _noised(self, total, start, window)
+
+    _added(noised)(patch, trainer)
+    patch.setattr(Channel, "release_gradients", bare)
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -827,12 +840,12 @@ def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    reserve = Account._reserve_participations
+    write = Account._write_participations
 
     def other(ledger, first, members):
-        return reserve(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
+        write(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
 
-    patch.setattr(Account, "_reserve_participations", staticmethod(other))
+    patch.setattr(Account, "_write_participations", staticmethod(other))
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1167,7 +1180,7 @@ MUTANTS = [
     Mutant("one noise for the update and the count", _count_of_the_update, FRESH, ("adaptive",)),
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
     Mutant("no noise for an empty cohort", _set(Channel, "release", _silent_when_empty), NOISE),
-    Mutant("no noise without gradients", _set(Channel, "_noised_activations", _silent_without_gradients), NOISE, CLOCK),
+    Mutant("no noise without gradients", _added(_silent_without_gradients), NOISE, CLOCK),
     Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
     Mutant("noise for the final number of records", _scales(_final), NOISE, CLOCK, _FEATURED),
     Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),
@@ -1180,7 +1193,7 @@ MUTANTS = [
     Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), ("fixed",)),
     Mutant(
         "bounded means without noise",
-        _set(Channel, "_release_activations", _bounded_without_noise),
+        _bounded_without_noise,
         NOISE,
         ("clocks, loose clip",),
         ("bounded",),

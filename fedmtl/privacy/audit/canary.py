@@ -49,7 +49,7 @@ Limits = tuple[float, float, float, float]
 
 
 def canaries(setup: Setup, claims: Claims, seed: int, trials: int, alpha: float) -> list[Finding]:
-    """All games.
+    """Play all games.
 
     Args:
         setup, claims, seed: of the run.
@@ -147,7 +147,7 @@ def enough_trials(multiplier: float, least: int, most: int) -> int:
 
 
 def curve_of(event: object, uses: int, accountant: object) -> list[tuple[float, float]]:
-    """(epsilon, delta) that ``uses`` of the event claim."""
+    """Return (epsilon, delta) that ``uses`` of the event claim."""
     return [(epsilon(event, uses, delta, accountant=accountant), delta) for delta in DELTAS]  # type: ignore[arg-type]
 
 
@@ -266,7 +266,7 @@ def _one_release(
 
 
 def shortened(setup: Setup) -> Setup:
-    """The same channel for vectors of at most 4,096 coordinates, where the event does not depend on their number."""
+    """Return the same for vectors of at most 4,096 coordinates, where the event does not depend on their number."""
     if setup.privacy.mechanism not in ("gaussian", "laplace"):
         return setup
     plans = [replace(p, dimension=min(p.dimension, _LONGEST)) if p.form == "vector" else p for p in setup.releases]

@@ -20,7 +20,7 @@ _STEPS = 96  # in which releases of one step are compared
 
 
 def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: int, *, processes: bool) -> list[Finding]:
-    """All checks of freshness.
+    """Make all checks of freshness.
 
     Args:
         setup, claims: of the run.
@@ -51,7 +51,7 @@ def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: in
 
 
 def sample_of(setup: Setup, claims: Claims) -> Sample:
-    """The noise of a window of steps, of noised releases alone."""
+    """Return the noise of a window of steps, of noised releases alone."""
 
     def sample(channel: object, start: int, stop: int) -> dict[str, np.ndarray]:
         found = noise_of(setup, claims, channel, start, stop)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def sample_of(setup: Setup, claims: Claims) -> Sample:
 def fresh_elsewhere(
     setup: Setup, sample: Sample, first: int, second: int, steps: int, *, processes: bool
 ) -> list[Finding]:
-    """Noise of another channel, of a forked process and of a restored run."""
+    """Compare with the noise of another channel, of a forked process and of a restored run."""
     findings = fresh_objects(setup, sample, first, second, steps)
     if processes:
         findings += fresh_forks(setup, sample, first, steps)
@@ -72,7 +72,7 @@ def fresh_elsewhere(
 
 
 def _of_activations(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """No two uses, clients or repetitions share noise, and a client has its noise whoever else acts."""
+    """Check that no two uses, clients or repetitions share noise, and a client has its noise whoever else acts."""
     n, d = len(setup.sizes), setup.records.dimension
     caps = setup.open(seed).caps
     who = (caps > 0) & (setup.present(np.arange(n), np.zeros(n, dtype=np.int64)) > 0)
@@ -111,7 +111,7 @@ def _address(moved: int, count: int) -> Finding:
 
 
 def _address_of_local_steps(setup: Setup, seed: int) -> list[Finding]:
-    """A client has its noise whoever else is in the cohort."""
+    """Check that a client has its noise whoever else is in the cohort."""
     if setup.secure:
         return []
     channels = setup.open(seed), setup.open(seed)
@@ -129,7 +129,7 @@ def _address_of_local_steps(setup: Setup, seed: int) -> list[Finding]:
 
 
 def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """No local training of a participation has the noise of another one; nothing where there is only one."""
+    """Check that no local training of a participation has the noise of another one; nothing where there is only one."""
     plan = setup.records
     if plan.trainings == 1:
         return []

@@ -69,7 +69,7 @@ def on_grid(parts: Parts) -> list[Finding]:
 
 
 def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Of every release of a run, with the count of adaptive clipping, and of rows with noise of their own."""
+    """Check every release of a run, the count of adaptive clipping, and rows with noise of their own."""
     if not setup.secure:
         return [skipped("grid", "seeded noise is not rounded")]
     coins = auditor(seed, "grid")

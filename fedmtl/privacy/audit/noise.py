@@ -22,7 +22,7 @@ _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 
 
 def noise_laws(setup: Setup, noise: Mapping[str, Noise], level: float) -> list[Finding]:
-    """The tests of :func:`noise_law` on every release, and the total of every client that has noise of its own."""
+    """Make the tests of :func:`noise_law` on every release, and the total of every client that has noise of its own."""
     findings = []
     for name, one in noise.items():
         findings += noise_law(name, one.units, setup.parts(one.units.shape[1]), level)
@@ -108,7 +108,7 @@ def _long(noise: np.ndarray) -> np.ndarray:
 
 
 def fresh_rows(check: str, noise: np.ndarray) -> Finding:
-    """No two rows (T, D) of one channel share noise (the first 64, of consecutive ones put together where short)."""
+    """Check that no two rows (T, D) of a channel share noise (the first 64; short ones are put together)."""
     rows = _long(noise)[:_ROWS]
     if len(rows) < 2:
         return skipped(check, "fewer than two steps of noise")

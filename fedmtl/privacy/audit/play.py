@@ -45,13 +45,13 @@ class Noise:
 
     @classmethod
     def joined(cls, parts: list[Noise]) -> Noise:
-        """One after the other."""
+        """Return one after the other."""
         clients = [part.clients for part in parts if part.clients is not None]
         return cls(np.concatenate([part.units for part in parts]), np.concatenate(clients) if clients else None)
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
-    """Releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
+    """Return releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
 
     Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the radius, Gamma(D),
     is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
@@ -69,7 +69,7 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
 
 
 def noise_of(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> dict[str, Noise]:
-    """The noise of steps ``start`` to ``stop`` of a channel, by release."""
+    """Return the noise of steps ``start`` to ``stop`` of a channel, by release."""
     if setup.gradients is None:
         return _of_rows(setup, claims, channel, start, stop)
     if setup.one_at_a_time:
@@ -78,7 +78,7 @@ def noise_of(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
 
 
 def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, Noise]:
-    """At least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
+    """Draw at least ``wanted`` numbers of noise of every release, from up to 50 channels, the first of this seed."""
     found: list[dict[str, Noise]] = []
     left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
@@ -94,7 +94,7 @@ def gathered(setup: Setup, claims: Claims, seed: int, wanted: int) -> dict[str, 
 
 
 def steps_for(setup: Setup, wanted: int) -> int:
-    """Steps of one channel that give about so many numbers of noise, where the run has them."""
+    """Return how many steps of one channel give about so many numbers of noise, where the run has them."""
     if setup.gradients is None:
         return min(setup.steps, max(4, -(-wanted // min(plan.size for plan in setup.releases))))
     rows = -(-wanted // setup.records.dimension)
@@ -108,7 +108,7 @@ def steps_for(setup: Setup, wanted: int) -> int:
 
 
 def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
-    """Rounds through the production path (draw, begin, release every plan) until the budget ends.
+    """Play rounds through the production path (draw, begin, release every plan) until the budget ends.
 
     Yields:
         step, the ranks drawn, and the released values by name, float64 coordinates (size,).
@@ -127,8 +127,8 @@ def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tup
 
 
 def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
-    """A release as the coordinates that are noised: the upper triangle of a symmetric matrix, off-diagonals times
-    sqrt(2); a matrix that is not symmetric gives NaN."""
+    """Return the coordinates that are noised: of a symmetric matrix the upper triangle, off-diagonals times
+    sqrt(2). A matrix that is not symmetric gives NaN."""
     if form != "symmetric":
         return value
     if not np.array_equal(value, value.T):
@@ -138,7 +138,7 @@ def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
 
 
 def silence(setup: Setup) -> Rows:
-    """Rows of clients that contribute nothing: zeros, and in every other step nobody answers."""
+    """Return rows of clients that contribute nothing: zeros, and in every other step nobody answers."""
     dimensions = {plan.name: plan.dimension for plan in setup.releases}
 
     def rows(step: int, name: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
 
 
 def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
-    """Who takes part in a round that has begun: ranks, or where records are protected clients in their order."""
+    """Begin a round; return who takes part: ranks, or where records are protected clients in their order."""
     ranks = channel.draw(step)
     channel.begin(step, ranks)
     if setup.gradients is None or setup.gradients.ranks is None:
@@ -192,13 +192,13 @@ def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
 
 
 def local_of(channel: Channel) -> LocalSteps:
-    """The local steps of the round that has begun."""
+    """Return the local steps of the round that has begun."""
     assert channel.local is not None
     return channel.local
 
 
 def _of_local_steps(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> Noise:
-    """Clients whose records have zero gradients, or (every other step) none."""
+    """Play clients whose records have zero gradients, or (every other step) none."""
     d = setup.records.dimension
     rows, who = [np.zeros((0, d))], [np.zeros(0, dtype=np.int64)]
     for step in range(start, stop):
@@ -223,7 +223,7 @@ def _of_local_steps(setup: Setup, claims: Claims, channel: Channel, start: int, 
 
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
-    """The clients of the first ``limit`` activations at most, who act in turn until their caps are used up: (T,)."""
+    """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their caps are used up."""
     kept, total, use = [np.zeros(0, dtype=np.int64)], 0, 0
     while total < limit and (acting := np.flatnonzero(caps > use)).size:
         kept.append(acting)
@@ -284,7 +284,7 @@ class Silent:
         return cls(order[first:at][kept], number[kept], present[first:at][kept], np.concatenate(values)[kept])
 
     def noise(self, setup: Setup, claims: Claims, replicate: int = 0) -> Noise:
-        """In the units of what each was charged for."""
+        """Return the noise in the units of what each was charged for."""
         values, out = self.values[:, replicate].copy(), np.empty_like(self.values[:, replicate])
         for row, (client, use, n) in enumerate(zip(self.clients, self.uses, self.present, strict=True)):
             first = claims.of(GRADIENT, int(client)).multiplier
@@ -297,18 +297,18 @@ class Silent:
 
 
 def _charged(channel: Channel, present: np.ndarray) -> int:
-    """Activations that an earlier session charged: as many as its uses take, with those of nobody between."""
+    """Return how many activations an earlier session charged: as its uses take, with those of nobody between."""
     uses = int(channel.account.participations[0].sum())
     return 0 if uses == 0 else int(np.searchsorted(np.cumsum(present > 0), uses)) + 1
 
 
 def zero_factors(setup: Setup, factor: float = 0.0) -> ScaledRows:
-    """Of records whose gradients are all zero (or not a number)."""
+    """Return factors of records whose gradients are all zero (or not a number)."""
     return ScaledRows(lambda client, which, where: np.full((len(which), setup.sizes[client]), factor))
 
 
 def zero_gradients(setup: Setup, factor: float = 0.0) -> RecordGradients:
-    """As :func:`zero_factors`, the gradients themselves."""
+    """Return, as :func:`zero_factors`, the gradients themselves."""
 
     def rows(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
         shape = (len(which), int(setup.sizes[client]), setup.records.dimension)
@@ -318,12 +318,12 @@ def zero_gradients(setup: Setup, factor: float = 0.0) -> RecordGradients:
 
 
 def zero_means(setup: Setup) -> BoundedMeans:
-    """As :func:`zero_factors`, the means of gradients that the domain bounds."""
+    """Return, as :func:`zero_factors`, the means of gradients that the domain bounds."""
     return BoundedMeans(lambda client, which, where: np.zeros((len(which), setup.records.dimension)))
 
 
 def nothing(channel: Channel, setup: Setup, count: int, factor: float) -> np.ndarray:
-    """(count, R, D): all ways out, one activation after the other or together."""
+    """Return (count, R, D) by any way out, one activation after the other or together."""
     assert channel.draws is not None
     if not channel.draws.sampled and count % 5 == 3:
         return _given(channel, zero_means(setup), count, together=False)
@@ -340,7 +340,7 @@ def _given(channel: Channel, message: GradientMessage, count: int, *, together: 
 
 
 def first_noise(setup: Setup, claims: Claims, seed: int, wanted: int) -> Noise:
-    """First releases of zero vectors, at least ``wanted`` numbers from up to 50 channels."""
+    """Draw first releases of zero vectors, at least ``wanted`` numbers from up to 50 channels."""
     d, charged = setup.records.dimension, [k for k in range(len(setup.sizes)) if claims.starts(k)]
     found = [np.zeros((0, d))]
     for other in seeds(seed, "noise/first", _CHANNELS if charged else 0):

@@ -28,7 +28,7 @@ _FACTORS = (
 
 
 def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Rows (D,) of one client or record at its worst."""
+    """Return rows (D,) of one client or record at its worst."""
     wide = dtype == torch.float64
     huge = 1e300 if wide else 3e38
     values = (1e4, math.nan, math.inf, 0.0, huge, -huge, *((1.0, 1e-120, 1e-200) if wide else ()))
@@ -53,13 +53,13 @@ class Worst:
             self.share, self.where = (share if math.isfinite(share) else math.inf), where
 
     def finding(self, check: str, what: str) -> Finding:
-        """Refuted above 1."""
+        """Return a finding that is refuted above 1."""
         detail = f"{what}, {self.cases} pairs of neighbours" + (f"; {self.where}" if self.share > 1 else "")
         return too_large(check, self.share, 1.0, detail)
 
 
 def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Of every release, also where it is clipped and not noised."""
+    """Check every release, also where it is clipped and not noised."""
     if setup.gradients is None:
         found = {plan.name: claims.of(plan.name) if claims else clip_claim(setup, plan.name) for plan in setup.releases}
         return [_of_rows(setup.seeded(), name, claim, seed, coins) for name, claim in found.items()]
@@ -220,7 +220,7 @@ def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
 
 
 def _message(setup: Setup, rows: Tensor, factors: Tensor, case: int) -> GradientMessage:
-    """Gradients that are ``factors`` (1, n_i) times ``rows`` (n_i, D), given in either way."""
+    """Return gradients that are ``factors`` (1, n_i) times ``rows`` (n_i, D), given in either way."""
     if not setup.linear or case % 4 > 1:
         return RecordGradients(lambda client, which, where: factors[..., None] * rows)
     return ScaledRows(lambda client, which, where: factors.numpy())

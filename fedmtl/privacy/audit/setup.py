@@ -135,7 +135,7 @@ class Setup:
         return self.gradients is None and any(plan.allocation is not None for plan in self.releases)
 
     def seeded(self) -> Setup:
-        """The same with reproducible noise, so that two channels can share it."""
+        """Return the same with reproducible noise, so that two channels can share it."""
         return replace(self, privacy=replace(self.privacy, source="seeded"))
 
     def open(
@@ -148,7 +148,7 @@ class Setup:
         x: Sequence[Tensor] | None = None,
         fingerprint: str = "audit",
     ) -> Channel:
-        """A channel of the run with another seed, and with other rows ``x`` where gradients are multiples of rows."""
+        """Open a channel of the run with another seed, and other rows ``x`` where gradients are multiples of rows."""
         plans: list[ReleasePlan | GradientPlan] = []
         for plan in self.plans:
             if isinstance(plan, GradientPlan):
@@ -176,7 +176,7 @@ class Setup:
         return list(zip([0, *stops[:-1]], stops, strict=True))
 
     def zeros(self, dimension: int, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Zero rows of a cohort, or of a part of it where these would be very many numbers."""
+        """Return zero rows of a cohort, or of a part of it where these would be very many numbers."""
         count = min(len(clients), max(1, MOST_ELEMENTS // dimension))
         return torch.zeros(1, dimension).expand(count, -1), clients[:count]
 
@@ -193,25 +193,25 @@ class Setup:
         return None if self.gradients is None else self.gradients.first
 
     def rate(self, client: int) -> float:
-        """Probability that a record takes part in a release: as set, or a batch of the records."""
+        """Return the probability that a record takes part in a release: as set, or a batch of the records."""
         plan, n = self.records, int(self.sizes[client])
         if plan.batch_size is not None:
             return min(1.0, plan.batch_size / n) if n else 1.0
         return float(np.broadcast_to(plan.rate, len(plan.ids))[client])
 
     def weight(self, client: int, use: int) -> float:
-        """Of an activation, the mean of a client's weights being 1."""
+        """Return the weight of an activation, the mean of a client's weights being 1."""
         given = self.records.allocation
         return 1.0 if given is None else float(given[client][use] / np.mean(given[client]))
 
     def share(self, client: int, cap: int) -> float:
-        """Weight of the release before all activations; 0 without one."""
+        """Return the weight of the release before all activations; 0 without one."""
         if self.first is None or not self.sizes[client]:
             return 0.0
         return self.first.share / (1 - self.first.share) * cap if cap else 1.0
 
     def present(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """(T,) records of ``clients`` (T,) at activations ``steps`` (T,)."""
+        """Return (T,) records of ``clients`` (T,) at activations ``steps`` (T,)."""
         arrivals = self.records.arrivals
         if arrivals is None:
             return self.sizes[clients]
@@ -315,7 +315,7 @@ class Claims:
         return self._cost
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
-        """The claim on a release.
+        """Return the claim on a release.
 
         Args:
             name: of the release.
@@ -332,16 +332,16 @@ class Claims:
         return self._made[key]
 
     def starts(self, client: int) -> bool:
-        """Whether a release before all activations is charged to a client."""
+        """Return whether a release before all activations is charged to a client."""
         return self._setup.first is not None and bool(self.cost.first[client])
 
     def repeats(self, client: int) -> int:
-        """Charges in one use: the local steps of a participation."""
+        """Return the number of charges in one use: the local steps of a participation."""
         repeats = self.cost.repeats
         return int(repeats[self.cost.kind[0, client] if len(repeats) > 1 else 0])
 
     def composition(self, client: int, uses: int, *, first: bool = True) -> list[tuple[Any, int]]:
-        """The events of an account after ``uses`` and, where it has one and ``first``, the release before them, with
+        """Return the events of an account after ``uses`` and, where it has one and ``first``, the release before, with
         their numbers; uses beyond an allocation are taken for the last one."""
         charged = self.cost.uses_of(client)
         if isinstance(charged, StepEvent):
@@ -352,7 +352,7 @@ class Claims:
         return [(one.event, 1) for one in some]
 
     def spent(self, client: int, uses: int, *, first: bool = True) -> float:
-        """Epsilon of :meth:`composition`, at the delta of the settings."""
+        """Return epsilon of :meth:`composition`, at the delta of the settings."""
         parts = [(event, count) for event, count in self.composition(client, uses, first=first) if count]
         if not parts:
             return 0.0
@@ -360,7 +360,7 @@ class Claims:
         return epsilon(whole, count, self._setup.delta, accountant=self.accountant(client))
 
     def accountant(self, client: int = 0) -> Any:
-        """That composes the events of an account."""
+        """Return the accountant that composes the events of an account."""
         charged = self.cost.uses_of(client)
         return (charged if isinstance(charged, StepEvent) else charged[0]).accountant
 
@@ -429,7 +429,7 @@ class Claims:
 
 
 def clip_claim(setup: Setup, name: str) -> Claim:
-    """Of a release that is clipped and not noised: the bound on a client, and no event."""
+    """Return the claim on a release that is clipped and not noised: a bound on a client, and no event."""
     plan, laplace = setup.release(name), setup.privacy.mechanism == "laplace"
     return Claim(
         kind="laplace" if laplace else "gaussian",
@@ -448,15 +448,15 @@ def clip_claim(setup: Setup, name: str) -> Claim:
 
 
 def relation_of(sampler: BoundSampler) -> Relation:
-    """How neighbours differ, by the kind of cohort."""
+    """Return how neighbours differ, by the kind of cohort."""
     if isinstance(sampler, BoundFixed):
         return "replace"
     return "zero_out" if isinstance(sampler, BoundCyclic) else "add_remove"
 
 
 def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None, int | None]:
-    """What happens to the units drawn, the probability of a Poisson draw, and its cap on the size; ``replaced`` where
-    a unit is exchanged for another one, of which a Poisson draw has an event of its own."""
+    """Return what happens to the units drawn, the probability of a Poisson draw, and its cap on the size; ``replaced``
+    where a unit is exchanged for another one, of which a Poisson draw has an event of its own."""
     if type(event).__name__ == ("ReplacedPoissonDpEvent" if replaced else "PoissonSampledDpEvent"):
         return event.event, float(event.sampling_probability), None
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
@@ -468,7 +468,7 @@ def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None,
 
 
 def _parts(event: Any, releases: int) -> list[Any]:
-    """The events of the releases of one step; equal shares of a joint Gaussian event."""
+    """Return the events of the releases of one step; equal shares of a joint Gaussian event."""
     if isinstance(event, dp_event.ComposedDpEvent):
         return list(event.events)
     if isinstance(event, dp_event.SelfComposedDpEvent):
@@ -479,7 +479,7 @@ def _parts(event: Any, releases: int) -> list[Any]:
 
 
 def law_of(event: Any) -> tuple[Kind, float]:
-    """The law of an elementary event and its multiplier."""
+    """Return the law of an elementary event and its multiplier."""
     name = type(event).__name__
     if name == "GaussianDpEvent":
         return "gaussian", float(event.noise_multiplier)
@@ -495,11 +495,11 @@ def law_of(event: Any) -> tuple[Kind, float]:
 
 
 def expected_cohort(sampler: BoundSampler) -> float:
-    """m, from the setting and not from the sampler's own property."""
+    """Return m, from the setting and not from the sampler's own property."""
     cohort = getattr(sampler, "cohort", None)
     return float(sampler.n if cohort is None else cohort)
 
 
 def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
-    """Standard deviation of the noise on the count of unclipped clients: as set, or a twentieth of the cohort."""
+    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m / 20."""
     return expected_cohort(sampler) / 20 if adaptive.count_noise is None else adaptive.count_noise

@@ -97,7 +97,7 @@ class Played:
 
 
 def played(setup: Setup, seed: int) -> Played:
-    """All planned steps of a channel, in which nothing is released."""
+    """Make all planned steps of a channel, in which nothing is released."""
     channel = setup.open(seed)
     uses, step = np.zeros(setup.sampler.n, dtype=np.int64), 0
     while step < setup.steps:
@@ -111,7 +111,7 @@ def played(setup: Setup, seed: int) -> Played:
 
 
 def stated_figures(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
-    """Of a run after all its steps, of every account; the delta that is printed is that of the settings."""
+    """Check a run after all its steps, every account; the delta that is printed is that of the settings."""
     check, delta = [], setup.delta
     if setup.one_at_a_time:
         uses = setup.open(seed).caps
@@ -165,7 +165,7 @@ def early_stop(stated: float, stopped: str, setup: Setup, seed: int) -> Finding:
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
-    """Epsilon of all planned steps, or of every client up to its cap."""
+    """Return epsilon of all planned steps, or of every client up to its cap."""
     if setup.one_at_a_time:
         channel = setup.open(seed)
         cost = channel.account.cost

@@ -25,7 +25,7 @@ _RECORDS, _QUIET = 16, 1e-13
 
 
 def subsets(setup: Setup, claims: Claims, seed: int, draws: int, level: float) -> list[Finding]:
-    """Sizes, fairness and independence across records, releases and channels, of the client with the most records.
+    """Check sizes, fairness and independence of subsets, of the client with the most records.
 
     Args:
         setup, claims, seed: of the run.
@@ -71,7 +71,7 @@ def _of_local_steps(
 
 
 def _drawn(setup: Setup, seed: int, client: int, draws: int) -> list[np.ndarray]:
-    """Records of a client in ``draws`` local steps: four a round, whether or not so many are paid for."""
+    """Draw the records of a client in ``draws`` local steps: four a round, whether or not so many are paid for."""
     channel, one, found = setup.open(seed), torch.tensor([client]), []
     for draw in range(draws):
         index, mask = LocalSteps(channel, draw // 4, one).batch(one, draw % 4)
@@ -116,7 +116,7 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
 
 
 def _sums(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray) -> Iterator[np.ndarray]:
-    """Sums (T,) of 2^i over the records ``chosen[i]`` drawn by the releases of one channel after the other."""
+    """Yield sums (T,) of 2^i over the records ``chosen[i]`` drawn by the releases of one channel after the other."""
     c, d, n = float(setup.privacy.initial_norm), setup.records.dimension, int(setup.sizes[client])
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
     axis = torch.zeros(n, d, dtype=torch.float64)
