@@ -85,9 +85,7 @@ class WishartLaw(NoiseLaw):
         matrix = WishartNoise(1.0 / self.multiplier).draw(source, purpose, step, _side(size))
         return svec(torch.from_numpy(matrix)).numpy()
 
-    def draw_rows(
-        self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int
-    ) -> np.ndarray:
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
         """Refused: no published method releases Wishart noise by client."""
         raise PrivacyError("Wishart noise by client is not supported.")
 
