@@ -676,7 +676,7 @@ def _unbounded(self, message, client, which, where):
 def _realized_records(self, message, clients):
     """Divided by the number of records that were drawn."""
     chunks = list(message.chunks)
-    value = _release_local(self, GradientChunks(message.step, chunks), clients)
+    value = _release_local(self, replace(message, chunks=chunks), clients)
     drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
     return value * (torch.from_numpy(self.gradients.expected)[clients] / drawn.clamp(min=1.0))[:, None]
 
@@ -694,12 +694,12 @@ def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # Which records take part
 
-_batch, _subsets, _present = RecordDraws.batch, RecordDraws._subsets, RecordDraws.present
+_batch, _subsets, _present = LocalSteps.batch, RecordDraws._subsets, RecordDraws.present
 
 
-def _shuffled_batches(self, clients, round, step, size):
+def _shuffled_batches(self, clients, address, size):
     """Batches of a fixed size, accounted as Poisson."""
-    rng = np.random.default_rng([7, round, step])
+    rng = np.random.default_rng([7, *address.tolist()])
     index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
     width = max(map(len, index), default=1)
     out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
@@ -708,8 +708,8 @@ def _shuffled_batches(self, clients, round, step, size):
     return out, mask
 
 
-def _one_batch_a_round(self, clients, round, step, size):
-    return _batch(self, clients, round, 0, size)
+def _one_batch_a_round(self, clients, step):
+    return _batch(self, clients, 0)
 
 
 def _everybody(self, client, uses, replicates):
@@ -907,7 +907,8 @@ def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
 
 
 def _steps_for_nothing(self, clients, step, chunks):
-    return self._channel.release("gradient", GradientChunks(step, chunks), clients)
+    message = GradientChunks(step, self.own_numbers(clients, step), chunks)
+    return self._channel.release("gradient", message, clients)
 
 
 def _first_uncharged(self):
@@ -1300,7 +1301,7 @@ MUTANTS = [
     Mutant(
         "batches of a fixed size accounted as Poisson", _set(RecordDraws, "batch", _shuffled_batches), SAMPLER, RECORDS
     ),
-    Mutant("one batch for all local steps", _set(RecordDraws, "batch", _one_batch_a_round), SAMPLER, RECORDS),
+    Mutant("one batch for all local steps", _set(LocalSteps, "batch", _one_batch_a_round), SAMPLER, RECORDS),
     Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSAMPLED),
     Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),

@@ -126,8 +126,8 @@ def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: p
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
     noised = Channel._noised_local
 
-    def again(self, total, clients, step, round):
-        return noised(self, total, clients, step % self.local.stride, round)
+    def again(self, total, clients, own, round):
+        return noised(self, total, clients, own % self.local.steps(clients), round)
 
     monkeypatch.setattr(Channel, "_noised_local", again)
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]

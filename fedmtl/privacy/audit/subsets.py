@@ -71,10 +71,11 @@ def _of_local_steps(
 
 
 def _drawn(setup: Setup, seed: int, client: int, draws: int) -> list[np.ndarray]:
-    """Draw the records of a client in ``draws`` local steps: four a round, whether or not so many are paid for."""
+    """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
     channel, one, found = setup.open(seed), torch.tensor([client]), []
+    local = int(setup.records.local_steps[client])
     for draw in range(draws):
-        index, mask = LocalSteps(channel, draw // 4, one).batch(one, draw % 4)
+        index, mask = LocalSteps(channel, draw // local, one).batch(one, draw % local)
         found.append(torch.sort(index[mask]).values.numpy())
     return found
 
