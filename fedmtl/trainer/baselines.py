@@ -51,7 +51,10 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: AnyAlgorith
 
 
 def usual_baselines(algorithm: AnyAlgorithm) -> tuple[str, ...]:
-    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
+    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg, and
+    beside FedAvg PMTL."""
     if algorithm.local_baseline() is not None:
         return ("local",)
-    return () if isinstance(algorithm, AsyncAlgorithm) else ("local", "fedavg")
+    if isinstance(algorithm, AsyncAlgorithm):
+        return ()
+    return ("local", "pmtl" if algorithm.name == "fedavg" else "fedavg")
