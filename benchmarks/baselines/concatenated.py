@@ -1,4 +1,4 @@
-"""Client-level privacy on the concatenation of all personal models, released as it is: what PMTL's Figure 1 shows to fail.
+"""Client-level privacy on the concatenation of all personal models, released as it is: the failure in PMTL's Figure 1.
 
 Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, section 3. The output W = [w_1 .. w_K] is released whole. One
 client moves its own block alone, and nothing averages over it: each model has noise of the scale of the clip, whatever
