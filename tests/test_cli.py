@@ -48,11 +48,11 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
     [
         (["privcy.epsilon=3"], "privcy.epsilon is no setting; did you mean privacy.epsilon?"),
         (["epsilon=3"], "epsilon is no setting; did you mean privacy.epsilon or epsilons?"),
-        (["lr=0.1"], "lr is no setting; did you mean algorithm.local.lr?"),
+        (["lr=0.1"], "lr is no setting; did you mean finetune.local.lr or algorithm.local.lr?"),
         (["privacy.epsilom=3"], "did you mean privacy.epsilon? accepted in privacy: clip_norm, epsilon,"),
-        (["algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
+        (["algorithm=pmtl", "algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
         (["algorithm=fedavg", "algorithm.lam=1"], "algorithm.lam is no setting"),
-        (["+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: local, lam, "),
+        (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: local, lam, "),
         (["algorithm.local=5"], "algorithm.local is 5, but it has parts; accepted: algorithm.local.lr, "),
         (["schedule=3"], "schedule has no option 3; accepted: clocks, "),
         (["+foo=1"], "foo is no setting; accepted: data, model, schedule,"),
@@ -80,7 +80,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["privacy.source=tea"], "privacy.source is 'tea'; accepted: 'seeded', 'secure'"),
         (["guarantee=loud"], "privacy.guarantee is 'loud'; accepted: 'sound', 'paper'"),
         (["algorithm.local.lr=0"], "algorithm.local.lr is 0"),
-        (["algorithm.lam=-1"], "algorithm.lam is -1"),
+        (["algorithm=pmtl", "algorithm.lam=-1"], "algorithm.lam is -1"),
         (["schedule.cohort=0"], "schedule.cohort is 0"),
         (["rounds=0"], "rounds is 0; it must be a whole number of at least 1"),
         (["eval_every=1.5"], "eval_every is 1.5"),
@@ -92,7 +92,7 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["replicates=0"], "replicates is 0; it must be a whole number of at least 1"),
         (["replicates=many"], "replicates is 'many'"),
         (["replicate=3"], "replicate is no setting; did you mean replicates?"),
-        (["replicates=3"], "replicates: pmtl cannot compute 3 runs as one program; accepted: "),
+        (["algorithm=pmtl", "replicates=3"], "replicates: pmtl cannot compute 3 runs as one program; accepted: "),
         (["algorithm=pp_dmtl", "epsilons=1,3"], "add -m to run each of them, or write epsilons=[1,3] for a list"),
         (["algorithm=pp_dmtl", "epsilons=3"], "epsilons is 3; it must be a list of budgets such as [1, 3, 10]"),
         (["algorithm=pp_dmtl", "epsilons=[1,-3]"], "epsilons has -3; every budget must be a number above 0"),
@@ -187,11 +187,13 @@ def test_the_default_is_the_main_job() -> None:
     import fedmtl
 
     made = settings(resolve(compose(())))
-    assert made["algorithm"] == fedmtl.PMTL(lam=1.0, local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
+    assert made["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
+    ways = fedmtl.Finetune(kind="kl", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10))
+    assert made["finetune"] == ways
     assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
     assert made["schedule"] == fedmtl.PoissonSampling(cohort=100)
     assert made["execution"] == fedmtl.Execution()
-    assert (made["rounds"], made["baselines"], made["seed"]) == (100, ("local", "fedavg"), 0)
+    assert (made["rounds"], made["baselines"], made["seed"]) == (100, ("local", "pmtl"), 0)
 
 
 def objects(*overrides: str) -> dict[str, object]:
@@ -211,7 +213,7 @@ def test_groups_make_the_objects_of_a_program() -> None:
     assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(cohort=7)
     assert objects("schedule=full")["schedule"] == fedmtl.FullParticipation()
     adam = objects("algorithm/solver@algorithm.local=adam")["algorithm"]
-    assert adam == fedmtl.PMTL(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
+    assert adam == fedmtl.FedAvg(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
 
 
 def test_graphs_by_name(tmp_path: Path) -> None:
@@ -390,7 +392,7 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
     for name in ("accuracy.png", "clients.png", "result.json", "metrics.csv", "config.yaml", "clients.csv"):
         assert (folder / "private" / name).exists(), name
     result = json.loads((folder / "private" / "result.json").read_text())
-    assert set(result["baselines"]) == {"local", "fedavg"}
+    assert set(result["baselines"]) == {"local", "pmtl"}
     assert 0 < result["epsilon"] <= 4
     assert f"Saved in {folder.relative_to(here)}" in done.stdout
     assert "epsilon" in done.stdout

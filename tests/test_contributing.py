@@ -94,7 +94,7 @@ def test_one_module_and_one_yaml_add_a_data_set(tmp_path):
     words = ["data=coins", "data.clients=5", "rounds=2", "schedule=full", "baselines=null", "privacy=none"]
     trained = run("-m", "fedmtl", *words, "hydra.run.dir=out")
     assert trained.returncode == 0, trained.stderr
-    assert "pmtl on coins: 5 clients, 2 rounds" in trained.stdout
+    assert "fedavg on coins: 5 clients, 2 rounds" in trained.stdout
     refused = run("-m", "fedmtl", "data=coins", "data.purses=5")
     assert refused.returncode == 2
     assert refused.stderr == "fedmtl: error: data.purses is no setting; accepted in data: clients.\n"

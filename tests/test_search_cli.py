@@ -28,7 +28,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    words = ["search", *TINY, f"seed={SEED}", "algorithm.lam=0.1,1", "privacy.clip_norm=0.5,1", "privacy.epsilon=3"]
+    words = [
+        "search",
+        *TINY,
+        f"seed={SEED}",
+        "algorithm=pmtl",
+        "algorithm.lam=0.1,1",
+        "privacy.clip_norm=0.5,1",
+        "privacy.epsilon=3",
+    ]
     assert main([*words, *QUICK]) == 0
     told = capsys.readouterr()
     (folder,) = here.glob("outputs/2*/*")
@@ -52,7 +60,7 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
     assert f",{report['epsilon']}," in table[1]
     assert "not private: choosing" not in capsys.readouterr().out
 
-    assert main(["search", *TINY, "algorithm.lam=0.1,1", *QUICK, "--folder", str(folder)]) == 2
+    assert main(["search", *TINY, "algorithm=pmtl", "algorithm.lam=0.1,1", *QUICK, "--folder", str(folder)]) == 2
     assert "already holds a run; go on with fedmtl resume" in capsys.readouterr().err
 
 
@@ -89,20 +97,20 @@ def test_an_interrupted_search_resumes(
     ("words", "said"),
     [
         ([], "nothing to search: list the values of a setting"),
-        (["algorithm.lam=1,1"], "nothing to search"),
-        (["algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
-        (["algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
-        (["algorithm.lam=-1,2"], "algorithm.lam is -1"),
+        (["algorithm=pmtl", "algorithm.lam=1,1"], "nothing to search"),
+        (["algorithm=pmtl", "algorithm.lam=1,2,1"], "algorithm.lam=1 is listed twice"),
+        (["algorithm=pmtl", "algorithm.lamb=1,2"], "algorithm.lamb is no setting"),
+        (["algorithm=pmtl", "algorithm.lam=-1,2"], "algorithm.lam is -1"),
         (["data.clients=20,30"], "has other data than 'data.clients=20'"),
         (["rounds=2,3"], "rounds is 3, but candidate 'rounds=2' has 2"),
         (["seed=1,2"], "has other data than 'seed=1'"),
         (["privacy.epsilon=1,2"], "privacy.epsilon is 2"),
-        (["algorithm.lam=1,2", "privacy=none"], "privacy is None;"),
-        (["algorithm.lam=1,2", "privacy.observer=clients"], "privacy.observer is 'clients'"),
-        (["algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
-        (["algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),
-        (["algorithm.lam=1,2", "--score-noise", "0.001"], "raise score_noise"),
-        (["algorithm.lam=1,2", "--score-bound", "1"], "score_bound is for regression"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "privacy=none"], "privacy is None;"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "privacy.observer=clients"], "privacy.observer is 'clients'"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"], "raise score_noise"),
+        (["algorithm=pmtl", "algorithm.lam=1,2", "--score-bound", "1"], "score_bound is for regression"),
         (["algorithm=pmtl,local"], "'algorithm=local': its algorithm releases nothing"),
     ],
 )

@@ -70,6 +70,6 @@ def test_an_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path
     tiny = ["data.clients=20", "schedule.cohort=5", "rounds=2", "baselines=[local]", "progress=false"]
     printed = run(tmp_path / "env" / "bin" / "fedmtl", *tiny, cwd=elsewhere, OMP_NUM_THREADS="1")
     (result,) = elsewhere.glob("outputs/*/*/private/result.json")
-    assert json.loads(result.read_text())["algorithm"] == "pmtl"
+    assert json.loads(result.read_text())["algorithm"] == "fedavg"
     assert "Saved in outputs" in printed
     assert (result.parent / "clients.png").stat().st_size > 5_000

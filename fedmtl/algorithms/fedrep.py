@@ -74,10 +74,7 @@ class FedRep(Algorithm):
             ConfigError: a name that the network does not have, or nothing is shared.
         """
         names = (problem.layout.last,) if isinstance(self.head, str) else self.head
-        try:
-            shared = ~problem.layout.places(names)
-        except ConfigError as error:
-            raise ConfigError(f"{type(self).__name__}.head: {error}") from None
+        shared = ~problem.layout.places(names, f"{type(self).__name__}.head")
         if not bool(shared.any()):
             raise ConfigError(
                 f"{type(self).__name__}.head is the whole network ({', '.join(problem.layout.names)}), so nothing is "

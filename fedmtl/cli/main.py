@@ -45,7 +45,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
 _EXAMPLES = """\
 examples
   fedmtl privacy.epsilon=2 rounds=200
-  fedmtl algorithm=fedavg                          one global model instead
+  fedmtl algorithm=pmtl                            personal models pulled to a private mean instead
   fedmtl privacy=none                              no clipping, no noise
   fedmtl -m algorithm=pmtl,fedavg,local privacy.epsilon=1,2,4,8 baselines=null
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip

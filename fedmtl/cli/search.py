@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CLIENTS = "fedmtl.ClientPrivacy"
 _EPILOG = """\
 examples
-  fedmtl search algorithm.lam=0.1,1,10 privacy.epsilon=4
+  fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
   fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
 
 Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under

@@ -15,12 +15,21 @@ _TITLES = {
     "mp_mtl": "MP-MTL",
     "mp_mtl_layers": "MP-MTL of layers",
     "p2p": "Peer-to-peer",
+    "pfedme": "pFedMe",
+    "apfl": "APFL",
+    "ppsgd": "PP-SGD",
+    "fedrep": "FedRep",
+    "fedper": "FedPer",
+    "clustered_pmtl": "Clustered PMTL",
+    "ifca": "IFCA",
 }
 
 
 def title_of(name: str) -> str:
-    """Return the printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is."""
-    return _TITLES.get(name.lower(), name)
+    """Return the printed form of an algorithm's name: ``"pmtl"`` is PMTL; an unknown name is left as it is, and so is
+    what follows `` + ``."""
+    first, plus, rest = name.partition(" + ")
+    return _TITLES.get(first.lower(), first) + plus + rest
 
 
 def number_text(value: float) -> str:

@@ -226,7 +226,8 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
             start += float(share)
     dress(axes, xlabel="share of clients")
     axes.grid(False)
-    axes.set_title(f"Clients for whom {name} is", loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
+    whom = f"Clients for whom\n{name} is" if len(name) > 12 else f"Clients for whom {name} is"
+    axes.set_title(whom, loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
     patches = [Patch(facecolor=colour, label=word) for word, colour, _ in parts]
     axes.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, frameon=False, fontsize=9.5,

@@ -40,23 +40,22 @@ class Layout:
         """D, the number of trainable parameters."""
         return self.offsets[-1]
 
-    def places(self, patterns: Sequence[str]) -> Tensor:
+    def places(self, patterns: Sequence[str], owner: str) -> Tensor:
         """(D,) bool: which of the flat parameters belong to one of the patterns.
 
         Args:
             patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and ``fc.bias``; ``*``,
                 ``?`` and ``[...]`` stand for what they do in names of files.
+            owner: the setting that they come from, for the message.
 
         Raises:
             ConfigError: a pattern without a parameter.
         """
         chosen = torch.zeros(self.dimension, dtype=torch.bool)
         for pattern in patterns:
-            found = [k for k, name in enumerate(self.names) if _belongs(name, pattern)]
+            found = [k for k, name in enumerate(self.names) if _belongs(name, str(pattern))]
             if not found:
-                raise ConfigError(
-                    f"{pattern!r} names no parameter; the network's parameters are {', '.join(self.names)}."
-                )
+                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {', '.join(self.names)}.")
             for k in found:
                 chosen[self.offsets[k] : self.offsets[k + 1]] = True
         return chosen

@@ -51,7 +51,10 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
 
 
 def usual_baselines(algorithm: Algorithm) -> tuple[str, ...]:
-    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg."""
+    """What ``baselines=auto`` is: what clients have alone where that is exact, else local training and FedAvg, and
+    beside FedAvg PMTL."""
     if algorithm.local_baseline() is not None:
         return ("local",)
-    return () if algorithm.one_at_a_time else ("local", "fedavg")
+    if algorithm.one_at_a_time:
+        return ()
+    return ("local", "pmtl" if algorithm.name == "fedavg" else "fedavg")

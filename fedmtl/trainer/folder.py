@@ -160,8 +160,9 @@ class RunFolder:
         from ..report.figures import plot_clients, plot_epsilon, plot_history
 
         metric, ids = result.metric, list(result.personal_accuracy)
-        columns = {result.algorithm: [result.personal_accuracy[i] for i in ids]}
-        columns |= {name: [run.personal_accuracy[i] for i in ids] for name, run in result.baselines.items()}
+        own = result.scores(result.algorithm)[::-1]  # the final models first
+        others = [stage for name, run in result.baselines.items() for stage in run.scores(name)]
+        columns = {label: [scores[i] for i in ids] for label, scores in [*own, *others]}
         rounds = [row["round"] for row in result.history]
         spent = [row["epsilon"] for row in result.history]
         plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)

@@ -177,6 +177,12 @@ class Result:
         before = {key: self.final[f"trained_{key}"] for key in names}
         return [(name, before), (f"{name} + finetuning", last)]
 
+    def scores(self, name: str) -> list[tuple[str, Mapping[str, float]]]:
+        """The scores by client of :meth:`stages`, by label."""
+        if self.finetuned is None:
+            return [(name, self.personal_accuracy)]
+        return [(name, self.finetuned.scores["personal"]), (f"{name} + finetuning", self.personal_accuracy)]
+
     def _best(self) -> str:
         """The best mean score of this run and of its baselines, and what comes next."""
         metric, sign = self.metric, 1 if self.metric == "mse" else -1

@@ -25,17 +25,17 @@ _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 p
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
 RUNS = {
-    "pmtl": f"{_DIGITS} algorithm.local.epochs=2",
-    "pmtl, running mean, fixed cohorts": f"{_DIGITS} algorithm.delta=local schedule=fixed",
-    "pmtl, adaptive clip": f"{_DIGITS} privacy=adaptive privacy.clip_norm.count_noise=2.5",
+    "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
+    "pmtl, running mean, fixed cohorts": f"algorithm=pmtl {_DIGITS} algorithm.delta=local schedule=fixed",
+    "pmtl, adaptive clip": f"algorithm=pmtl {_DIGITS} privacy=adaptive privacy.clip_norm.count_noise=2.5",
     "pmtl, L2-Laplace, everybody": (
-        f"{_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
+        f"algorithm=pmtl {_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
     ),
-    "pmtl, published accounting of cohorts in turn": f"{_DIGITS} schedule=cyclic guarantee=paper",
-    "fedavg": f"{_DIGITS} algorithm=fedavg privacy.observer=public",
+    "pmtl, published accounting of cohorts in turn": f"algorithm=pmtl {_DIGITS} schedule=cyclic guarantee=paper",
+    "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none privacy.observer=public",
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "local, records, Laplace": f"{_DIGITS} algorithm=local privacy=record privacy.mechanism=laplace privacy.epsilon=20",
-    "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg",
+    "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg finetune=none",
     "mp_mtl": f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
     "mp_mtl, squared loss, P + Q, curator": (
         f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "

@@ -33,7 +33,7 @@ IMAGES = (5, 10, 20)
 SWEEPS = {  # name: the words that choose the method; one curve each
     "PMTL λ 1": ("algorithm=pmtl", "algorithm.lam=1"),
     "PMTL λ 0.1": ("algorithm=pmtl", "algorithm.lam=0.1"),
-    "FedAvg": ("algorithm=fedavg",),
+    "FedAvg": ("algorithm=fedavg", "finetune=none"),
     "Local": ("algorithm=local",),
 }
 EPSILONS = "1,2,4,8"

@@ -161,7 +161,7 @@ def main() -> None:
     }
     bases = {"FedAvg": [s for s in FEDAVG if s.algorithm.local.lr == 0.5]}
     for start in ("shared", "personal"):
-        bases[f"PMTL, {start} model"] = [s for s in PMTLS if s.algorithm.local.epochs == 5]
+        bases[f"PMTL, {start} model"] = [s for s in PMTLS if s.algorithm.lam in (0.3, 1.0)]
     for name, settings in bases.items():
         start = "personal" if "personal" in name else "shared"
         method = f"{name}, finetuned"

@@ -55,6 +55,7 @@ class Setting:
     @property
     def run(self) -> Run:
         words = ["experiment=pmtl_femnist", f"algorithm={self.algorithm}"]
+        words += ["finetune=none"] if self.algorithm == "fedavg" else []
         if self.strength is not None:
             words.append(f"algorithm.{'lam' if self.algorithm == 'pmtl' else 'mu'}={self.strength:g}")
         if math.isinf(self.epsilon):

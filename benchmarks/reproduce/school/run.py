@@ -51,6 +51,7 @@ def own_splits(method: str, private: bool) -> Run:
         "model=linear_regression",
         "loss=half_mse",
         f"algorithm={WORDS[method]}",
+        *(["finetune=none"] if WORDS[method] == "fedavg" else []),
         *(["algorithm.lam=1"] if WORDS[method] == "pmtl" else []),
         f"algorithm.local.lr={LR:g}",
         "algorithm.local.epochs=1",

@@ -94,10 +94,7 @@ class MPMTLayers(Algorithm):
         Raises:
             ConfigError: a layer that the network does not have.
         """
-        try:
-            return problem.layout.places(self.layers)
-        except ConfigError as error:
-            raise ConfigError(f"MPMTLayers.layers: {error}") from None
+        return problem.layout.places(self.layers, "MPMTLayers.layers")
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         d, form = int(self.places(problem).sum()), SHARING[self.penalty].form
