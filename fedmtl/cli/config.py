@@ -274,6 +274,8 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             continue
         chosen.append(text)
         value = override.value()
+        if isinstance(value, (dict, list)):
+            raise ConfigError(f"{group} is {value!r}; accepted: {', '.join(options[group])}, and its parts by name.")
         if value not in options[group]:
             close = difflib.get_close_matches(str(value), options[group], n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}? " if close else ""
@@ -347,15 +349,21 @@ def _instantiate(config: Config, group: str) -> Any:
 
     if not config.get(group):
         return None
-    with ByKey(config):
+    with ByKey(config, group):
         return instantiate(OmegaConf.create(config[group]), _convert_="all")
 
 
 class ByKey:
-    """Translate errors inside the block: they name the configuration key, not the class and attribute."""
+    """Translate errors inside the block: they name the configuration key, not the class and attribute.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: resolved.
+        group: whose keys are meant where several groups name the same class.
+    """
+
+    def __init__(self, config: Config, group: str = "algorithm") -> None:
         self.config = config
+        self.group = group
 
     def __enter__(self) -> None:
         return None
@@ -412,6 +420,7 @@ class ByKey:
                     visit(value, f"{place}.{name}" if place else str(name))
 
         visit(self.config, "")
+        visit(self.config.get(self.group), self.group)
         return keys
 
 
