@@ -26,6 +26,7 @@ from fedmtl.cli.config import (
     resolve,
     settings,
 )
+from fedmtl.cli.options import make_paths_absolute
 from fedmtl.errors import ConfigError, FedmtlError
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
@@ -401,6 +402,22 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
     assert 0 < result["epsilon"] <= 4
     assert f"Saved in {folder.relative_to(here)}" in done.stdout
     assert "epsilon" in done.stdout
+
+
+def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "data": {"root": "faces", "images": "there", "cache": None, "size": 84},
+        "algorithm": {"clusters": "groups.csv", "graph": {"path": "edges.csv"}},
+    }
+    make_paths_absolute(config)
+    assert config == {
+        "data": {"root": f"{tmp_path}/faces", "images": f"{tmp_path}/there", "cache": None, "size": 84},
+        "algorithm": {"clusters": f"{tmp_path}/groups.csv", "graph": {"path": f"{tmp_path}/edges.csv"}},
+    }
+    several = {"data": {}, "algorithm": {"clusters": 3}}
+    make_paths_absolute(several)
+    assert several == {"data": {}, "algorithm": {"clusters": 3}}
 
 
 def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -215,7 +215,7 @@ def read_clusters(path: str | Path) -> dict[str, str]:
     """Clusters by client id, from a CSV file with the columns ``client`` and ``cluster``.
 
     Raises:
-        ConfigError: no such file, or other columns.
+        ConfigError: no such file, other columns, or a client with two clusters.
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -224,4 +224,8 @@ def read_clusters(path: str | Path) -> dict[str, str]:
         raise ConfigError(f"ClusteredPMTL.clusters: {path} cannot be read: {error.strerror}.") from error
     if not rows or not {"client", "cluster"} <= rows[0].keys():
         raise ConfigError(f"ClusteredPMTL.clusters: {path} must have a header with the columns client and cluster.")
-    return {row["client"]: row["cluster"] for row in rows}
+    found: dict[str, str] = {}
+    for row in rows:
+        if found.setdefault(row["client"], row["cluster"]) != row["cluster"]:
+            raise ConfigError(f"ClusteredPMTL.clusters: {path} has two clusters of client {row['client']!r}.")
+    return found

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from .config import Config, check, compose, printed_log, resolve
 
 INTERRUPTED = 130  # exit code
+_DATA_PATHS = ("root", "path", "images", "cache", "counts")
 
 
 def command_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -66,10 +67,14 @@ def write_config(folder: Path, command: str, config: Config) -> None:
 
 
 def make_paths_absolute(config: Config) -> None:
-    """Make the paths of the data absolute, in place: a resume may start in another folder."""
-    for key in ("root", "path"):
-        if isinstance(config["data"].get(key), str):
-            config["data"][key] = os.path.abspath(config["data"][key])
+    """Make the paths of data, clusters and graphs absolute, in place: a resume may start in another folder."""
+    graph = config["algorithm"].get("graph")
+    nodes = [(config["data"], _DATA_PATHS), (config["algorithm"], ("clusters",))]
+    nodes += [(graph, _DATA_PATHS)] if isinstance(graph, dict) else []
+    for node, keys in nodes:
+        for key in keys:
+            if isinstance(node.get(key), str):
+                node[key] = os.path.abspath(node[key])
 
 
 @contextmanager

@@ -60,8 +60,12 @@ def prepare_module(
     except (RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
             raise
+        hint = ""
+        if "indices" in str(error) and sample.is_floating_point():
+            hint = "; embeddings take whole numbers, which data keep with transform=Integers()"
+        kind = "" if sample.is_floating_point() else " of whole numbers"
         raise ModelError(
-            f"The model fails on a batch of shape {tuple(sample.shape)}, the shape of this data: {error}"
+            f"The model fails on a batch{kind} of shape {tuple(sample.shape)}, the shape of this data: {error}{hint}"
         ) from error
     for name, buffer in ready.named_buffers():
         if not torch.equal(before[name], buffer):

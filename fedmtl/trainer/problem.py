@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Packed
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor
-from ..models import ModelFactory, NamedInputs
+from ..models import MeanEmbedding, ModelFactory, NamedInputs
 from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
 from ..stacked import Layout, check_stackable, prepare_module, resolve_loss
@@ -67,11 +68,15 @@ def build_problem(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
+    _check_tokens(data, module)
     sample = data.spec.sample(2, kind)
+    named = isinstance(loss, str) and loss != "auto"
     if loss == "auto":
         loss = natural_loss(data, module, sample, kind)
     fixed = loss == "cross_entropy" or data.spec.labels > 0
     template = prepare_module(module, sample, seed=seed, outputs=data.spec.outputs if fixed else None, dtype=kind)
+    if named:
+        _check_loss(str(loss), template, sample, data)
     resolved = execution.resolve(template, place)
     if resolved.chunk != 1:
         check_stackable(template, sample)
@@ -87,6 +92,32 @@ def build_problem(
         store_folder=store_folder,
         protects_records=protects_records,
     )
+
+
+def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
+    """Refuse a loss by name that compares the outputs of the model with as many targets, where there are others."""
+    if loss not in ("mse", "half_mse", "binary_cross_entropy"):
+        return
+    with torch.no_grad():
+        shape = tuple(module(sample).shape[1:])
+    if math.prod(shape) != math.prod(data.spec.targets):
+        raise ConfigError(
+            f"loss is {loss!r}, which does not take outputs of shape {shape} with targets of shape "
+            f"{data.spec.targets}; choose loss=auto, or a model with other outputs."
+        )
+
+
+def _check_tokens(data: FederatedDataset, module: nn.Module) -> None:
+    """Refuse tokens that are not in the vocabulary of a :class:`~fedmtl.models.MeanEmbedding`."""
+    sizes = [child.embedding.num_embeddings for child in module.modules() if isinstance(child, MeanEmbedding)]
+    for side in SIDES if sizes and data.spec.integer else ():
+        for index in torch.arange(len(data.side(side))).split(_ROWS):
+            x = data.gather(side, index)[0]
+            if x.min() < 0 or x.max() >= min(sizes):
+                raise ModelError(
+                    f"{data.name} has tokens from {int(x.min())} to {int(x.max())}, but mean_embedding.vocabulary is "
+                    f"{min(sizes)}; tokens must be in 0 .. vocabulary - 1."
+                )
 
 
 def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:

@@ -58,7 +58,8 @@ class Trainer:
         seed: of everything that is not a secret coin: start, batches, dropout; in seeded mode of the coins too.
         folder: where the run is kept; ``None`` keeps nothing, and the ledger is in memory.
         baselines: comparison methods, by name (``"local"``, ``"fedavg"``, ``"fedprox"``, ``"pmtl"``, ``"ditto"``,
-            with this algorithm's local solver) or as algorithms; each has its own ledger and is marked as not released.
+            ``"pfedme"``, ``"apfl"``, ``"ppsgd"``, ``"fedrep"``, ``"fedper"``, with this algorithm's local solver) or as
+            algorithms; each has its own ledger and is marked as not released.
         finetune: how every client goes on after the run with a released or its personal model, on its own data;
             ``None`` does not. The finetuned models are the personal models of the result and cost no epsilon, since
             nothing is sent. Baselines are finetuned, too, except local training.
@@ -240,6 +241,7 @@ class Trainer:
             problem = replace(problem, data=data)
             if self.finetune is not None:
                 self.finetune.check(problem)  # before anything is charged
+            self._check_baselines(problem)
             result = resolved._follow(problem, folder, resume, coins)
             if self.finetune is not None:
                 result = finetuned(result, problem, self.finetune, validation, self.privacy)
@@ -252,6 +254,16 @@ class Trainer:
         if folder is not None:
             folder.write_run(result, problem)
         return result
+
+    def _check_baselines(self, problem: Problem) -> None:
+        """Refuse a baseline that cannot train this model before the run begins, not after it."""
+        for name, baseline in named_baselines(self.baselines, self.algorithm).items():
+            if isinstance(baseline, LocalFit) or isinstance(self.schedule, AsynchronousSchedule):
+                continue
+            try:
+                baseline.plan(problem, self.schedule.bind(problem.clients))
+            except ConfigError as error:
+                raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
 
     def _follow(
         self, problem: Problem, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None

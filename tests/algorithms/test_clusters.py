@@ -14,6 +14,7 @@ from fedmtl.algorithms.clusters import blocks
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
+from fedmtl.schedules.block import Block
 from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification, regression
@@ -80,7 +81,7 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
     ranks = channel.draw(0)
     channel.begin(0, ranks)
-    event = type("Event", (), {"cohort": torch.arange(4), "step": 0})
+    event = Block(0, torch.zeros(1, 1, dtype=torch.float64), torch.arange(4)[None, None])
     state = algorithm.init(problem)
     algorithm.step(problem, state, event, channel)
     (clipped,) = seen
@@ -160,6 +161,9 @@ def test_units_and_settings(tmp_path) -> None:
     file.write_text("client,cluster\n" + "".join(f"{client},{name}\n" for client, name in PARITY.items()))
     one, other = (ClusteredPMTL(clusters=given, local=SOLVER) for given in (str(file), PARITY))
     assert torch.equal(trainer(algorithm=one).fit().personal, trainer(algorithm=other).fit().personal)
+    file.write_text("client,cluster\na,0\nb,0\na,1\n")
+    with pytest.raises(ConfigError, match="has two clusters of client 'a'"):
+        ClusteredPMTL(clusters=file)
     file.write_text("who,where\na,b\n")
     with pytest.raises(ConfigError, match="columns client and cluster"):
         ClusteredPMTL(clusters=file)

@@ -253,7 +253,7 @@ def test_impossible_settings_are_refused(tmp_path):
         read_celeba(tmp_path, size=(8,))
     with pytest.raises(ConfigError, match=r"part is 'dev'; accepted: 'all', 'train', 'valid', 'test'"):
         read_celeba(tmp_path, part="dev")
-    with pytest.raises(DataError, match="does not exist; give a LEAF"):
+    with pytest.raises(DataError, match=r"does not exist; give the folder of list_attr_celeba.txt and .*, a LEAF"):
         read_celeba(tmp_path / "nothing")
 
 

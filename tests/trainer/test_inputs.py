@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset, Integers, read_leaf
-from fedmtl.errors import DataError, ModelError
+from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
@@ -299,3 +299,32 @@ def test_leaf_json_of_tokens(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"client 'b', example 1, field 'x' holds 0\.5; with integers=True every"):
         read_leaf(tmp_path / "x.json", integers=True)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_before_training():
+    with pytest.raises(ModelError, match=r"sentences has tokens from 0 to 20, but mean_embedding\.vocabulary is 20;"):
+        fit(sentences(), models.mean_embedding(vocabulary=20, width=3))
+
+
+def test_embeddings_of_real_numbers_are_refused_with_the_way_out():
+    data = FederatedDataset.from_tensors({"a": (np.zeros((4, 2), dtype=np.int64), [0, 1, 1, 0])})
+    with pytest.raises(ModelError, match=r"embeddings take whole numbers, which data keep with transform=Integers\(\)"):
+        fit(data, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)))
+    with pytest.raises(ModelError, match=r"fails on a batch of whole numbers of shape \(2, 6\)"):
+        fit(sentences(), nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize("loss", ["mse", "half_mse", "binary_cross_entropy"])
+def test_a_loss_that_does_not_take_the_outputs_is_refused_before_training(loss):
+    rows = {"a": (np.ones((4, 2), dtype=np.float32), [0, 1, 2, 0])}
+    with pytest.raises(ConfigError, match=rf"loss is '{loss}', which does not take outputs of shape \(3,\) with"):
+        fit(FederatedDataset.from_tensors(rows), nn.Linear(2, 3), loss=loss)
+
+
+def test_a_baseline_that_cannot_train_the_model_is_refused_before_the_run(tmp_path):
+    rows = {client: (np.ones((4, 2), dtype=np.float32), [0, 1, 2, 0]) for client in "ab"}
+    data, net = FederatedDataset.from_tensors(rows), nn.Sequential(nn.Flatten(), nn.Linear(2, 3))
+    options = {"algorithm": FedAvg(local=LocalSGD(lr=0.5)), "baselines": ["fedrep"], "folder": tmp_path / "run"}
+    with pytest.raises(ConfigError, match=r"baselines has 'fedrep', which cannot be run here: FedRep\.head is"):
+        fit(data, net, **options)
+    assert not list(tmp_path.rglob("ledger*"))

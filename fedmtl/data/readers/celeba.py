@@ -82,7 +82,7 @@ def read_celeba(
         sides = _read_original(base, target, part), {}
         folder = Path(images) if images is not None else base / IMAGES
     else:
-        sides = read_sides(root, _names)
+        sides = read_sides(root, _names, other=f"the folder of {ATTRIBUTES} and {IDENTITIES}")
         folder = Path(images) if images is not None else _leaf_images(root)
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")

@@ -111,7 +111,7 @@ def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair],
     def from_leaf(x: list[Any], y: list[Any], where: str) -> Pair:
         return _pixels(numbers(x, where, "x"), f"{where}, field 'x'", background), numbers(y, where, "y")
 
-    return read_sides(root, from_leaf)
+    return read_sides(root, from_leaf, other="parquet or HDF5 files")
 
 
 def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:

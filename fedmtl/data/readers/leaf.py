@@ -89,19 +89,21 @@ class _Part:
     read: Callable[[], bytes]
 
 
-def read_sides(root: Path, store: Store[Stored]) -> tuple[dict[str, Stored], dict[str, Stored]]:
-    """Return all clients of the train side (or of the undivided parts) and of the test side."""
+def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[dict[str, Stored], dict[str, Stored]]:
+    """Return all clients of the train side (or of the undivided parts) and of the test side; ``other`` names what else
+    would be accepted in the place of LEAF data."""
     if not root.exists():
-        raise DataError(f"{root} does not exist; give a LEAF .json file, a .zip of them, or a folder of either.")
+        also = f"{other}, " if other else ""
+        raise DataError(f"{root} does not exist; give {also}a LEAF .json file, a .zip of them, or a folder of either.")
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
-        return _read_parts(root / "train", store), _read_parts(root / "test", store)
-    return _read_parts(root, store), {}
+        return _read_parts(root / "train", store, other), _read_parts(root / "test", store, other)
+    return _read_parts(root, store, other), {}
 
 
-def _read_parts(root: Path, store: Store[Stored]) -> dict[str, Stored]:
+def _read_parts(root: Path, store: Store[Stored], other: str) -> dict[str, Stored]:
     clients: dict[str, Stored] = {}
     origin: dict[str, str] = {}
-    for part in _parts(root):
+    for part in _parts(root, other):
         for client, pair in _read_part(part, store):
             if client in clients:
                 raise DataError(
@@ -114,7 +116,7 @@ def _read_parts(root: Path, store: Store[Stored]) -> dict[str, Stored]:
     return clients
 
 
-def _parts(root: Path) -> Iterator[_Part]:
+def _parts(root: Path, other: str) -> Iterator[_Part]:
     files = sorted(p for p in root.iterdir() if p.suffix in (".json", ".zip")) if root.is_dir() else [root]
     any_part = False
     for file in files:
@@ -126,6 +128,8 @@ def _parts(root: Path) -> Iterator[_Part]:
             any_part = True
             yield _Part(str(file), file.read_bytes)
     if not any_part:
+        if other:
+            raise DataError(f"{root} holds neither {other} nor LEAF data, .json files or a .zip of them.")
         raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
 
 

@@ -123,7 +123,7 @@ def _read(root: Path, progress: bool) -> tuple[dict[str, Texts], dict[str, Texts
         return train, {client: texts for client, texts in test.items() if client in train}
     if root.is_dir() and any(root.glob("*.h5")):
         raise DataError(f"{root} holds .h5 files, but not {_PARTS[0]}; give one of them.")
-    return read_sides(root, _leaf_texts)
+    return read_sides(root, _leaf_texts, other=_PARTS[0])
 
 
 def _read_h5(file: Path, progress: bool) -> dict[str, Texts]:
