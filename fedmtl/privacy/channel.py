@@ -689,21 +689,22 @@ class Channel:
     def _release_local(self, message: GradientChunks, clients: Tensor) -> Tensor:
         """(A, D): one local step of DP-SGD of ``clients``, by :class:`~fedmtl.privacy.local_steps.LocalSteps`."""
         plan, round = self.gradients, self._step
-        assert plan is not None
-        assert round is not None
+        if plan is None or round is None or self.local is None:
+            raise PrivacyError("No round of local training has begun, so nothing is reserved for its local steps.")
+        own = self.local.make(clients, message.step)
         sums: Tensor | None = None
         if self._replay is None or self.tap is not None:
             sums = self.sums.of_chunks(message.chunks, len(clients))
             if self.tap is not None:
                 self.tap(round, f"{GRADIENT}/{message.step}", clients, sums)
-        steps = zip(clients.tolist(), message.own.tolist(), strict=True)
-        names = [f"{GRADIENT}/{plan.ids[client]}/{own}" for client, own in steps]
+        steps = zip(clients.tolist(), own.tolist(), strict=True)
+        names = [f"{GRADIENT}/{plan.ids[client]}/{number}" for client, number in steps]
         if self._replay is not None:
             values = [self._replayed(round, name) for name in names]
             value = torch.stack([one for one in values if one is not None])
         else:
             assert sums is not None
-            value = self._noised_local(sums, clients, message.own, round)
+            value = self._noised_local(sums, clients, own, round)
         if self.record is not None:
             with self._lock:
                 for name, row in zip(names, value.cpu(), strict=True):

@@ -8,6 +8,7 @@ post-processing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class LocalSteps:
         length = torch.from_numpy(self.plan.local_steps // self.plan.trainings)
         self._length = torch.where(member, length, 0)
         self._done = torch.zeros(len(member), dtype=torch.int64)
+        self._lock = threading.Lock()
         self.stride = max(1, int(length.max()) if len(length) else 1)
 
     def steps(self, clients: Tensor) -> Tensor:
@@ -102,13 +104,30 @@ class LocalSteps:
             (A, D) float64 on the device of the gradients.
 
         Raises:
-            PrivacyError: a client that has no such step, or has made it already.
+            PrivacyError: as for :meth:`make`, or another round has begun.
         """
-        training, own = divmod(step, self.stride)
+        if self._channel.local is not self:
+            raise PrivacyError(f"Round {self._round} is over; its local steps cannot be made any more.")
+        return self._channel.release("gradient", GradientChunks(step, chunks), clients)
+
+    def make(self, clients: Tensor, step: int) -> Tensor:
+        """Note that ``clients``, int64 (A,), release local step ``step``; int64 (A,), its number in the participation of
+        each.
+
+        Raises:
+            PrivacyError: a client that is named twice, has no such step, or has made it already.
+        """
+        training, place = divmod(step, self.stride)
         length = self.steps(clients)
-        if training >= self.plan.trainings or bool((own >= length).any()):
+        if torch.unique(clients).numel() != clients.numel():
+            raise PrivacyError(
+                f"Local step {step} of round {self._round}: a client is named twice, but each makes the step once. "
+                f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
+            )
+        if training >= self.plan.trainings or bool((place >= length).any()):
             raise PrivacyError(f"Local step {step} of round {self._round} is not reserved for every client given.")
-        if bool((self._done[clients] != training * length + own).any()):
-            raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
-        self._done[clients] += 1
-        return self._channel.release("gradient", GradientChunks(step, self.own_numbers(clients, step), chunks), clients)
+        with self._lock:
+            if bool((self._done[clients] != training * length + place).any()):
+                raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")
+            self._done[clients] += 1
+        return self.own_numbers(clients, step)

@@ -81,14 +81,11 @@ class GradientChunks:
 
     Attributes:
         step: number of the local step.
-        own: int64 (A,), the step's number in each client's own participation: it addresses the noise and names the
-            release.
         chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each record's
             client in the cohort, int64 (N,).
     """
 
     step: int
-    own: Tensor
     chunks: Iterable[tuple[Tensor, Tensor]]
 
 

@@ -60,7 +60,7 @@ from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, symmetric
-from fedmtl.privacy.sums import ClientRows, GradientChunks, RecordDraws, RecordSums
+from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.stopping import EarlyStopping
@@ -906,9 +906,8 @@ def _local_steps_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
     patch.setattr(gradients, "Cost", cheap)
 
 
-def _steps_for_nothing(self, clients, step, chunks):
-    message = GradientChunks(step, self.own_numbers(clients, step), chunks)
-    return self._channel.release("gradient", message, clients)
+def _steps_for_nothing(self, clients, step):
+    return self.own_numbers(clients, step)
 
 
 def _first_uncharged(self):
@@ -1323,7 +1322,7 @@ MUTANTS = [
         ("adaptive",),
     ),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
-    Mutant("local steps without a charge", _set(LocalSteps, "release", _steps_for_nothing), CHARGES, RECORDS),
+    Mutant("local steps without a charge", _set(LocalSteps, "make", _steps_for_nothing), CHARGES, RECORDS),
     Mutant(
         "accountant halved",
         _accountant_halved,

@@ -24,6 +24,7 @@ from fedmtl.privacy import (
     ReleasePlan,
     open_channel,
 )
+from fedmtl.privacy.sums import GradientChunks
 from fedmtl.random import id_key
 
 COUNTS = (10, 25, 40, 8, 100)
@@ -256,6 +257,24 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
         again.local.release(torch.tensor([1]), 0, [EMPTY])
     with pytest.raises(PrivacyError, match="not reserved"):
         again.local.release(torch.tensor([3]), 1, [EMPTY])
+
+
+def test_one_address_of_noise_serves_one_release() -> None:
+    channel = door(NOISED)
+    one, record = torch.tensor([1]), (torch.ones(1, DIMENSION), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(PrivacyError, match="No round of local training"):
+        channel.release("gradient", GradientChunks(0, [EMPTY]), one)
+    begin(channel)
+    first = channel.local
+    with pytest.raises(PrivacyError, match="named twice"):
+        first.release(torch.tensor([1, 2, 1]), 0, [EMPTY])
+    channel.release("gradient", GradientChunks(0, [EMPTY]), one)
+    for message in (GradientChunks(0, [record]), GradientChunks(4, [record])):
+        with pytest.raises(PrivacyError, match="made already|not reserved"):
+            channel.release("gradient", message, one)
+    begin(channel, 1)
+    with pytest.raises(PrivacyError, match="Round 0 is over"):
+        first.release(torch.tensor([2]), 0, [record])
 
 
 def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() -> None:
