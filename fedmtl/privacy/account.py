@@ -89,8 +89,6 @@ class Cost:
 
     def epsilon(self, uses: np.ndarray | int, *, first: bool = False) -> float:
         """The largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
-        if self.kind.size == 1:
-            return self._one(0, int(np.max(uses, initial=0)))
         return float(self.epsilons(uses, first=first).max())
 
     def _one(self, kind: int, uses: int) -> float:
@@ -216,16 +214,17 @@ class Account:
         return self.cost.epsilons(uses, first=first)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """The largest epsilon after ``uses``, (m,) or of everybody: infinite where the accounting is refuted."""
-        if not np.any(uses):
-            return 0.0
-        return math.inf if self.cost is None or self.cost.refuted is not None else self.cost.epsilon(uses)
+        """The largest epsilon after ``uses``, (m,) or of everybody, and the releases before all steps: infinite where
+        the accounting is refuted."""
+        refuted = self.cost is not None and self.cost.refuted is not None
+        return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
-        """The accountant's largest epsilon after ``uses``, whether it is refuted or not."""
+        """The accountant's largest epsilon after ``uses`` and the releases before all steps, whether it is refuted or
+        not."""
         if not np.any(uses):
             return 0.0
-        return math.inf if self.cost is None else self.cost.epsilon(uses)
+        return math.inf if self.cost is None else self.cost.epsilon(uses, first=True)
 
     # Charging
 
@@ -282,6 +281,7 @@ class Account:
         before: np.ndarray | None = None
         foreseen = self._foreseen(first, members)
         if not foreseen and (self.by_client or self.caps is not None):
+            self._reserved = 0, self._reserved[1][:, :0]  # what it foresaw of later steps holds no more
             before, acting, totals = self._counted(members)
             self._check_caps(first, end, acting[1], totals)
         if self.cost is not None and self.cost.first.any():

@@ -295,7 +295,12 @@ class Channel:
 
     def reserve(self, first: int, clients: Tensor) -> None:
         """Charge activations to come, arguments of :meth:`begin`, with one line of the ledger where repeating is free
-        (seeded noise). :meth:`begin` follows for each block of them; what never begins returns by :meth:`close`."""
+        (seeded noise). :meth:`begin` follows for each block of them; what never begins returns by :meth:`close`.
+
+        Raises:
+            PrivacyError: a block that was not finished.
+        """
+        self._check_finished()
         acting, present = self._acting(first, clients.numpy())
         uses = self.account.reserve(first, acting[:, :, None])
         if uses is not None:
@@ -461,8 +466,7 @@ class Channel:
     def _begin_activations(self, first: int, clients: np.ndarray) -> None:
         if self.gradients is None or self.sampler is not None:
             raise PrivacyError("The channel was opened for rounds; a block of activations has no account here.")
-        if self._place < self._end:
-            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
+        self._check_finished()
         if first != self._end:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
         acting, present = self._acting(first, clients)
@@ -470,6 +474,10 @@ class Channel:
         if uses is not None:  # else they are those of the window that reserve prepared
             self._window = self._prepared(first, acting, present, uses[:, :, 0])
         self._place, self._end = first, first + acting.shape[1]
+
+    def _check_finished(self) -> None:
+        if self._place < self._end:
+            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
     def _acting(self, first: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Who acts (R, S), with -1 for clients without records, and how many records are there."""

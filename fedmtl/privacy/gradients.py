@@ -106,7 +106,7 @@ class GradientPlan:
         relation: how neighbours differ.
         steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings together.
         trainings: local trainings of one participation, each with the same number of local steps.
-        batch_size: expected records of one local step, for the report; None takes all.
+        batch_size: expected records of one local step, for the report; ``rate`` draws them.
         notes: what else no epsilon covers, for the report.
         given_noise: further arguments, by name, that depend on the settings of a run with noise.
 
@@ -144,12 +144,43 @@ class GradientPlan:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
         if self.keys is None:
             set_(self, "keys", torch.arange(n))
+        if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
+            raise ConfigError(f"keys must be a number for each of {n} clients, all different: they address the noise.")
+        if self.ranks is not None and not torch.equal(self.ranks.sort().values, torch.arange(n)):
+            raise ConfigError(f"ranks must be 0 to {n - 1} in any order, one for each of {n} clients.")
         set_(self, "rate", _rates(self.rate, n))
         if self.first is not None:
             self.first.check(self.counts)
-        set_(self, "steps", np.ones(n, dtype=np.int64) if self.steps is None else np.asarray(self.steps))
+        set_(self, "steps", whole_numbers("steps", np.ones(n, dtype=np.int64) if self.steps is None else self.steps, n))
         if (self.local_steps % self.trainings != 0).any():
             raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
+
+    def check(self, *, clients: int | None) -> None:
+        """Refuse settings that rounds, or clients that act one at a time, do not follow.
+
+        Args:
+            clients: number of clients of the rounds; None where clients act one at a time.
+
+        Raises:
+            PrivacyError: named.
+        """
+        if clients is not None:
+            what, relation = "rounds", "zero_out"
+            unused = {name: getattr(self, name) for name in ("caps", "arrivals", "allocation", "first", "published")}
+            if clients != len(self.ids):
+                raise PrivacyError(f"The GradientPlan has {len(self.ids)} clients, but the sampler draws of {clients}.")
+        else:
+            what, relation = "clients that act one at a time", "replace"
+            unused = {"ranks": self.ranks, "batch_size": self.batch_size}
+            unused |= {"steps": None if (self.local_steps == 1).all() else self.steps}
+            if self.caps is None:
+                raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
+        given = [name for name, value in unused.items() if value is not None]
+        if given or self.relation != relation:
+            wrong = f"{given[0]}=..." if given else f"relation={self.relation!r}"
+            raise PrivacyError(
+                f"GradientPlan({wrong}) is not for {what}, whose releases do not follow it; leave it out."
+            )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
         """This plan with what depends on the settings of a run, those of all repetitions or of each."""

@@ -90,7 +90,7 @@ class LocalSteps:
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
         assert self._channel.draws is not None
         own = self.own_numbers(clients, step)
-        return self._channel.draws.batch(clients, self.addresses(clients, own), self.plan.batch_size)
+        return self._channel.draws.batch(clients, self.addresses(clients, own))
 
     def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
@@ -111,8 +111,8 @@ class LocalSteps:
         return self._channel.release("gradient", GradientChunks(step, chunks), clients)
 
     def make(self, clients: Tensor, step: int) -> Tensor:
-        """Note that ``clients``, int64 (A,), release local step ``step``; int64 (A,), its number in the participation of
-        each.
+        """Note that ``clients``, int64 (A,), make local step ``step``; its number in each one's participation, int64
+        (A,).
 
         Raises:
             PrivacyError: a client that is named twice, has no such step, or has made it already.

@@ -137,12 +137,17 @@ def open_channel(
     """
     positive_int("open_channel", replicates=replicates)
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
-    gradients = next((plan for plan in plans if isinstance(plan, GradientPlan)), None)
+    several = [plan for plan in plans if isinstance(plan, GradientPlan)]
+    if len(several) > 1:
+        raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
+    gradients = several[0] if several else None
     sampler = schedule if isinstance(schedule, BoundSampler) else None
     settings = _settings(privacy, replicates)
     secure = any(one.source == "secure" for one in settings)
     if replicates > 1 and (secure or ledger_path is not None):
         raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
+    if replicates > 1 and source is not None:
+        raise ConfigError(f"{replicates} repetitions have noise of their own; leave source out.")
     if source is not None and source.name != ("secure" if secure else "seeded"):
         raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
     sources: tuple[NoiseSource, ...] = tuple(
@@ -326,12 +331,16 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
     records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
     if len(records) < len(settings):
         raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
-    if plan is not None:
-        plan = plan.under(records)
-        run = replace(run, gradients=plan, notes=(*run.notes, *plan.notes))
     if plan is None:
         raise PrivacyError("RecordPrivacy needs a GradientPlan: whose records there are, and what is released of them.")
     sampler = run.sampler
+    if sampler is None and run.plans:
+        raise PrivacyError(
+            f"Release {run.plans[0].name!r} is of rows; clients that act one at a time release gradients."
+        )
+    plan = plan.under(records)
+    plan.check(clients=None if sampler is None else sampler.n)
+    run = replace(run, gradients=plan, notes=(*run.notes, *plan.notes))
     rounds: dict[str, Any] = {}
     if sampler is not None:
         _check_post_processing(run.plans)
@@ -398,6 +407,10 @@ def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> t
     if len(given) != replicates:
         raise ConfigError(f"{len(given)} privacy settings were given for {replicates} repetitions; give one each.")
     for one in given:
+        if not isinstance(one, (ClientPrivacy, RecordPrivacy)):
+            raise ConfigError(f"The privacy of a repetition is {one!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
+        if type(one) is not type(given[0]):
+            raise ConfigError("Repetitions have ClientPrivacy or RecordPrivacy, all of them the same.")
         if replace(one, epsilon=1.0, noise_multiplier=None) != replace(given[0], epsilon=1.0, noise_multiplier=None):
             raise ConfigError(f"Repetitions differ in epsilon or noise_multiplier alone, not as {given[0]} and {one}.")
     return given

@@ -86,7 +86,7 @@ class ClientPrivacy:
 
     def resolved_delta(self, units: int) -> float:
         """The delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, float(units) ** -1.1)
+        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class RecordPrivacy:
 
     def resolved_delta(self, units: int) -> float:
         """The delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, float(units) ** -1.1)
+        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
 
 
 Privacy = ClientPrivacy | RecordPrivacy

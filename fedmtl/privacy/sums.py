@@ -267,13 +267,12 @@ class RecordDraws:
             taking = drawn if taking is None else taking & drawn
         return taking
 
-    def batch(self, clients: Tensor, address: Tensor, size: int | None) -> tuple[Tensor, Tensor]:
+    def batch(self, clients: Tensor, address: Tensor) -> tuple[Tensor, Tensor]:
         """The records of one local step, drawn anew for each client.
 
         Args:
             clients: int64 (A,).
             address: int64 (A,), the number of the local step in each client's own stream.
-            size: expected number of records; None takes all.
 
         Returns:
             Positions within each client's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
@@ -283,10 +282,11 @@ class RecordDraws:
         widest = int(counts.max()) if len(clients) else 1
         position = torch.arange(widest)
         inside = position < counts[:, None]
-        if size is None or widest <= size:
+        rates = torch.from_numpy(self.rates)[clients]
+        if bool((rates == 1).all()):
             return torch.where(inside, position, 0), inside
         _, tail = self.sources[0].tails("records", address, widest, self._keys[clients])  # uniform on (0, 1/2)
-        drawn = inside & (torch.from_numpy(2.0 * tail) < torch.from_numpy(self.rates)[clients][:, None])
+        drawn = inside & (torch.from_numpy(2.0 * tail) < rates[:, None])
         width = max(1, int(drawn.sum(1).max()))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :width]
         mask = torch.gather(drawn, 1, order)

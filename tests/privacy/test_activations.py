@@ -15,7 +15,16 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import PublishedClaim, RecordPrivacy, SeededSource, to_grid
+from fedmtl.privacy import (
+    GradientPlan,
+    PublishedClaim,
+    RecordPrivacy,
+    ReleasePlan,
+    SeededSource,
+    WarmStartRelease,
+    open_channel,
+    to_grid,
+)
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
 from tests.privacy.activations import open_activations
@@ -361,6 +370,58 @@ def test_misuse_is_refused() -> None:
         door(replicates=2, ledger_path=Path("x"))
     with pytest.raises(ConfigError, match="delta"):
         RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=0.0)
+
+
+def test_plans_that_activations_do_not_follow_are_refused() -> None:
+    plan = GradientPlan(ids=IDS, counts=np.array(COUNTS), dimension=D, caps=np.array([4, 4, 4]))
+    for unused in (
+        {"steps": np.zeros(3, dtype=np.int64)},  # nothing would be charged
+        {"relation": "zero_out"},
+        {"batch_size": 2},
+        {"ranks": torch.arange(3)},
+    ):
+        with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for clients that act one at a time"):
+            open_channel(LAPLACE, (replace(plan, **unused),), "a schedule", seed=0)
+    with pytest.raises(PrivacyError, match="caps"):
+        open_channel(LAPLACE, (replace(plan, caps=None),), "a schedule", seed=0)
+    rows_of = ReleasePlan(name="update", dimension=D, uses=4, stateful=True)
+    with pytest.raises(PrivacyError, match="'update' is of rows"):
+        open_channel(LAPLACE, (plan, rows_of), "a schedule", seed=0)
+    with pytest.raises(ConfigError, match="source"):
+        open_channel(LAPLACE, (plan,), "a schedule", seed=0, replicates=2, source=SeededSource(0))
+    with pytest.raises(ConfigError, match="None"):
+        open_channel([None, None], (plan,), "a schedule", seed=0, replicates=2)
+    nobody = replace(plan, counts=np.zeros(3, dtype=np.int64))
+    assert open_channel(replace(LAPLACE, delta=None), (nobody,), "a schedule", seed=0).delta == 1e-5
+
+
+def test_a_reservation_neither_interrupts_a_block_nor_outlives_another_one() -> None:
+    channel = door()
+    channel.begin(0, torch.tensor([[0, 0]]))
+    channel.release(nothing)
+    with pytest.raises(PrivacyError, match="releases left"):  # its noise would be that of activations 2 and 3
+        channel.reserve(2, torch.tensor([[0, 0]]))
+    both = door(replicates=2)
+    both.reserve(0, torch.tensor([[1, 1, 0, 0, 0]] * 2))
+    both.begin(0, torch.tensor([[0, 0]] * 2))
+    both.release_run(2, lambda client, which, where: nothing(client, where))
+    with pytest.raises(BudgetExhausted, match="above its cap of 4"):
+        both.begin(2, torch.tensor([[0, 0, 0]] * 2))
+
+
+def test_epsilon_of_uses_counts_the_release_before_them() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-5)
+    first = WarmStartRelease(np.full(3, 0.1), 0.3)
+    for clients in (1, 3):
+        n, ids = np.array(COUNTS[:clients]), IDS[:clients]
+        start = replace(first, sensitivity=first.sensitivity[:clients])
+        plan = GradientPlan(ids=ids, counts=n, dimension=D, caps=np.full(clients, 4), first=start)
+        channel = open_channel(privacy, (plan,), "a schedule", seed=0)
+        z, w = channel.noise_multiplier, 0.3 / 0.7 * 4
+        law = PLDAccountant().compose(dp_event.GaussianDpEvent(z / math.hypot(w, 1, 1, 1)))
+        assert channel.epsilon_at(3) == pytest.approx(law.get_epsilon(1e-5), rel=1e-3)
+        assert 2.0 * (1 - 1e-3) < channel.epsilon_at(4) <= 2.0
+        assert channel.account.cost.epsilon(4, first=True) == channel.epsilon_at(4)
 
 
 def test_without_privacy_nothing_is_clipped_or_noised() -> None:

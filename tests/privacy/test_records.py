@@ -22,6 +22,7 @@ from fedmtl.privacy import (
     PoissonSampling,
     RecordPrivacy,
     ReleasePlan,
+    WarmStartRelease,
     open_channel,
 )
 from fedmtl.privacy.sums import GradientChunks
@@ -119,6 +120,14 @@ def test_a_batch_of_all_records_is_all_records() -> None:
             assert index[k][mask[k]].tolist() == list(range(n))
     _, mask = _one(owners((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
     assert mask[0].sum() == 5  # an owner with fewer records than the batch takes all of them
+
+
+def test_subsets_are_of_the_rate_that_is_charged() -> None:
+    channel = door(NOISED, who=replace(owners(), batch_size=None))
+    begin(channel)
+    taken = torch.stack([channel.local.batch(torch.arange(5), step)[1].sum(1) for step in range(2)]).sum(0)
+    q = np.minimum(1.0, BATCH / np.array(COUNTS))
+    assert (stats.binom(2 * np.array(COUNTS), q).sf(taken.numpy() - 1) > 1e-7).all()
 
 
 def _one(who: GradientPlan):
@@ -270,7 +279,7 @@ def test_one_address_of_noise_serves_one_release() -> None:
         first.release(torch.tensor([1, 2, 1]), 0, [EMPTY])
     channel.release("gradient", GradientChunks(0, [EMPTY]), one)
     for message in (GradientChunks(0, [record]), GradientChunks(4, [record])):
-        with pytest.raises(PrivacyError, match="made already|not reserved"):
+        with pytest.raises(PrivacyError, match=r"made already|not reserved"):
             channel.release("gradient", message, one)
     begin(channel, 1)
     with pytest.raises(PrivacyError, match="Round 0 is over"):
@@ -411,6 +420,23 @@ def test_impossible_requests_are_refused_by_name() -> None:
         open_channel(NOISED, (plan, owners()), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="needs a GradientPlan"):
         open_channel(NOISED, (), FullParticipation().bind(5), seed=0, steps=2)
+    update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
+    with pytest.raises(PrivacyError, match="2 GradientPlans"):
+        open_channel(NOISED, (update, owners(), owners()), FullParticipation().bind(5), seed=0, steps=2)
+    with pytest.raises(PrivacyError, match="5 clients, but the sampler draws of 6"):
+        open_channel(NOISED, (update, owners()), FullParticipation().bind(6), seed=0, steps=2)
+    for unused in (
+        {"relation": "replace"},
+        {"caps": np.ones(5, dtype=np.int64)},
+        {"arrivals": [np.zeros(n, dtype=np.int64) for n in COUNTS]},
+        {"allocation": [np.arange(1, 5)] * 5},
+        {"first": WarmStartRelease(np.ones(5), 0.5)},
+    ):
+        with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for rounds"):
+            door(NOISED, who=replace(owners(), **unused))
+    for wrong in ({"steps": np.ones(4, dtype=np.int64)}, {"keys": torch.ones(5)}, {"ranks": torch.ones(5).long()}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            replace(owners(), **wrong)
     with pytest.raises(ConfigError, match="no budget for client 'client-1'"):
         door(RecordPrivacy(clip_norm=1.0, epsilon={"client-0": 1.0}))
     with pytest.raises(ConfigError, match="names 'nobody'"):
