@@ -146,7 +146,7 @@ class Channel:
         self._released: set[str] = set()
         self._lock = threading.Lock()
         if gradients is not None:
-            self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)  # the same list
+            self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
             self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
             self._order = gradients.order
             self._window: _Window | None = None
@@ -178,10 +178,6 @@ class Channel:
     def source(self) -> NoiseSource:
         """Where the random bits of the first repetition come from."""
         return self.sources[0]
-
-    @source.setter
-    def source(self, source: NoiseSource) -> None:
-        self.sources[0] = source
 
     @property
     def denominator(self) -> float:
@@ -236,7 +232,7 @@ class Channel:
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self.account.start(step, None if self.sampler is None else self._sample)
+        self.account.start(step, None if self.sampler is None else lambda earlier: self._members(self._sample(earlier)))
         if self.gradients is not None and self.sampler is None and not self._end:
             self._place = self._end = self._begins = step
 
@@ -262,6 +258,10 @@ class Channel:
             return ranks
         return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
 
+    def _members(self, ranks: Tensor) -> Tensor:
+        """Whose accounts a cohort of ``ranks`` is charged to."""
+        return ranks if self.gradients is None else self._order[ranks]
+
     def begin(self, step: int, members: Tensor) -> None:
         """Charge a round, or a block of activations; on return the charge is on the disk.
 
@@ -286,7 +286,7 @@ class Channel:
                 f"that cohort only. Call draw(step) first."
             )
         self._step = self.local = None
-        clients = drawn if self.gradients is None else self._order[drawn]
+        clients = self._members(drawn)
         self.account.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
         self._step, self._cohort, self._released = step, members.numel(), set()
@@ -331,12 +331,12 @@ class Channel:
         """
         if isinstance(message, (ScaledRows, RecordGradients, BoundedMeans)):
             return torch.from_numpy(self.release_gradients(message, count))
-        if isinstance(message, GradientChunks):
-            assert clients is not None
-            return self._release_local(message, clients)
         if isinstance(message, ClientVectors):
             return self._release_first(message)
-        assert clients is not None
+        if clients is None:
+            raise PrivacyError(f"Release {name!r} needs the clients that it is of.")
+        if isinstance(message, GradientChunks):
+            return self._release_local(message, clients)
         return self._release_rows(name, message, clients)
 
     # Rows of a cohort
@@ -464,7 +464,7 @@ class Channel:
     # Gradients of single records
 
     def _begin_activations(self, first: int, clients: np.ndarray) -> None:
-        if self.gradients is None or self.sampler is not None:
+        if self.draws is None or self.sampler is not None:
             raise PrivacyError("The channel was opened for rounds; a block of activations has no account here.")
         self._check_finished()
         if first != self._end:
@@ -482,6 +482,12 @@ class Channel:
     def _acting(self, first: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Who acts (R, S), with -1 for clients without records, and how many records are there."""
         assert self.draws is not None
+        n = self.draws.counts.size
+        if clients.shape != (self.replicates, clients.shape[-1]) or ((clients < -1) | (clients >= n)).any():
+            raise PrivacyError(
+                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for nobody, not "
+                f"{clients.shape} with {clients.min(initial=0)} to {clients.max(initial=0)}."
+            )
         present = self.draws.present(first, clients)
         return np.where(present > 0, clients, -1), present
 
@@ -497,6 +503,8 @@ class Channel:
 
     def release_gradients(self, message: GradientMessage, count: int = 1) -> np.ndarray:
         """(count, R, D) float64: :meth:`release` of the next activations as an array, for loops over many of them."""
+        if self.gradients is None or count < 0:
+            raise PrivacyError(f"The channel has no release of {count} activations.")
         window, at = self._window, self._place
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")

@@ -372,6 +372,19 @@ def test_misuse_is_refused() -> None:
         RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=0.0)
 
 
+def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:
+    for wrong in ([[3]], [[-2]], [[0, 0], [1, 1]]):
+        with pytest.raises(PrivacyError, match="from 0 to 2 or -1"):
+            door().begin(0, torch.tensor(wrong))
+    with pytest.raises(PrivacyError, match="shape \\(2, S\\)"):
+        door(replicates=2).begin(0, torch.tensor([[0, 0]]))
+    channel = door()
+    channel.begin(0, torch.tensor([[0, 1]]))
+    channel.release(ones)
+    with pytest.raises(PrivacyError, match="-1 activations"):  # it would be released again under the same noise
+        channel.release_run(-1, lambda client, which, where: nothing(client, where))
+
+
 def test_plans_that_activations_do_not_follow_are_refused() -> None:
     plan = GradientPlan(ids=IDS, counts=np.array(COUNTS), dimension=D, caps=np.array([4, 4, 4]))
     for unused in (

@@ -281,6 +281,8 @@ def test_one_address_of_noise_serves_one_release() -> None:
     for message in (GradientChunks(0, [record]), GradientChunks(4, [record])):
         with pytest.raises(PrivacyError, match=r"made already|not reserved"):
             channel.release("gradient", message, one)
+    with pytest.raises(PrivacyError, match="needs the clients"):
+        channel.release("gradient", GradientChunks(0, [EMPTY]))
     begin(channel, 1)
     with pytest.raises(PrivacyError, match="Round 0 is over"):
         first.release(torch.tensor([2]), 0, [record])
@@ -317,6 +319,15 @@ def test_nobody_takes_part_more_often_than_the_cap() -> None:
         begin(channel, step)
     assert channel.account.participations.max() <= cap
     assert (channel.account.caps == cap).all()
+
+
+def test_without_noise_a_resumed_run_knows_who_took_part() -> None:
+    clip_only = RecordPrivacy(clip_norm=1.0, epsilon=math.inf)
+    whole, resumed = (door(clip_only, rounds=8, sampler=FixedCohort(2, max_uses=4), seed=3) for _ in range(2))
+    cohorts = [begin(whole, step).tolist() for step in range(8)]
+    resumed.start(5)
+    assert [begin(resumed, step).tolist() for step in range(5, 8)] == cohorts[5:]
+    assert np.array_equal(resumed.account.participations, whole.account.participations)
 
 
 def test_a_recording_gives_the_same_gradients() -> None:
