@@ -329,6 +329,10 @@ class Channel:
                 of the wrong shape, or more rows than clients drawn; a mean beyond the bound of the domain.
             BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
+        if not isinstance(message, Tensor) and name != (FIRST if isinstance(message, ClientVectors) else GRADIENT):
+            raise PrivacyError(
+                f"Release {name!r} is of rows; gradients of records are {GRADIENT!r}, vectors {FIRST!r}."
+            )
         if isinstance(message, (ScaledRows, RecordGradients, BoundedMeans)):
             return torch.from_numpy(self.release_gradients(message, count))
         if isinstance(message, ClientVectors):

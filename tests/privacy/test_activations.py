@@ -27,6 +27,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
+from fedmtl.privacy.sums import NOBODY
 from tests.privacy.activations import open_activations
 
 COUNTS, D = (5, 20, 60), 4
@@ -381,6 +382,8 @@ def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:
     channel = door()
     channel.begin(0, torch.tensor([[0, 1]]))
     channel.release(ones)
+    with pytest.raises(PrivacyError, match="'update' is of rows"):
+        channel.channel.release("update", NOBODY)
     with pytest.raises(PrivacyError, match="-1 activations"):  # it would be released again under the same noise
         channel.release_run(-1, lambda client, which, where: nothing(client, where))
 
