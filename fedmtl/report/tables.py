@@ -32,7 +32,7 @@ METRICS = (
 PRINTED = (*METRICS[:4], "recall_at_5")
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 DATA = ("data", "clients")
-METHOD = (*DATA, "lam", "mu", "update", "server_lr", "sampler", "planned_rounds")
+METHOD = (*DATA, "lam", "mu", "update", "server_lr", "finetune", "sampler", "planned_rounds")
 PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "source")  # of what is released
 
 
@@ -301,7 +301,7 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
     keys = METHOD + PRIVACY if 0 < epsilon < math.inf else METHOD
     return Row(
         run=str(run),
-        algorithm=name.lower(),
+        algorithm=name.lower() + (" + finetuning" if outcome.get("finetune") else ""),
         comparison=comparison,
         unit=str(outcome.get("unit") or ""),
         epsilon=epsilon,

@@ -76,6 +76,22 @@ def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
     assert [(one.seeds, one.mean[0]) for one in local] == [(1, 0.78), (1, 0.81)]
 
 
+def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
+    for kind in ("kl", "mean"):
+        pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": 0.85, "finetune": kind}}
+        write_run(tmp_path / kind, algorithm="fedavg", accuracy=0.88, finetune=kind, baselines=pmtl)
+    write_run(tmp_path / "none", algorithm="fedavg", accuracy=0.79)
+    rows, _ = tables.collect([tmp_path])
+    labels = [line[0] for line in tables.cells(tables.group(rows))]
+    assert labels == [
+        "FedAvg",
+        "FedAvg + finetuning finetune=kl",
+        "FedAvg + finetuning finetune=mean",
+        "PMTL + finetuning finetune=kl",
+        "PMTL + finetuning finetune=mean",
+    ]
+
+
 def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = report([sweep])
     assert made.table.parent == sweep / "report"
