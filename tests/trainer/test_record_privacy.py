@@ -194,6 +194,21 @@ def test_a_training_more_than_were_charged_is_refused_where_it_happens(monkeypat
         run_of(algorithm=_Twice(local=SOLVER, trainings=1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TwoAtOnce(FedAvg):
+    """Trains two models of every client in one call."""
+
+    def client(self, problem, public, own, clients, round):
+        both = problem.train_locally(self.local, public["global"], torch.cat([clients, clients]), round=round)
+        return {"update": both[: len(clients)] - both[len(clients) :]}, own
+
+
+@pytest.mark.parametrize("chunk", [2, CLIENTS, 2 * CLIENTS])
+def test_two_models_of_a_client_do_not_share_one_charge(chunk):
+    with pytest.raises(PrivacyError, match=r"named twice|made already|number 2 of one participation"):
+        run_of(algorithm=_TwoAtOnce(local=SOLVER), execution=Execution(strategy="stacked", chunk=chunk))
+
+
 def test_a_budget_covers_all_trainings():
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=DELTA)
     result = run_of(algorithm=_Twice(local=SOLVER), privacy=privacy)
