@@ -98,6 +98,7 @@ def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -
             place = torch.arange(begin, min(begin + _EXAMPLES, int(n.max())))
             mask = place < n[:, None]
             index = first[members][:, None] + torch.where(mask, place, 0)
+            index = index.clamp(max=len(examples) - 1)  # of the last client, where it has none
             x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
             for total, values in zip(sums, per_example(problem, stack.predict(parameters, x), y), strict=True):
                 total[members] += torch.where(mask, values.cpu(), 0.0).sum(1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
+from fedmtl import FedAvg, Finetune, Local, LocalSGD, Trainer, models
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.privacy import FullParticipation
 from tests.helpers import ragged_classification, regression
@@ -98,3 +98,13 @@ def test_the_split_gives_a_single_example_to_training():
     given = FederatedDataset.from_tensors({"a": (x, y), "b": (x, y), "c": (x, y)}, test={"b": (x, y)})
     assert given.test.counts.tolist() == [0, 5, 0]
     torch.testing.assert_close(given.test.x, x)
+
+
+def test_the_last_client_may_be_the_one_without_test_rows():
+    rows = {name: (torch.randn(6, 3), torch.tensor([0, 1] * 3)) for name in ("anna", "ben")}
+    data = FederatedDataset.from_tensors(rows, test={"anna": rows["anna"]})
+    run = Trainer(
+        algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=data, model=models.softmax_regression(), rounds=1,
+        schedule=FullParticipation(), privacy=None, progress=False, finetune=Finetune(kind="vanilla"),
+    ).fit()  # fmt: skip
+    assert set(run.personal_accuracy) == {"anna"}
