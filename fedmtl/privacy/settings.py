@@ -16,7 +16,8 @@ from .quantile import QuantileClip
 Observer = Literal["clients", "public"]
 Guarantee = Literal["sound", "paper"]
 SourceName = Literal["seeded", "secure"]
-Mechanism = Literal["gaussian", "laplace", "l2_laplace", "wishart"]
+Mechanism = str
+"""The name of a law of noise, see :data:`~fedmtl.privacy.noise.registry.LAWS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ class RecordPrivacy:
     epsilon: float | Mapping[str, float] | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
-    mechanism: Literal["gaussian", "laplace", "l2_laplace"] = "gaussian"
+    mechanism: Mechanism = "gaussian"
     source: SourceName = "seeded"
     accountant: Accountant = "pld"
 

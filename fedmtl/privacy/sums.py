@@ -33,7 +33,7 @@ class ScaledRows:
     """Gradients s_j x_j of the clients' records: what is given are the factors of the rows.
 
     Attributes:
-        factors: (k, n_i) float64 for each client. A factor that is not finite counts as zero.
+        factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
     """
 
     factors: Activation
@@ -143,7 +143,8 @@ class RecordSums:
 
         Args:
             client: whose records.
-            factors: s, float64; one that is not finite counts as zero.
+            factors: s, float64; one that is not a number counts as zero, and an infinite one as any that is clipped
+                (as zero where nothing is clipped).
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
         prepared = self._prepared.get(client)
@@ -151,8 +152,12 @@ class RecordSums:
             x, limits = self._rows_and_limits(client)
             prepared = self._prepared[client] = x, -limits, limits
         x, low, high = prepared
-        if not math.isfinite(np.vdot(factors, factors)):
-            factors = np.where(np.isfinite(factors), factors, 0.0)
+        total = self._bounded_sum(factors, x, low, high, drawn)
+        if math.isfinite(np.add.reduce(total, None)):  # rows are finite, so a factor that is not a number shows here
+            return total
+        return self._bounded_sum(np.where(np.isfinite(factors), factors, 0.0), x, low, high, drawn)
+
+    def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
         if self.clip is not None:
             factors = np.maximum(factors, low)  # |s_j| ||x_j|| <= C
             np.minimum(factors, high, out=factors)

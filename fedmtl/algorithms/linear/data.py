@@ -65,7 +65,7 @@ class LinearLoss:
         margins: np.ndarray = theta.dot(x.T)
         if self.name == "squared":
             margins -= y
-            margins *= 2.0
+            margins += margins
             return margins
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)

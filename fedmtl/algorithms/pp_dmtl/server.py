@@ -30,7 +30,10 @@ def carried_basis(replicates: int, tasks: int, dimension: int, penalty: SharedPe
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = 1e-9) -> Tensor:
+_TOLERANCE = 1e-9
+
+
+def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = _TOLERANCE) -> Tensor:
     """:func:`~fedmtl.local.proximal.prox_nuclear` of small matrices x (R, m, n), with its error bounded afterwards.
 
     The product G of x with its transpose on the smaller side is decomposed; let D be the rounding error of G and of
@@ -50,11 +53,15 @@ def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
     short, long = sorted(x.shape[-2:])
     wide = x.shape[-2] == short
     other = x.swapaxes(-2, -1)
-    values, vectors = torch.linalg.eigh(torch.from_numpy(x @ other if wide else other @ x))
+    values, vectors = torch.linalg.eigh(torch.from_numpy(np.matmul(x, other) if wide else np.matmul(other, x)))
     w, v = values.numpy(), vectors.numpy()
     kept = v * (1 - t / np.sqrt(np.maximum(w, t * t)))[..., None, :] if t > 0 else v
-    factor = kept @ v.swapaxes(-2, -1)
-    out: np.ndarray = factor @ x if wide else x @ factor
+    if x.ndim == 2:  # of one matrix products by dot cost less than matmul
+        square = kept.dot(v.T)
+        out: np.ndarray = square.dot(x) if wide else x.dot(square)
+    else:
+        factor = kept @ v.swapaxes(-2, -1)
+        out = factor @ x if wide else x @ factor
     fine = _fine(w, (long + 10 * short) * np.finfo(x.dtype).eps, t, tolerance)
     if not fine.all():
         coarse = torch.from_numpy(x[~fine] if x.ndim == 3 else x)
@@ -123,6 +130,12 @@ class SharedProx:
         parts = p.tensor_split(torch.get_num_threads())  # decompositions of a batch take one core otherwise
         return torch.cat(list(self._pool.map(lambda part: self._prox(part, self._threshold), parts)))
 
+    def single(self, p: np.ndarray) -> np.ndarray:
+        """As :meth:`__call__` of one matrix (T, p)."""
+        if self._prox is prox_nuclear_small:
+            return _by_gram(p, self._threshold, _TOLERANCE)
+        return self(torch.from_numpy(p)[None]).numpy()[0]
+
     def keep(self) -> None:
         """Put the bases back into the state, and let the threads go; nothing follows."""
         if self._pool is not None:
@@ -143,12 +156,15 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
     shared, stale = public["shared"], public["stale"]
     s, back = stale.numpy(), public["returned"].numpy()
     if len(shared) == 1:
+        p = shared.numpy()[0]
         for task, gradient in zip(part[:, 0].tolist(), released[:, 0].numpy(), strict=True):
             if task >= 0:
                 s[0, task] = gradient
-                shared = prox(torch.sub(shared, stale, alpha=a2))
-                back[0, task] = shared.numpy()[0, task]
-        public["shared"].copy_(shared)
+                moved = s[0] * -a2
+                moved += p
+                p = prox.single(moved)
+                back[0, task] = p[task]
+        shared.numpy()[0] = p
         return
     everyone, every = bool((part >= 0).all()), np.arange(len(shared))
     for tasks, gradient in zip(part.numpy(), released.numpy(), strict=True):
