@@ -166,3 +166,14 @@ def _scores(problem: Problem, outputs: Tensor, y: Tensor) -> Tensor:
         guess = outputs[..., 0] > 0 if outputs.shape[-1] == 1 else outputs.argmax(-1)  # one logit, or one a class
         return (guess == y).to(torch.float64)
     return ((outputs > 0) == (y > 0.5)).to(torch.float64).reshape(*y.shape[:2], -1).mean(-1)
+
+
+def shares(scores: Tensor, others: Tensor, *, metric: str) -> tuple[float, float, float]:
+    """Shares of the clients that score better, equal and worse than ``others``, (n,) each; of ``"mse"`` less is
+    better. Clients without a score on both sides are left out."""
+    gap = scores.double() - others.double()
+    gap = gap[torch.isfinite(gap)] * (-1.0 if metric == "mse" else 1.0)
+    if not len(gap):
+        return 0.0, 0.0, 0.0
+    better, worse = float((gap > 1e-9).double().mean()), float((gap < -1e-9).double().mean())
+    return better, float((gap.abs() <= 1e-9).double().mean()), worse

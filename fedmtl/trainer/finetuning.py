@@ -17,7 +17,7 @@ from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
-from .evaluation import Metrics, evaluate_rows
+from .evaluation import Metrics, evaluate_rows, shares
 from .replicates import numbers_of
 from .result import Result
 
@@ -169,17 +169,6 @@ def finetuned(
         finetuned=summary,
         privacy=replace(result.privacy, outside=(*result.privacy.outside, *_why(privacy))),
     )
-
-
-def shares(scores: Tensor, others: Tensor, *, metric: str) -> tuple[float, float, float]:
-    """Shares of the clients that score better, equal and worse than ``others``, (n,) each; of ``"mse"`` less is
-    better. Clients without a score on both sides are left out."""
-    gap = scores.double() - others.double()
-    gap = gap[torch.isfinite(gap)] * (-1.0 if metric == "mse" else 1.0)
-    if not len(gap):
-        return 0.0, 0.0, 0.0
-    better, worse = float((gap > 1e-9).double().mean()), float((gap < -1e-9).double().mean())
-    return better, float((gap.abs() <= 1e-9).double().mean()), worse
 
 
 def _final(result: Result, problem: Problem, found: Metrics) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .._rounding import rounded_up
@@ -17,6 +18,7 @@ from ..models import BoundedInputs
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout
+from .evaluation import shares
 
 if TYPE_CHECKING:
     from .finetuning import Finetuned
@@ -116,6 +118,8 @@ class Result:
         values = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
         values["scored_clients"] = len(self.personal_accuracy)
         values |= {} if self.finetuned is None else self.finetuned.numbers()
+        if self.beside_local is not None:
+            values |= dict(zip(("better_than_local", "as_local", "worse_than_local"), self.beside_local, strict=True))
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         if self.replicates is None:
             return values | {k: v for k, v in self.final.items() if k != "time"}
@@ -164,6 +168,12 @@ class Result:
                         f"    {label:<23} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
                         f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
                     )
+            if (beside := self.beside_local) is not None:
+                better, equal, worse = beside
+                lines.append(
+                    f"  beside local      with this run's models {better:.0%} of the clients are better off, "
+                    f"{equal:.0%} as well, {worse:.0%} worse"
+                )
             lines.append(f"  best of these     {self._best()}")
         return lines
 
@@ -182,6 +192,17 @@ class Result:
         if self.finetuned is None:
             return [(name, self.personal_accuracy)]
         return [(name, self.finetuned.scores["personal"]), (f"{name} + finetuning", self.personal_accuracy)]
+
+    @property
+    def beside_local(self) -> tuple[float, float, float] | None:
+        """Shares of the clients whose personal model scores better than, as, and worse than what they have alone; None
+        without the baseline ``"local"``."""
+        if "local" not in self.baselines:
+            return None
+        alone = self.baselines["local"].personal_accuracy
+        both = [name for name in self.personal_accuracy if name in alone]
+        own, others = (torch.tensor([scores[name] for name in both]) for scores in (self.personal_accuracy, alone))
+        return shares(own, others, metric=self.metric)
 
     def _best(self) -> str:
         """The best mean score of this run and of its baselines, and what comes next."""

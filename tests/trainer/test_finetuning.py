@@ -26,7 +26,8 @@ from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.audit.independence import independence
-from fedmtl.trainer.finetuning import held_out, shares
+from fedmtl.trainer.evaluation import shares
+from fedmtl.trainer.finetuning import held_out
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification
 from tests.trainer.settings import DATA, DELTA, SOLVER, quick_figures, trainer
@@ -108,6 +109,13 @@ def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
     best = max(stages.values(), key=lambda row: row["accuracy"])
     line = next(line for line in text.splitlines() if "best of these" in line)
     assert f", {best['accuracy']:.4g}; next" in line
+    alone = result.baselines["local"].personal_accuracy
+    gaps = [result.personal_accuracy[name] - alone[name] for name in DATA.ids]
+    counts = [sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps), sum(gap < 0 for gap in gaps)]
+    assert result.beside_local == pytest.approx([count / len(gaps) for count in counts])
+    assert result.numbers()["worse_than_local"] == pytest.approx(counts[2] / len(gaps))
+    line = next(line for line in text.splitlines() if "beside local" in line)
+    assert f"{counts[0] / len(gaps):.0%} of the clients are better off" in line
 
 
 def test_every_client_chooses_the_model_of_least_loss_on_its_own_validation_records() -> None:
