@@ -518,12 +518,17 @@ class Channel:
             if client >= 0:
                 if not window.drawn <= start < window.drawn + len(window.noise):
                     self._draw_noise(window, start, 1)
-                if isinstance(message, ScaledRows) and not self._partial:
-                    one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
+                noise = window.noise[start - window.drawn]
+                if isinstance(message, BoundedMeans):
+                    one = noise / window.divisors[start]
+                    one += self._bounded(message, client, _ONLY, _ONLY)
                 else:
-                    one = self._sums_of(message, client, _ONLY, _ONLY)
-                one += window.noise[start - window.drawn]
-                one /= window.divisors[start]
+                    if isinstance(message, ScaledRows) and not self._partial:
+                        one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
+                    else:
+                        one = self._sums_of(message, client, _ONLY, _ONLY)
+                    one += noise
+                    one /= window.divisors[start]
                 self._place = at + 1
                 return one[None]
         clients = window.clients[start : start + count]
@@ -548,7 +553,10 @@ class Channel:
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """(k, D): clipped sums over the records of a client that take part in its releases."""
         if isinstance(message, BoundedMeans):
-            value = self._bounded(message, client, which, where)
+            assert self._window is not None
+            room = 1 - MARGIN if self.source.name == "secure" else 1.0  # for the grid's rounding
+            divisors = self._window.divisors[self._place - self._window.first + which, where]
+            value = self._bounded(message, client, which, where) * (divisors[:, None] * room)
         else:
             assert self.draws is not None
             drawn = self.members(client, which, where, hold=False) if self.draws.partial else None
@@ -562,7 +570,7 @@ class Channel:
         return value
 
     def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """(k, D): means that the domain bounds, times the number of records."""
+        """(k, D): means over all records that the domain bounds."""
         assert self.draws is not None
         if self.draws.sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
@@ -570,16 +578,13 @@ class Channel:
         if self.privacy is not None:
             l1 = self.sums.clip is not None and self.sums.clip.norm == "l1"
             norms = np.add.reduce(np.abs(means), 1) if l1 else np.sqrt(np.einsum("kd,kd->k", means, means))
-            if not norms.max() <= self.bound * (1 + 1e-9):  # the largest is NaN where any is
+            largest = norms.item(0) if len(norms) == 1 else norms.max()  # NaN where any is
+            if not largest <= self.bound * (1 + 1e-9):
                 raise PrivacyError(
                     f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
                     f"the release that clips every record."
                 )
-        assert self._window is not None
-        room = 1 - MARGIN if self.source.name == "secure" else 1.0  # for the grid's rounding
-        divisors = self._window.divisors[self._place - self._window.first + which, where]
-        product: np.ndarray = means * (divisors[:, None] * room)
-        return product
+        return means
 
     def members(self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True) -> np.ndarray | None:
         """The records that will take part in the next releases of a client, for what it computes from them by itself;

@@ -150,10 +150,11 @@ class RecordSums:
         prepared = self._prepared.get(client)
         if prepared is None:
             x, limits = self._rows_and_limits(client)
-            prepared = self._prepared[client] = x, -limits, limits
+            prepared = self._prepared[client] = x, -limits[None], limits[None]
         x, low, high = prepared
         total = self._bounded_sum(factors, x, low, high, drawn)
-        if math.isfinite(np.add.reduce(total, None)):  # rows are finite, so a factor that is not a number shows here
+        first = total.item(0) if len(total) == 1 else np.add.reduce(total[:, 0])
+        if math.isfinite(first):  # rows are finite, so a factor that is not shows in every coordinate
             return total
         return self._bounded_sum(np.where(np.isfinite(factors), factors, 0.0), x, low, high, drawn)
 

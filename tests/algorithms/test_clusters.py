@@ -14,7 +14,7 @@ from fedmtl.algorithms.clusters import blocks
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
-from fedmtl.schedules.block import Block
+from fedmtl.schedules import Block
 from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification, regression
@@ -81,9 +81,9 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
     ranks = channel.draw(0)
     channel.begin(0, ranks)
-    event = Block(0, torch.zeros(1, 1, dtype=torch.float64), torch.arange(4)[None, None])
+    block = Block(0, torch.zeros(1, 1), torch.arange(4)[None, None])
     state = algorithm.init(problem)
-    algorithm.step(problem, state, event, channel)
+    algorithm.step(problem, state, block, channel)
     (clipped,) = seen
     torch.testing.assert_close(clipped.norm(dim=1), torch.full((4,), 0.3, dtype=clipped.dtype), rtol=1e-5, atol=0)
     filled = clipped.view(4, 3, -1).abs().sum(2) > 0

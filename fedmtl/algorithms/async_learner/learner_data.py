@@ -6,7 +6,6 @@ Owners in a group answer the same query (Farokhi et al. 2021, Remark 2).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,11 +39,6 @@ class LearnerData:
     copies: int
     weights: np.ndarray
     statistics: tuple[tuple[np.ndarray, np.ndarray], ...] | None
-
-    @cached_property
-    def rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """x (n_i, p) and y (n_i,) of each client."""
-        return [(x.numpy(), y.numpy()) for x, y in zip(self.data.x, self.data.y, strict=True)]
 
     @classmethod
     def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> LearnerData:

@@ -32,6 +32,7 @@ class Updates:
     def __init__(self, work: LearnerData, state: dict[str, Array], a: Step, *, clipped: bool) -> None:
         settings, counts = work.settings, work.data.counts.numpy()
         self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
+        self.arrays = work.data.arrays
         self.central, self.own = state["theta_l"], state["theta"]
         self.top, n_copies = settings.theta_max, work.copies
         if isinstance(a, Array):  # by replicate
@@ -56,12 +57,12 @@ class Updates:
     def factors(self, client: int, which: Array, where: Array) -> Array:
         """(k, n_i) factors of the rows at the points of repetitions ``where``."""
         points = self.points if self.single else self.points[where]
-        return self.loss.factors(points, *self.work.rows[client])
+        return self.loss.factors(points, *self.arrays[client])
 
     def means(self, client: int, which: Array, where: Array) -> Array:
         """(k, p) mean gradients, equation (3)."""
         if self.work.statistics is None:
-            x, _ = self.work.rows[client]
+            x, _ = self.arrays[client]
             return self.factors(client, which, where) @ x / len(x)
         second, first = self.work.statistics[client]
         product: Array = (self.points if self.single else self.points[where]).dot(second)
@@ -175,10 +176,10 @@ class Updates:
     def _run_single(self, clients: list[int], release: Callable[[GradientMessage], Array]) -> None:
         """As :meth:`run` of a single run: the same equations on its vectors."""
         own, central, point = self.own[0], self.central[0], self.points[0]
-        one = np.ones(1)  # arrays of one number are faster than numbers
-        top, low, half = self.top * one, -self.top * one, 0.5 * one
-        keep_own, keep_central = np.max(self.keep_own) * one, np.max(self.keep_central) * one
-        gain = self.gain.reshape(-1, 1)
+        ones = np.ones_like(point)  # products of vectors of one shape are faster than those with numbers
+        top, low, half = self.top * ones, -self.top * ones, 0.5 * ones
+        keep_own, keep_central = np.max(self.keep_own) * ones, np.max(self.keep_central) * ones
+        gain = self.gain.reshape(-1, 1) * ones
         for client in clients:
             if client < 0:
                 release(self.message)

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -61,7 +62,7 @@ class LinearLoss:
         return torch.from_numpy(self.factors(theta.numpy(), x.numpy(), y.numpy()))
 
     def factors(self, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """As :meth:`scale`, of arrays; of small matrices numpy's products are faster than torch's."""
+        """As :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than torch's."""
         margins: np.ndarray = theta.dot(x.T)
         if self.name == "squared":
             margins -= y
@@ -173,6 +174,11 @@ class LinearData:
     def counts(self) -> Tensor:
         """int64 (n,), records of each owner."""
         return torch.tensor([len(y) for y in self.y])
+
+    @cached_property
+    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """x (n_i, p) and y (1, n_i) of each owner, as :meth:`LinearLoss.factors` computes fastest."""
+        return [(x.numpy(), y.numpy()[None]) for x, y in zip(self.x, self.y, strict=True)]
 
     @property
     def dimension(self) -> int:

@@ -44,10 +44,8 @@ class LinearRecords(Records):
     def __init__(self, data: LinearData, loss: LinearLoss) -> None:
         self.data, self.loss = data, loss
 
-        self._rows = [(x.numpy(), y.numpy()) for x, y in zip(data.x, data.y, strict=True)]
-
     def gradients_at(self, points: Points) -> GradientMessage:
-        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self._rows[i]))
+        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self.data.arrays[i]))
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)

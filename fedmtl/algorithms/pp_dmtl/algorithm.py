@@ -338,7 +338,7 @@ class PPDMTL(LinearAlgorithm):
         def factors(task: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
             some = slice(None) if len(p) == 1 else where  # one replicate has one activation in this part
             point = p[some, task] + q[some, task] if self.a1 > 0 else p[some, task]  # q_t stays 0
-            return loss.factors(point, data.x[task].numpy(), data.y[task].numpy())
+            return loss.factors(point, *data.arrays[task])
 
         return ScaledRows(factors)
 
@@ -377,11 +377,7 @@ class PPDMTL(LinearAlgorithm):
             points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
             row[0, where] = new
             store.scatter("own", torch.tensor([task]), row)
-        return ScaledRows(
-            lambda task, which, where: loss.factors(
-                points.numpy()[which, where], data.x[task].numpy(), data.y[task].numpy()
-            )
-        )
+        return ScaledRows(lambda task, which, where: loss.factors(points.numpy()[which, where], *data.arrays[task]))
 
     def _query_noise(self, channel: Channel, data: LinearData, clients: Tensor) -> Tensor:
         """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
