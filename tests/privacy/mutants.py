@@ -697,7 +697,7 @@ def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 _batch, _subsets, _present = LocalSteps.batch, RecordDraws._subsets, RecordDraws.present
 
 
-def _shuffled_batches(self, clients, address, size):
+def _shuffled_batches(self, clients, address):
     """Batches of a fixed size, accounted as Poisson."""
     rng = np.random.default_rng([7, *address.tolist()])
     index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.counts[clients.numpy()].tolist()]
