@@ -16,21 +16,21 @@ run of the mixture with that step size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .._check import positive
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
+from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, starting_models
-from .server import ServerOptimizer, apply_update
+from .server import GlobalModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(Algorithm):
+class APFL(GlobalModel):
     """Mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1, with one public alpha).
 
     Args:
@@ -44,9 +44,6 @@ class APFL(Algorithm):
     """
 
     alpha: float = 0.5
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
     name = "apfl"
 
@@ -88,10 +85,6 @@ class APFL(Algorithm):
     def _mixture(self, models: Tensor, shared: Tensor) -> Tensor:
         return self.alpha * models + (1.0 - self.alpha) * shared
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The mixtures; a client that never took part trains its own part once, from the public start."""
         shared, models = public["global"], starting_models(own, problem.initial).clone()
@@ -99,9 +92,6 @@ class APFL(Algorithm):
         if len(new):
             models[new] = self._train_own(problem, shared, models[new], clients[new.cpu()], PERSONALIZE_ROUND)
         return self._mixture(models, shared)
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]
 
 
 def check_plain(owner: object, solver: object) -> None:

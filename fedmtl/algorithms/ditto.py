@@ -13,20 +13,19 @@ touch records, and both are charged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from .._check import non_negative, positive
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
-from .server import ServerOptimizer, apply_update
+from .server import GlobalModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Algorithm):
+class Ditto(GlobalModel):
     """Personal models beside a global one (Li et al. 2021, Algorithm 1).
 
     Args:
@@ -41,9 +40,6 @@ class Ditto(Algorithm):
     """
 
     lam: float = 1.0
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
     name = "ditto"
 
@@ -70,10 +66,6 @@ class Ditto(Algorithm):
         models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=shared)
         return {"update": trained - shared}, keep_models(own, models, start)
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The clients' own models; a client that never took part trains once from the global model, pulled to it."""
         shared = public["global"]
@@ -82,6 +74,3 @@ class Ditto(Algorithm):
             return problem.train_locally(self.local, shared, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=shared)
 
         return personal_models(own, clients, train_new)
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]

@@ -8,20 +8,19 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedPr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from .._check import non_negative, positive
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
-from .base import Algorithm, Own, Problem, Released, Round, State
-from .server import ServerOptimizer, apply_update
+from .base import Own, Problem, Round, State
+from .server import GlobalModel
 from .store import ClientStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
+class FedAvg(GlobalModel):
     """Federated averaging with uniform client weights.
 
     Args:
@@ -29,10 +28,6 @@ class FedAvg(Algorithm):
         server_lr: step size of the server.
         server_optimizer: used instead of the plain server step.
     """
-
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
     name = "fedavg"
 
@@ -68,16 +63,9 @@ class FedAvg(Algorithm):
         )
         return {"update": models.sub_(model)}, own
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The global model, for everyone."""
         return public["global"].expand(len(clients), -1)
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]
 
 
 @dataclass(frozen=True, kw_only=True)

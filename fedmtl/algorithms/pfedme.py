@@ -12,21 +12,20 @@ w_R - w^t, and keeps theta_k (Algorithm 1). With R = 1 and eta = 1 / lam the glo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models
-from .server import ServerOptimizer, apply_update
+from .server import GlobalModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Algorithm):
+class PFedMe(GlobalModel):
     """Personalization with Moreau envelopes (T Dinh et al. 2020, Algorithm 1).
 
     Args:
@@ -44,9 +43,6 @@ class PFedMe(Algorithm):
     lam: float = 1.0
     eta: float = 0.5
     local_rounds: int = 2
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
     name = "pfedme"
 
@@ -88,10 +84,6 @@ class PFedMe(Algorithm):
             copy = copy - self.eta * self.lam * (copy - models)
         return {"update": copy - start}, keep_models(own, models, start)
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The clients' own models; a client that never took part trains once from the global model, pulled to it."""
         shared = public["global"]
@@ -100,6 +92,3 @@ class PFedMe(Algorithm):
             return problem.train_locally(self.local, shared, ids, round=PERSONALIZE_ROUND, lam=self.lam, anchor=shared)
 
         return personal_models(own, clients, train_new)
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]

@@ -14,21 +14,20 @@ local training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .._check import non_negative, positive
-from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .apfl import check_plain
-from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
+from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields
-from .server import ServerOptimizer, apply_update
+from .server import GlobalModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPSGD(Algorithm):
+class PPSGD(GlobalModel):
     """A shared plus a personal model (Bietti et al. 2022, Algorithm 1, with local runs of several steps).
 
     Args:
@@ -42,9 +41,6 @@ class PPSGD(Algorithm):
     """
 
     ratio: float = 1.0
-    local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    server_lr: float = 1.0
-    server_optimizer: ServerOptimizer | None = None
 
     name = "ppsgd"
 
@@ -80,10 +76,6 @@ class PPSGD(Algorithm):
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return problem.train_locally(solver, models, clients, round=round) - models
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        update, optimizer = released.values["update"], self.server_optimizer
-        return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
-
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """The sums; a client that never took part trains its own part once, from the shared model."""
         models = public["global"] + own["model"]
@@ -92,6 +84,3 @@ class PPSGD(Algorithm):
             moved = self._moved(problem, models[new], clients[new.cpu()], PERSONALIZE_ROUND)
             models[new] += self.ratio / (1.0 + self.ratio) * moved
         return models
-
-    def shared(self, state: State) -> Tensor | None:
-        return state.public["global"]

@@ -10,6 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from fedmtl.errors import ConfigError
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.random import id_key
@@ -284,8 +285,7 @@ def test_events_are_relative_to_the_sensitivity():
 
 
 def test_the_event_of_l2_laplace():
-    knorm = pytest.importorskip("fedmtl.privacy.accounting.knorm")
-    assert L2LaplaceNoise(0.5).event(7) == knorm.KNormDpEvent(epsilon=2.0, dimension=7)
+    assert L2LaplaceNoise(0.5).event(7) == KNormDpEvent(epsilon=2.0, dimension=7)
 
 
 def losses(law, dimension: int, shift: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from fedmtl.errors import ConfigError
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
@@ -106,8 +107,7 @@ def test_events_are_those_of_the_vectors():
 
 
 def test_the_event_of_symmetric_knorm_counts_the_coordinates():
-    knorm = pytest.importorskip("fedmtl.privacy.accounting.knorm")
-    assert SymmetricKNorm(0.5).event(30) == knorm.KNormDpEvent(epsilon=2.0, dimension=465)
+    assert SymmetricKNorm(0.5).event(30) == KNormDpEvent(epsilon=2.0, dimension=465)
 
 
 @pytest.mark.parametrize("kind", [SymmetricGaussian, SymmetricKNorm, DiagonalLaplace])
