@@ -26,6 +26,11 @@ def positive_int(settings: object, **values: Any) -> None:
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be a whole number of at least 1.")
 
 
+def given(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None, for the checks of settings that may be left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is one of ``accepted``."""
     for name, value in values.items():

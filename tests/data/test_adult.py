@@ -190,7 +190,7 @@ def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     ("column", "value", "message"),
     [
         ("race", "Green", r"row 3, column 'race' holds 'Green'; accepted: White, Amer-Indian-Eskimo"),
-        ("race", "", r"row 3, column 'race' holds ''; accepted: White"),
+        ("race", "", r"row 3, column 'race' is empty; accepted: White"),
         ("income", "50K", r"row 3, column 'income' holds '50K'; accepted: <=50K, >50K"),
         ("age", "old", r"row 3, column 'age' holds 'old'; accepted: a finite number"),
         ("age", "", r"row 3, column 'age' is empty"),

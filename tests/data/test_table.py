@@ -139,43 +139,47 @@ BAD = {
     "text feature": (
         HEAD + ROWS,
         {},
-        r"client 'n', row 0, column 'kind' holds 'a', which is not a num.*one_hot=\['kind'\]",
+        r"client 'n', row 0, column 'kind' holds 'a'; accepted: a finite number .*one_hot=\['kind'\]",
     ),
     "stray text": (
         HEAD + ROWS + "s,n/a,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds 'n/a', which is not a number",
+        r"client 's', row 4, column 'age' holds 'n/a'; accepted: a finite number",
     ),
     "NA": (
         HEAD + ROWS + "s,NA,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds 'NA', which is not a number",
+        r"client 's', row 4, column 'age' holds 'NA'; accepted: a finite number",
     ),
     "empty cell": (
         HEAD + ROWS + "s,,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' is empty or NaN; every value must be given",
+        r"client 's', row 4, column 'age' is empty; accepted: a finite number .*or leave the column out",
     ),
     "empty category": (
         HEAD + ROWS + "s,3,,1\n",
         {"one_hot": ["kind"]},
-        r"client 's', row 4, column 'kind' is empty or NaN",
+        r"client 's', row 4, column 'kind' is empty; accepted: a value \(fill it, or leave the row",
     ),
     "infinite": (
         HEAD + ROWS + "s,inf,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' holds inf; every value must be a finite",
+        r"client 's', row 4, column 'age' holds inf; accepted: a finite number",
     ),
-    "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"client 's', row 4, column 'stay' is empty or NaN"),
+    "empty target": (
+        HEAD + ROWS + "s,3,a,\n",
+        NUMERIC,
+        r"client 's', row 4, column 'stay' is empty; accepted: a finite number",
+    ),
     "text target": (
         HEAD + ROWS,
         {"target": "kind", **NUMERIC},
-        r"column 'kind' holds 'a', which is not a number; .*labels=\[",
+        r"column 'kind' holds 'a'; accepted: a finite number .*labels=\[",
     ),
     "unknown label": (
         HEAD + ROWS,
         {"target": "kind", "labels": ["a", "b"], **NUMERIC},
-        r"client 's', row 3, column 'kind' holds 'c'; accepted labels: 'a', 'b'",
+        r"client 's', row 3, column 'kind' holds 'c'; accepted: the labels 'a', 'b'",
     ),
     "label outside": (
         HEAD + ROWS + "s,3,a,7\n",
@@ -192,7 +196,11 @@ BAD = {
         {"classes": 2, **NUMERIC},
         r"client 's', example 2, field 'y' holds 0\.5; class labels must be whole numbers",
     ),
-    "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"row 4 has no value in the client column 'ward'"),
+    "nameless row": (
+        HEAD + ROWS + ",3,a,1\n",
+        NUMERIC,
+        r"row 4, column 'ward' is empty; accepted: the name of a client",
+    ),
     "small clients": (HEAD + "n,1,a,0\ns,2,a,1\n", NUMERIC, r"no client has 2 or more examples"),
     "single examples": (
         HEAD + "n,1,a,0\ns,2,a,1\n",
@@ -217,7 +225,7 @@ def test_bad_tables_have_a_clear_error(tmp_path, case):
 def test_missing_values_of_parquet_are_named(tmp_path):
     table = pd.DataFrame({"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]})
     table.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"t\.parquet: client 's', row 2, column 'age' is empty or NaN"):
+    with pytest.raises(DataError, match=r"t\.parquet: client 's', row 2, column 'age' is empty"):
         read_table(tmp_path / "t.parquet", client="ward", target="stay")
     table["age"] = pd.array([1, 2, 3, 4], dtype="Int64")
     table["flag"] = [True, False, True, False]

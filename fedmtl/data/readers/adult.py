@@ -7,21 +7,19 @@ Repository, 1996), so that nothing about the coding comes from the clients' rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from ..._check import one_of, positive, positive_int
+from ..._check import given, one_of, positive, positive_int
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
-from .bounded_rows import assemble, check_bounds, clip_rows, deal_table, with_intercept
-from .columns import check_columns, find_file, known_codes, numbers, read_frame, texts
+from .bounded_rows import assemble, clip_rows, deal_table
+from .columns import Table, codes, find_file
 from .whitening import fit_whitening
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILES = ("adult.csv.gz", "adult.csv")
 TARGET = "income"
@@ -128,20 +126,18 @@ def read_adult(
     where = "adult"
     one_of(where, ("one_hot", "integer"), coding=coding)
     one_of(where, ("signed", "class"), labels=labels)
-    check_bounds(where, l1=l1, l2=l2)
-    positive(where, z_clip=z_clip)
-    if components is not None:
-        positive_int(where, components=components)
+    positive(where, z_clip=z_clip, **given(l1=l1, l2=l2))
+    positive_int(where, **given(components=components))
     file = find_file(root, FILES)
-    text = (*CATEGORIES, "sex", TARGET)
-    frame = read_frame(file, (TARGET,), text).rename(columns=ALIASES)
-    check_columns(frame, (*RANGES, *CATEGORIES), file)
+    table = Table.read(file, (*CATEGORIES, "sex", TARGET))
+    table = replace(table, frame=table.frame.rename(columns=ALIASES))
+    table.check_columns((TARGET, *RANGES, *CATEGORIES))
     parts = deal_table(
-        len(frame), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+        len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
     )
-    public = slice(len(frame) - public_rows, None)
+    public = slice(len(table) - public_rows, None)
     natural = float(len(RANGES) + len(CATEGORIES))
-    features = coded(frame, coding, file)
+    features = coded(table, coding)
     if components is None:
         x = clip_rows(features, l1=l1, l2=l2)
         bound1, bound2 = min(l1 or natural, natural), min(l2 or np.sqrt(natural), np.sqrt(natural), l1 or natural)
@@ -150,10 +146,8 @@ def read_adult(
         bound2 = min(l2 or bound1, bound1)
         whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
         x = clip_rows(whitened, l1=bound1, l2=l2)
-    y = _incomes(frame, file)
+    y = np.asarray(list(INCOMES.values()), dtype=np.int64)[_known(table, TARGET, tuple(INCOMES), "<=50K, >50K")]
     targets = (2 * y - 1).astype(np.float32) if labels == "signed" else y
-    if intercept:
-        x, bound1, bound2 = with_intercept(x), bound1 + 1, np.sqrt(bound2**2 + 1)
     fitted = f": they fitted the z-scores and the {components} principal components" if components else ""
     note = (
         f"the last {public_rows} persons of the file are taken as public{fitted}, and no epsilon covers them; the "
@@ -162,32 +156,28 @@ def read_adult(
     return assemble(
         x, targets, parts, public, Domain(bound1, float(bound2), 1.0),
         test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2, name="adult", notes=(note,),
+        intercept=intercept,
     )  # fmt: skip
 
 
-def coded(frame: pd.DataFrame, coding: str, file: Path) -> np.ndarray:
-    """Turn rows (n,) of the table into float64 features (n, d) in [0, 1]: the numbers, then the categories, in
-    order."""
+def coded(table: Table, coding: str) -> np.ndarray:
+    """Turn the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories, in order."""
     features = []
     for column, (low, high) in RANGES.items():
-        values = np.clip(numbers(frame, column, file), low, high)
+        values = np.clip(table.numbers(column), low, high)
         if column in LOGARITHMIC:
             values, low, high = np.log1p(values), np.log1p(low), np.log1p(high)
         features.append(((values - low) / (high - low))[:, None])
     for column, categories in CATEGORIES.items():
-        number = _category(frame, column, categories, file)[:, None]
+        number = _known(table, column, categories, ", ".join(categories))[:, None]
         one_hot = coding == "one_hot"
         features.append(number == np.arange(1, len(categories)) if one_hot else number / (len(categories) - 1))
     return np.concatenate(features, axis=1).astype(np.float64)
 
 
-def _category(frame: pd.DataFrame, column: str, categories: Sequence[str], file: Path) -> np.ndarray:
-    values = texts(frame, column)
-    if UNKNOWN in categories:
-        values = np.where(values == "", UNKNOWN, values)
-    return known_codes(values, categories, column, file, ", ".join(categories))
-
-
-def _incomes(frame: pd.DataFrame, file: Path) -> np.ndarray:
-    number = known_codes(texts(frame, TARGET), tuple(INCOMES), TARGET, file, "<=50K, >50K")
-    return np.asarray(list(INCOMES.values()), dtype=np.int64)[number]
+def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
+    """Return the category (n,) of each row; an empty one is the unknown one, where there is such a category."""
+    values = table.texts(column)
+    number = codes(np.where(values == "", UNKNOWN, values), categories)
+    table.refuse(number < 0, column, accepted)
+    return number

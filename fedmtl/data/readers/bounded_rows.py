@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..._check import positive, positive_int
+from ..._check import positive_int
 from ...errors import ConfigError, DataError
 from ...random import keyed_generator
 from ..checks import check_fraction
@@ -54,11 +54,6 @@ def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
 def with_intercept(x: np.ndarray) -> np.ndarray:
     """Append a column of ones to x (n, d): float32 (n, d + 1)."""
     return np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(np.float32)
-
-
-def check_bounds(where: str, **bounds: float | None) -> None:
-    """Raise :class:`ConfigError` unless every bound is None or a finite number above 0."""
-    positive(where, **{name: bound for name, bound in bounds.items() if bound is not None})
 
 
 def check_share(where: str, test_fraction: float | None, min_examples: int) -> None:
@@ -160,6 +155,7 @@ def assemble(
     classes: int | None,
     name: str,
     notes: Sequence[str],
+    intercept: bool = False,
 ) -> FederatedDataset:
     """Make a dataset of the rows of a table.
 
@@ -175,7 +171,10 @@ def assemble(
         classes: None for floating targets.
         name: for messages and reports.
         notes: what is outside of every epsilon.
+        intercept: append a feature that is 1, which the bounds then include.
     """
+    if intercept:
+        x, domain = with_intercept(x), Domain(domain.l1 + 1, float(np.sqrt(domain.l2**2 + 1)), domain.target)
     public_x, public_y = torch.from_numpy(x[public]), torch.from_numpy(y[public])
     count = len(public_y)
     public_rows = Examples(public_x, public_y, torch.tensor([0, count]))

@@ -1,21 +1,23 @@
-"""Columns of a table as arrays, with errors that name the file, the row and the column."""
+"""Tables of a file, and their columns as arrays, with errors that name the file, the row and the column."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import DataError
-from .table import load_frame
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MISSING = ("NA", "NaN", "nan", "")
 """Texts that stand for a value that is not there."""
+_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
@@ -33,82 +35,118 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
     raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
 
 
-def read_frame(file: Path, needed: Sequence[str], text: Sequence[str]) -> pd.DataFrame:
-    """Return a table with at least the columns ``needed``; the columns ``text`` are read as they are written.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The rows of a file.
 
-    Raises:
-        DataError: an unreadable or empty file, or a missing column.
-    """
-    frame = load_frame(file, tuple(text))
-    check_columns(frame, needed, file)
-    return frame
-
-
-def check_columns(frame: pd.DataFrame, needed: Sequence[str], file: Path) -> None:
-    """Raise :class:`DataError` unless the table has the columns ``needed``."""
-    for column in needed:
-        if column not in frame.columns:
-            known = ", ".join(map(repr, frame.columns))
-            raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
-
-
-def numbers(
-    frame: pd.DataFrame,
-    column: str,
-    file: Path,
-    *,
-    missing: bool = False,
-    low: float = -np.inf,
-    high: float = np.inf,
-) -> np.ndarray:
-    """Return a column of numbers, float64 (n,).
-
-    Args:
-        frame: the table.
-        column: its name.
+    Attributes:
+        frame: n rows.
         file: for messages.
-        missing: empty values and NA are allowed, and become NaN.
-        low: smallest accepted value.
-        high: largest accepted value.
-
-    Raises:
-        DataError: a text, an infinity, a value outside, or a missing one that is not allowed.
+        client_of: the client of each row (n,), for messages; None where no column says it.
     """
-    import pandas as pd
 
-    series = frame[column]
-    absent = (series.isna() | series.isin(MISSING)).to_numpy()
-    values = np.asarray(pd.to_numeric(series.mask(absent), errors="coerce"), dtype=np.float64)
-    wrong = ~np.isfinite(values) & ~(absent & missing)
-    outside = ~wrong & ((values < low) | (values > high))
-    if (wrong | outside).any():
-        row = int((wrong | outside).argmax())
-        accepted = "a finite number" if not np.isfinite(high) else f"a number from {low:g} to {high:g}"
-        value = series.iloc[row]
-        state = "is empty" if absent[row] else f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
-        raise DataError(f"{file}: row {row}, column {column!r} {state}; accepted: {accepted}.")
-    return values
+    frame: pd.DataFrame
+    file: Path
+    client_of: np.ndarray | None = None
 
+    @classmethod
+    def read(cls, file: Path, text: Sequence[str] = ()) -> Table:
+        """Read a file; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7).
 
-def texts(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
-    return frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+        Raises:
+            DataError: another kind of file, an unreadable or an empty one.
+        """
+        import pandas as pd
+
+        if not file.is_file():
+            raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
+        if not file.name.endswith(_SUFFIXES):
+            raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
+        try:
+            if file.suffix == ".parquet":
+                frame = pd.read_parquet(file)
+            else:
+                frame = pd.read_csv(
+                    file,
+                    sep="\t" if ".tsv" in file.suffixes else ",",
+                    dtype=dict.fromkeys(text, str),
+                    keep_default_na=False,
+                    na_values=[""],
+                    low_memory=False,
+                )
+        except (ValueError, OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{file} cannot be read as a table ({error}); it may be truncated.") from error
+        if frame.empty:
+            raise DataError(f"{file} has no rows; at least 2 a client are needed.")
+        return cls(frame, file)
+
+    def __len__(self) -> int:
+        """Return the number of rows n."""
+        return len(self.frame)
+
+    def check_columns(self, needed: Sequence[str], role: str = "") -> None:
+        """Raise :class:`DataError` unless the columns ``needed`` are there; ``role`` says what they are for."""
+        for column in needed:
+            if column not in self.frame.columns:
+                known = ", ".join(map(repr, self.frame.columns))
+                raise DataError(f"{self.file}: {role}column {column!r} is missing; the columns are {known}.")
+
+    def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
+        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if there is one."""
+        import pandas as pd
+
+        if not wrong.any():
+            return
+        row = int(wrong.argmax())
+        value = self.frame[column].iloc[row]
+        state = f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
+        client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
+        raise DataError(
+            f"{self.file}: {client}row {row}, column {column!r} "
+            f"{'is empty' if pd.isna(value) or value == '' else state}; accepted: {accepted}."
+        )
+
+    def numbers(
+        self,
+        column: str,
+        *,
+        missing: bool = False,
+        typed: bool = False,
+        low: float = -np.inf,
+        high: float = np.inf,
+        accepted: str = "a finite number",
+    ) -> np.ndarray:
+        """Return a column of numbers, float64 (n,).
+
+        Args:
+            column: its name.
+            missing: empty values and NA are allowed, and become NaN.
+            typed: the file's own column must be one of numbers; texts are refused even if they spell some.
+            low: smallest accepted value.
+            high: largest accepted value.
+            accepted: for messages.
+
+        Raises:
+            DataError: a text, an infinity, a value outside, or a missing one that is not allowed.
+        """
+        import pandas as pd
+
+        series = self.frame[column]
+        absent = (series.isna() | series.isin(MISSING)).to_numpy()
+        values = np.asarray(pd.to_numeric(series.mask(absent), errors="coerce"), dtype=np.float64)
+        wrong = ~np.isfinite(values) & ~(absent & missing)
+        wrong |= (values < low) | (values > high)
+        if typed and not wrong.any():
+            wrong[:] = not pd.api.types.is_numeric_dtype(series.dtype)
+        self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
+        return values
+
+    def texts(self, column: str) -> np.ndarray:
+        """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
+        return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
     match = values[:, None] == np.asarray(list(categories), dtype=str)[None]
     return np.where(match.any(axis=1), match.argmax(axis=1), -1)
-
-
-def known_codes(values: np.ndarray, categories: Sequence[str], column: str, file: Path, accepted: str) -> np.ndarray:
-    """Return the :func:`codes` of texts that must all be among ``categories``.
-
-    Raises:
-        DataError: another text, named with its row and ``column``.
-    """
-    positions = codes(values, categories)
-    if (positions < 0).any():
-        row = int((positions < 0).argmax())
-        raise DataError(f"{file}: row {row}, column {column!r} holds {str(values[row])!r}; accepted: {accepted}.")
-    return positions

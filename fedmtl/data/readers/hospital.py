@@ -20,7 +20,7 @@ from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
 from .bounded_rows import assemble, check_share, with_intercept
-from .columns import find_file, numbers, read_frame
+from .columns import Table, find_file
 
 STAY = "los"
 
@@ -103,16 +103,17 @@ def read_hospital(
     check_share(where, test_fraction, min_examples)
     columns = TABLES[table]
     file = find_file(root, (f"{table}.csv", f"{table}.csv.gz"))
-    frame = read_frame(file, (STAY, columns.client, *columns.features), ())
-    x = np.stack([_signs(numbers(frame, name, file), name, file) for name in columns.features], axis=1)
-    days = numbers(frame, STAY, file, low=0.0, high=36500.0)
+    rows = Table.read(file)
+    rows.check_columns((STAY, columns.client, *columns.features))
+    x = np.stack([_signs(rows, name) for name in columns.features], axis=1)
+    days = rows.numbers(STAY, low=0.0, high=36500.0)
     y = (np.minimum(days, longest_stay) / longest_stay).astype(np.float32)
     width = len(columns.features) + intercept
     x = with_intercept(x) if intercept else x.astype(np.float32)
-    public = public_places(len(frame), public_fraction)
-    parts = _hospitals(numbers(frame, columns.client, file), public, min_examples, file)
+    public = public_places(len(rows), public_fraction)
+    parts = _hospitals(rows.numbers(columns.client), public, min_examples, file)
     note = (
-        f"{int(public.sum())} of the {len(frame)} stays, chosen by their place in the file, are taken as public, and "
+        f"{int(public.sum())} of the {len(rows)} stays, chosen by their place in the file, are taken as public, and "
         "no epsilon covers them; the number of stays of each hospital is public"
     )
     return assemble(
@@ -129,12 +130,10 @@ def public_places(rows: int, share: float) -> np.ndarray:
     return chosen
 
 
-def _signs(values: np.ndarray, column: str, file: Path) -> np.ndarray:
+def _signs(rows: Table, column: str) -> np.ndarray:
     """Map 0 and 1 to -1 and +1."""
-    wrong = (values != 0) & (values != 1)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise DataError(f"{file}: row {row}, column {column!r} holds {values[row]:g}; accepted: 0, 1.")
+    values = rows.numbers(column)
+    rows.refuse((values != 0) & (values != 1), column, "0, 1")
     return 2 * values - 1
 
 

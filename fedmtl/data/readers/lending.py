@@ -8,9 +8,7 @@ fit the coding, and nothing is fitted on the clients' rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +16,9 @@ from ..._check import positive, positive_int
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
-from .bounded_rows import assemble, check_bounds, clip_rows, clip_targets, deal_table, with_intercept
-from .columns import MISSING, codes, find_file, numbers, read_frame, texts
-from .whitening import Whitening, fit_whitening
-
-if TYPE_CHECKING:
-    import pandas as pd
+from .bounded_rows import assemble, clip_rows, clip_targets, deal_table
+from .columns import MISSING, Table, codes, find_file
+from .whitening import fit_whitening
 
 FILES = ("loans_full_schema.csv.gz", "loans_full_schema.csv")
 TARGET = "interest_rate"
@@ -94,38 +89,6 @@ DROPPED = {
 """The columns that are never features, with the reason."""
 
 
-@dataclass(frozen=True, eq=False)
-class Coding:
-    """A map from rows of the table to features, a function of public rows only.
-
-    Args:
-        categories: texts of each categorical column, in the order of their integer codes.
-        whitening: of the coded columns.
-    """
-
-    categories: tuple[tuple[str, ...], ...]
-    whitening: Whitening
-
-    def __call__(self, frame: pd.DataFrame, file: Path) -> np.ndarray:
-        """Map rows (n,) to float64 features (n, k)."""
-        return self.whitening(_coded(frame, self.categories, file))
-
-
-def fit_coding(public: pd.DataFrame, file: Path, *, components: int, z_clip: float) -> Coding:
-    """Integer codes, z-scores clipped at ``z_clip``, and a whitened PCA, all of the public rows.
-
-    A value that is missing, or a category that no public row has, gets the z-score 0.
-
-    Raises:
-        ConfigError: more components than the public rows have independent directions.
-    """
-    categories = tuple(
-        tuple(text for text in np.unique(texts(public, column)) if text not in MISSING) for column in CATEGORIES
-    )
-    coded = _coded(public, categories, file)
-    return Coding(categories, fit_whitening(coded, components=components, z_clip=z_clip, where="lending"))
-
-
 @reader("lending")
 def read_lending(
     root: str | Path,
@@ -169,38 +132,37 @@ def read_lending(
         ConfigError: an impossible setting.
     """
     where = "lending"
-    positive(where, z_clip=z_clip, target=target)
-    check_bounds(where, l1=l1, l2=l2)
+    positive(where, z_clip=z_clip, target=target, l1=l1, l2=l2)
     positive_int(where, components=components)
     file = find_file(root, FILES)
-    frame = read_frame(file, (TARGET, *CATEGORIES, *NUMBERS), CATEGORIES)
+    table = Table.read(file, CATEGORIES)
+    table.check_columns((TARGET, *CATEGORIES, *NUMBERS))
     parts = deal_table(
-        len(frame), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+        len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
     )
-    public = slice(len(frame) - public_rows, None)
-    rates = numbers(frame, TARGET, file, low=RATES[0], high=RATES[1])
-    coding = fit_coding(frame.iloc[public], file, components=components, z_clip=z_clip)
-    x = clip_rows(coding(frame, file), l1=l1, l2=l2)
+    public = slice(len(table) - public_rows, None)
+    rates = table.numbers(TARGET, low=RATES[0], high=RATES[1])
+    coded = _coded(table, public)
+    x = clip_rows(fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded), l1=l1, l2=l2)
     middle, spread = rates[public].mean(), rates[public].std()
     y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
-    domain = Domain(l1, l2, target)
-    if intercept:
-        x, domain = with_intercept(x), Domain(l1 + 1, float(np.sqrt(l2**2 + 1)), target)
     note = (
         f"the last {public_rows} loans of the file are taken as public: they fitted the integer codes, the z-scores, "
         f"the {components} principal components and the scale of the target, and no epsilon covers them; "
         "the number of loans of each owner is public"
     )
     return assemble(
-        x, y, parts, public, domain,
-        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,),
+        x, y, parts, public, Domain(l1, l2, target),
+        test_fraction=test_fraction, seed=seed, classes=None, name="lending", notes=(note,), intercept=intercept,
     )  # fmt: skip
 
 
-def _coded(frame: pd.DataFrame, categories: Sequence[Sequence[str]], file: Path) -> np.ndarray:
-    """Return (n, p) float64: integer codes and numbers; NaN where a value is missing or a category is unknown."""
-    coded = [
-        np.where((code := codes(texts(frame, column), known)) >= 0, code, np.nan)
-        for column, known in zip(CATEGORIES, categories, strict=True)
-    ]
-    return np.stack([*coded, *(numbers(frame, column, file, missing=True) for column in NUMBERS)], axis=1)
+def _coded(table: Table, public: slice) -> np.ndarray:
+    """Return (n, p) float64: the numbers of the categories that public rows have, in their order, then the columns of
+    numbers; NaN where a value is missing, or a category that no public row has."""
+    columns = []
+    for column in CATEGORIES:
+        values = table.texts(column)
+        code = codes(values, [text for text in np.unique(values[public]) if text not in MISSING])
+        columns.append(np.where(code >= 0, code, np.nan))
+    return np.stack([*columns, *(table.numbers(column, missing=True) for column in NUMBERS)], axis=1)

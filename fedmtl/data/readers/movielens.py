@@ -16,7 +16,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from ..._check import positive, positive_int
+from ..._check import given, positive, positive_int
 from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits
@@ -27,7 +27,7 @@ from ..loaders import data_of, reader
 from ..rows import offsets_of
 from ..split import client_keys, split_rows
 from .als import als_features
-from .bounded_rows import SHRINK, check_bounds, clip_rows, with_intercept
+from .bounded_rows import SHRINK, clip_rows, with_intercept
 from .movielens_files import RATINGS, Ratings, read_ratings
 
 USER_CENTRE = (
@@ -120,9 +120,8 @@ def movielens_users(
     """
     where = "movielens"
     positive_int(where, features=features, sweeps=sweeps, min_examples=min_examples)
-    positive(where, reg=reg, constant=constant)
+    positive(where, reg=reg, constant=constant, **given(feature_norm=feature_norm))
     check_fraction(test_fraction)
-    check_bounds(where, feature_norm=feature_norm)
     if centre != "user":
         _check_centre(where, centre)
     items, train, test, public = _read(root, public_users, test_fraction, min_examples, seed)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,12 +16,9 @@ from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..rows import offsets_of
 from ..transforms import Integers, Transform
-
-if TYPE_CHECKING:
-    import pandas as pd
+from .columns import Table, codes
 
 _WHOLE = 1 << 24  # whole numbers below it are exact in float32
-_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
 @reader("table")
@@ -71,13 +67,11 @@ def read_table(
     file = Path(path)
     positive_int("read_table", min_examples=min_examples)
     check_fraction(test_fraction)
-    frame = load_frame(file, (client, *one_hot, *(() if labels is None else (target,))))
+    table = Table.read(file, (client, *one_hot, *(() if labels is None else (target,))))
     if features is None:
-        features = [column for column in frame.columns if column not in (client, target)]
-    for role, column in [("client", client), ("target", target), *(("features", c) for c in features)]:
-        if column not in frame.columns:
-            known = ", ".join(map(repr, frame.columns))
-            raise DataError(f"{file}: {role} column {column!r} is missing; the columns are {known}.")
+        features = [column for column in table.frame.columns if column not in (client, target)]
+    for role, columns in (("client", (client,)), ("target", (target,)), ("features", features)):
+        table.check_columns(columns, f"{role} ")
     for column in (client, target):
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
@@ -86,24 +80,20 @@ def read_table(
             raise ConfigError(f"read_table.one_hot contains {column!r}, which is not a feature column.")
     if not features:
         raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
-    client_of = _clients(frame, client, file)
+    client_of = _texts(table, client, "the name of a client")
+    table = replace(table, client_of=client_of)
     ids, number, counts = np.unique(client_of, return_inverse=True, return_counts=True)
     large_enough = counts >= min_examples
     if not large_enough.any():
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
     order = np.argsort(number, kind="stable")
     order = order[large_enough[number[order]]]
-    parts = [_feature(frame, c, c in one_hot, client_of, file) for c in features]
+    parts = [_feature(table, column, column in one_hot) for column in features]
     for column, part in zip(features, parts, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
-        if wrong.any():
-            row = int(wrong.any(axis=1).argmax())
-            raise DataError(
-                f"{file}: client {str(client_of[row])!r}, row {row}, column {column!r} holds {part[row, 0]:g}; with "
-                "integers=True every number is whole, and below 2^24."
-            )
+        table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
     x = np.concatenate(parts, axis=1)[order]
-    y = _target(frame, target, labels, client_of, file)[order]
+    y = _target(table, target, labels)[order]
     if labels is not None:
         classes = len(labels)
     return FederatedDataset.from_flat(
@@ -119,108 +109,30 @@ def read_table(
     )
 
 
-def load_frame(file: Path, text: Sequence[str]) -> pd.DataFrame:
-    """Return the table; in a CSV file the columns ``text`` are kept as they are written (id 007 is not 7)."""
-    import pandas as pd
-
-    if not file.is_file():
-        raise DataError(f"{file} does not exist or is not a file; accepted: {', '.join(_SUFFIXES)} files.")
-    if not file.name.endswith(_SUFFIXES):
-        raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
-    try:
-        if file.suffix == ".parquet":
-            frame = pd.read_parquet(file)
-        else:
-            frame = pd.read_csv(
-                file,
-                sep="\t" if ".tsv" in file.suffixes else ",",
-                dtype=dict.fromkeys(text, str),
-                keep_default_na=False,
-                na_values=[""],
-                low_memory=False,
-            )
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} cannot be read as a table ({error}); it may be truncated.") from error
-    if frame.empty:
-        raise DataError(f"{file} has no rows; at least 2 a client are needed.")
-    return frame
-
-
-def _clients(frame: pd.DataFrame, client: str, file: Path) -> np.ndarray:
-    column = frame[client]
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"{file}: row {int(missing.argmax())} has no value in the client column {client!r}; "
-            "every row must name its client."
-        )
-    return column.astype(str).to_numpy(dtype=str)
-
-
-def _feature(frame: pd.DataFrame, name: str, coded: bool, client_of: np.ndarray, file: Path) -> np.ndarray:
+def _feature(table: Table, name: str, coded: bool) -> np.ndarray:
     """Return one column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
     if coded:
-        _refuse_missing(frame, name, client_of, file)
-        values = frame[name].astype(str).to_numpy(dtype=str)
+        values = _texts(table, name)
         return (values[:, None] == np.unique(values)[None]).astype(np.float32)
-    values = _numbers(frame, name, client_of, file, f"give numbers, or one_hot=[{name!r}], or leave it out of features")
-    return values.astype(np.float32)[:, None]
+    accepted = f"a finite number (or give one_hot=[{name!r}], or leave the column out of features)"
+    return table.numbers(name, typed=True, accepted=accepted).astype(np.float32)[:, None]
 
 
-def _target(
-    frame: pd.DataFrame, name: str, labels: Sequence[str] | None, client_of: np.ndarray, file: Path
-) -> np.ndarray:
+def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
     if labels is None:
-        accepted = "give numbers, or labels=[...], the values in order of their class number"
-        values = _numbers(frame, name, client_of, file, accepted)
-        return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+        accepted = "a finite number (or give labels=[...], the values in order of their class number)"
+        values = table.numbers(name, typed=True, accepted=accepted)
+        return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
     if len(set(labels)) != len(labels) or not labels:
         raise ConfigError(f"read_table.labels is {list(labels)!r}; it must be distinct texts, at least one.")
-    _refuse_missing(frame, name, client_of, file)
-    texts = frame[name].astype(str).to_numpy(dtype=str)
-    match = texts[:, None] == np.asarray(list(labels), dtype=str)[None]
-    unknown = ~match.any(axis=1)
-    if unknown.any():
-        row = int(unknown.argmax())
-        raise DataError(
-            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {str(texts[row])!r}; "
-            f"accepted labels: {', '.join(map(repr, labels))}."
-        )
-    return match.argmax(axis=1)
+    number = codes(_texts(table, name), labels)
+    table.refuse(number < 0, name, f"the labels {', '.join(map(repr, labels))}")
+    return number
 
 
-def _numbers(frame: pd.DataFrame, name: str, client_of: np.ndarray, file: Path, accepted: str) -> np.ndarray:
-    """Return a column of finite numbers; whole ones keep an integer dtype."""
-    import pandas as pd
-
-    column = frame[name]
-    if not pd.api.types.is_numeric_dtype(column.dtype):
-        numbers = pd.to_numeric(column, errors="coerce")
-        odd = (numbers.isna() & column.notna()).to_numpy() if pd.api.types.is_numeric_dtype(numbers) else None
-        row = int(odd.argmax()) if odd is not None and odd.any() else 0
-        raise DataError(
-            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {column.iloc[row]!r}, "
-            f"which is not a number; {accepted}."
-        )
-    _refuse_missing(frame, name, client_of, file)
-    values = column.to_numpy()
-    if values.dtype.kind == "O":  # pandas' nullable numbers
-        values = column.to_numpy(dtype=np.float64)
-    finite = np.isfinite(values)
-    if not finite.all():
-        row = int((~finite).argmax())
-        raise DataError(
-            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} holds {values[row]}; "
-            "every value must be a finite number (no NaN, no infinity)."
-        )
-    return values
-
-
-def _refuse_missing(frame: pd.DataFrame, name: str, client_of: np.ndarray, file: Path) -> None:
-    missing = frame[name].isna().to_numpy()
-    if missing.any():
-        row = int(missing.argmax())
-        raise DataError(
-            f"{file}: client {str(client_of[row])!r}, row {row}, column {name!r} is empty or NaN; "
-            "every value must be given (fill it, or leave the row or the column out)."
-        )
+def _texts(
+    table: Table, name: str, accepted: str = "a value (fill it, or leave the row or the column out)"
+) -> np.ndarray:
+    """Return a column as it is written, without missing values."""
+    table.refuse(table.frame[name].isna().to_numpy(), name, accepted)
+    return table.frame[name].astype(str).to_numpy(dtype=str)
