@@ -79,11 +79,7 @@ class FederatedDataset:
                     object.__setattr__(self, name, Examples(part.x, y, part.offsets))
         self._check_side("train", verify)
         self._check_side("test", verify)
-        if self.train.x.shape[1:] != self.test.x.shape[1:] or self.train.x.dtype != self.test.x.dtype:
-            raise DataError(
-                f"{self.name}: field 'x' is {self.train.x.dtype} {tuple(self.train.x.shape[1:])} in train "
-                f"and {self.test.x.dtype} {tuple(self.test.x.shape[1:])} in test; they must agree."
-            )
+        checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
         if self.public is not None:
             checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
             checks.check_like(self.public.y, self.train.y, f"{self.name} (public)", "y")

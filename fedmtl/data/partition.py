@@ -15,6 +15,7 @@ from .._check import positive, positive_int
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .assemble import as_tensor
+from .checks import check_lengths
 from .dataset import Classes, FederatedDataset
 from .rows import offsets_of, select
 from .transforms import Transform
@@ -178,6 +179,7 @@ def from_partition(
         DataError: malformed data, or a row that does not exist or is used twice.
     """
     features, targets = as_tensor(x, name, "x"), as_tensor(y, name, "y")
+    check_lengths(features, targets, name)
     index = [torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in parts.values()]
     if not index:
         raise DataError(f"{name}: parts names no clients; at least one is needed.")
@@ -193,11 +195,6 @@ def from_partition(
         used[part] = True
     rows = torch.cat(index)
     counts = torch.tensor([len(part) for part in index], dtype=torch.int64)
-    if len(features) != len(targets):
-        raise DataError(
-            f"{name}: field 'x' has {len(features)} examples and field 'y' has {len(targets)}; "
-            "they must have the same number."
-        )
     return FederatedDataset.from_flat(
         select(features, rows),
         targets[rows],

@@ -350,7 +350,9 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, side, ("a", "b", "c"), classes=3)
     with pytest.raises(DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"):
         FederatedDataset(side, side, ("a", "b"))
-    with pytest.raises(DataError, match=r"in train and .* in test; they must agree"):
+    with pytest.raises(
+        DataError, match=r"\(test\): field 'x' is .*float64.*, but .*float32.* in train; they must agree"
+    ):
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)
     with pytest.raises(DataError, match="it must be a frozen dataclass with __call__"):
         FederatedDataset(side, side, ("a", "b"), transform=lambda x, dtype: x, classes=3)

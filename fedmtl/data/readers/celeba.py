@@ -98,10 +98,8 @@ def read_celeba(
         name="celeba",
         progress=progress,
     )
-    transform: Transform = MappedImages(str(file.resolve()))
     array = None if mapped else np.load(file)
-    if array is not None:
-        transform = Affine(scale=1 / 255)
+    transform: Transform = MappedImages(str(file.resolve())) if array is None else Affine(scale=1 / 255)
 
     def numbered(pair: Pair) -> Pair:
         index = np.array([place[str(name)] for name in pair[0]], dtype=np.int64)
@@ -157,8 +155,7 @@ def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
     wanted = None if part == "all" else _part_of(base / PARTITION, _PARTS.index(part))
     found: dict[str, tuple[list[str], list[int]]] = {}
     seen: set[str] = set()
-    for line, (name, identity) in _fields(base / IDENTITIES, ("image", "identity")):
-        where = f"{base / IDENTITIES}: line {line}"
+    for where, (name, identity) in _fields(base / IDENTITIES, ("image", "identity")):
         _check_name(name, f"{where}, column 'image'")
         if name in seen:
             raise DataError(f"{where}, column 'image' holds {name!r}, which is on an earlier line too; accepted: once.")
@@ -178,50 +175,46 @@ def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
 
 
 def _attribute(file: Path, target: str) -> dict[str, int]:
-    """The label of every image, 1 where it has the attribute: a count, a line of names, a line of -1 and 1 an image."""
+    """Return the label of every image, 1 where it has the attribute.
+
+    The file has a count, a line of names, and a line of -1 and 1 for each image.
+    """
     lines = _lines(file)
     if len(lines) < 2 or not lines[0].strip().isdigit():
         raise DataError(f"{file}: line 1 must be the number of images, and line 2 the names of the attributes.")
     names = lines[1].split()
     if target not in names:
         raise ConfigError(f"read_celeba.target is {target!r}; accepted: {', '.join(names)}.")
-    column = names.index(target) + 1
     labels: dict[str, int] = {}
-    for number, line in enumerate(lines[2:], start=3):
-        fields = line.split()
-        if not fields:
-            continue
-        if len(fields) != len(names) + 1:
-            raise DataError(
-                f"{file}: line {number} has {len(fields)} columns; accepted: {len(names) + 1}, the image and its "
-                f"{len(names)} attributes."
-            )
-        if fields[column] not in ("1", "-1"):
-            raise DataError(f"{file}: line {number}, column {target!r} holds {fields[column]!r}; accepted: 1 or -1.")
-        labels[fields[0]] = int(fields[column] == "1")
+    for where, (name, *values) in _fields(file, ("image", *names), after=2):
+        value = values[names.index(target)]
+        if value not in ("1", "-1"):
+            raise DataError(f"{where}, column {target!r} holds {value!r}; accepted: 1 or -1.")
+        labels[name] = int(value == "1")
     if len(labels) != int(lines[0]):
         raise DataError(f"{file}: line 1 says {lines[0].strip()} images and {len(labels)} follow; it may be truncated.")
     return labels
 
 
 def _part_of(file: Path, part: int) -> set[str]:
-    """The images of one part of the original division."""
+    """Return the images of one part of the original division."""
     wanted = set()
-    for line, (name, number) in _fields(file, ("image", "part")):
+    for where, (name, number) in _fields(file, ("image", "part")):
         if number not in ("0", "1", "2"):
-            raise DataError(f"{file}: line {line}, column 'part' holds {number!r}; accepted: 0, 1 or 2.")
+            raise DataError(f"{where}, column 'part' holds {number!r}; accepted: 0, 1 or 2.")
         if int(number) == part:
             wanted.add(name)
     return wanted
 
 
-def _fields(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(_lines(file), start=1):
-        fields = line.split()
+def _fields(file: Path, columns: Sequence[str], *, after: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the fields of every line ``after`` the first ones that is not empty."""
+    for number, line in enumerate(_lines(file)[after:], start=after + 1):
+        where, fields = f"{file}: line {number}", line.split()
         if fields and len(fields) != len(columns):
-            raise DataError(f"{file}: line {number} has {len(fields)} columns; accepted: {' and '.join(columns)}.")
+            raise DataError(f"{where} has {len(fields)} columns; accepted: {len(columns)}, {', '.join(columns)}.")
         if fields:
-            yield number, fields
+            yield where, fields
 
 
 def _lines(file: Path) -> list[str]:

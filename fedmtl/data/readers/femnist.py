@@ -23,7 +23,7 @@ from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine
-from .h5 import read_h5
+from .h5 import Fields, read_h5
 from .images import decode, shown
 from .leaf import numbers, read_sides
 from .sides import Pair, check_choice, dataset_of
@@ -144,22 +144,17 @@ def _as_float(x: np.ndarray) -> np.ndarray:
 
 
 def _read_h5(file: Path, background: str, progress: bool) -> dict[str, Pair]:
-    found: dict[str, Pair] = {}
-    for client, fields in shown(read_h5(file, ("pixels", "label")), f"reading {file.name}", progress=progress):
-        where = f"{file}: client {client!r}"
+    def store(fields: Fields, where: str) -> Pair:
         x, y = fields["pixels"], fields["label"]
-        if not len(y):
-            continue
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
             raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
         outside = ~((y >= 0) & (y < len(CHARACTERS)))
         if outside.any():
             row = int(outside.argmax())
             raise DataError(f"{where}, example {row}, field 'label' holds {y[row]}; accepted: 0 to 61.")
-        found[client] = _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
-    if not found:
-        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
-    return found
+        return _pixels(x, f"{where}, field 'pixels'", background), y.astype(np.int64)
+
+    return read_h5(file, ("pixels", "label"), store, progress=progress)
 
 
 def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ...errors import DataError
+from .images import shown
+
+Stored = TypeVar("Stored")
+Fields = dict[str, Any]
+"""A client's fields, arrays of the same length."""
 
 
-def read_h5(file: Path, fields: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every client of a file with its fields, in the file's order.
+def read_h5(
+    file: Path,
+    fields: Sequence[str],
+    store: Callable[[Fields, str], Stored],
+    *,
+    optional: Sequence[str] = (),
+    progress: bool = True,
+) -> dict[str, Stored]:
+    """Return what ``store`` makes of every client with examples, in the file's order.
 
     Args:
         file: HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
         fields: the fields that every client must have.
-        optional: further ones, read where they are there.
-
-    Yields:
-        The client's id and its fields, arrays of the same length.
+        store: is given a client's fields and where they stand, for messages.
+        optional: further fields, read where they are there.
+        progress: show a progress bar.
 
     Raises:
-        DataError: h5py is not installed, the file is not HDF5, a group or a field is missing, or lengths disagree.
+        DataError: h5py is not installed, the file is not HDF5, a group or a field is missing, lengths disagree, or
+            there is no client.
     """
+    clients = shown(_clients(file, fields, optional), f"reading {file.name}", progress=progress)
+    found = {
+        client: store(values, f"{file}: client {client!r}") for client, values in clients if len(values[fields[0]])
+    }
+    if not found:
+        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
+    return found
+
+
+def _clients(file: Path, fields: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[str, Fields]]:
     try:
         import h5py
     except ImportError as error:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -110,7 +111,7 @@ def _parsed(text: TextIO, name: str) -> tuple[np.ndarray | None, int]:
             )
         first, lines = 2, iter(text)
     else:
-        first, lines = 1, _chained(head, text)
+        first, lines = 1, chain([head], text)
     if mark == "::":
         lines, mark = (line.replace("::", "\t") for line in lines), "\t"
     try:
@@ -120,11 +121,6 @@ def _parsed(text: TextIO, name: str) -> tuple[np.ndarray | None, int]:
     except ValueError:
         return None, first
     return (rows if rows.shape[1:] == (4,) else None), first
-
-
-def _chained(head: str, rest: TextIO) -> Iterator[str]:
-    yield head
-    yield from rest
 
 
 def _sound(rows: np.ndarray) -> bool:

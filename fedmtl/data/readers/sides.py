@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from ..._check import positive_int
+from ..._check import given, positive_int
 from ...errors import ConfigError, DataError
 from ...random import derive_key, keyed_bits
 from ..checks import check_fraction
@@ -75,9 +75,7 @@ def dataset_of(
 
 def check_choice(where: str, test_fraction: float | None, min_examples: int, clients: int | None) -> None:
     """Refuse settings that no data can follow, before any file is read."""
-    positive_int(where, min_examples=min_examples)
-    if clients is not None:
-        positive_int(where, clients=clients)
+    positive_int(where, min_examples=min_examples, **given(clients=clients))
     if test_fraction is not None:
         check_fraction(test_fraction)
 

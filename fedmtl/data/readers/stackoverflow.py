@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from ..._check import positive_int
+from ..._check import given, positive_int
 from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
-from .h5 import read_h5
-from .images import shown
+from .h5 import Fields, read_h5
 from .leaf import read_sides
 from .sides import Pair, check_choice, chosen, dataset_of
 
@@ -76,9 +75,7 @@ def read_stackoverflow(
     """
     root = Path(root)
     check_choice("read_stackoverflow", test_fraction, min_examples, clients)
-    positive_int("read_stackoverflow", tokens=tokens, tags=tags)
-    if max_examples is not None:
-        positive_int("read_stackoverflow", max_examples=max_examples)
+    positive_int("read_stackoverflow", tokens=tokens, tags=tags, **given(max_examples=max_examples))
     sides = [_first(side, max_examples) for side in _read(root, progress)]
     if clients is not None:  # the others' texts need not be coded
         pooled: dict[str, Pair] = {}
@@ -127,18 +124,14 @@ def _read(root: Path, progress: bool) -> tuple[dict[str, Texts], dict[str, Texts
 
 
 def _read_h5(file: Path, progress: bool) -> dict[str, Texts]:
-    found: dict[str, Texts] = {}
-    source = read_h5(file, ("tokens", "tags"), optional=("title",))
-    for client, fields in shown(source, f"reading {file.name}", progress=progress):
-        plain = {name: _decoded(values, f"{file}: client {client!r}", name) for name, values in fields.items()}
+    def store(fields: Fields, where: str) -> Texts:
+        plain = {name: _decoded(values, where, name) for name, values in fields.items()}
         texts = plain["tokens"]
         if "title" in plain:
             texts = [f"{text} {title}" for text, title in zip(texts, plain["title"], strict=True)]
-        if texts:
-            found[client] = texts, plain["tags"]
-    if not found:
-        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
-    return found
+        return texts, plain["tags"]
+
+    return read_h5(file, ("tokens", "tags"), store, optional=("title",), progress=progress)
 
 
 def _decoded(values: np.ndarray, where: str, field: str) -> list[str]:
