@@ -311,7 +311,11 @@ def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
             raise ConfigError(f"{key} cannot be set alone, since {parent} is {node}; {whole}.")
         accepted = list(_keys(base))
         near = nearest(key, accepted)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(_top(accepted))}."
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"accepted: {', '.join(name for name in accepted if '.' not in name)}."
+        )
         raise ConfigError(f"{key} is no setting; {hint}")
 
 
@@ -336,10 +340,6 @@ def _keys(config: Any, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _keys(value, f"{prefix}{name}.")
-
-
-def _top(keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if "." not in key]
 
 
 def _instantiate(config: Config, group: str) -> Any:

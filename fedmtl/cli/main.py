@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
-from ..report import CHOICE_NOT_COVERED, report
-from .audit import audit as _audit
+from ..report import CHOICE_NOT_COVERED
 from .config import ByKey, build, check, choices, config_folder, resolve
-from .options import INTERRUPTED, make_paths_absolute, resumable, say, write_config
-from .profile import profile as _profile
-from .search import resume_search
-from .search import search as _search
-from .verify import verify as _verify
+from .inspect import audit, profile, report, verify
+from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, write_config
+from .search import resume_search, search
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -94,22 +91,14 @@ def _dispatch(words: list[str], debug: bool) -> int:
         print(f"fedmtl {__version__}")
         return 0
     if words and "=" not in words[0] and words[0][:1] not in ("-", "~", "+"):
-        commands: dict[str, Callable[[list[str], bool], int]] = {
-            "report": _report,
-            "search": _search,
-            "resume": _resume,
-            "audit": _audit,
-            "verify": _verify,
-            "profile": _profile,
-        }
-        if words[0] not in commands:
-            close = difflib.get_close_matches(words[0], commands, n=1)
+        if words[0] not in _COMMANDS:
+            close = difflib.get_close_matches(words[0], _COMMANDS, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            accepted = ", ".join(commands)
+            accepted = ", ".join(_COMMANDS)
             raise ConfigError(
                 f"unknown command {words[0]!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE."
             )
-        return commands[words[0]](words[1:], debug)
+        return _COMMANDS[words[0]](words[1:])
     return _train(words, debug)
 
 
@@ -131,9 +120,8 @@ def _train(words: list[str], debug: bool) -> int:
     if options.passed_on is None:
         check(options.overrides, multirun=options.multirun, extra=options.config_dir)
     if options.cfg is not None or options.passed_on is not None:
-        codes: list[int] = [0]
         _hydra(words, lambda config: None)
-        return max(codes)
+        return 0
     codes = [0]
 
     def task(config: Any) -> None:
@@ -176,10 +164,8 @@ def _run(config: Any) -> None:
         _fit(trainer, folder, resume=False)
 
 
-def _resume(words: list[str], debug: bool) -> int:
-    parser = argparse.ArgumentParser(
-        prog="fedmtl resume", description="Continue an interrupted run from its last checkpoint."
-    )
+def _resume(words: list[str]) -> int:
+    parser = command_parser("resume", "Continue an interrupted run from its last checkpoint.")
     parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
     parser.add_argument(
         "--moved",
@@ -207,19 +193,14 @@ def _resume(words: list[str], debug: bool) -> int:
     return 0
 
 
-def _report(words: list[str], debug: bool) -> int:
-    parser = argparse.ArgumentParser(
-        prog="fedmtl report",
-        description="Collect finished runs into one table (CSV, markdown) and one privacy-utility plot.",
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
-    parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
-    options = parser.parse_args(words)
-    files = report(options.folders, options.out)
-    for folder in files.unfinished:
-        say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
-    print(f"{files.table}\n{files.markdown}\n{files.figure}")
-    return 0
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "report": report,
+    "search": search,
+    "resume": _resume,
+    "audit": audit,
+    "verify": verify,
+    "profile": profile,
+}
 
 
 def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:

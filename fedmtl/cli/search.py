@@ -29,17 +29,8 @@ privacy.observer is public here, since the other clients take part in every run.
 """
 
 
-def search(words: list[str], debug: bool) -> int:
-    """Search over every combination of the listed values.
-
-    Args:
-        words: overrides as for a sweep, and ``--mean``, ``--shape``, ``--score-noise``, ``--score-bound``,
-            ``--folder``, ``--config-dir``, ``--audit``.
-        debug: unused; errors are handled by the caller.
-
-    Returns:
-        0, or 1 where the audit refutes something.
-    """
+def search(words: list[str]) -> int:
+    """Search over every combination of the listed values, and return 0, or 1 where the audit refutes something."""
     options = _options(words)
     for text in options.overrides:
         if text.lstrip("+~").startswith("hydra"):

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._check import non_negative, one_of, positive
+from ..._check import given, non_negative, one_of, positive
 from ...errors import ConfigError
 from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
@@ -120,11 +120,8 @@ class MPMTL(LinearAlgorithm):
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
         self.check_bounds()
-        for name in ("smoothness", "start_ridge", "q"):
-            if getattr(self, name) is not None:
-                positive(self, **{name: getattr(self, name)})
-        if self.rho is not None:
-            non_negative(self, rho=self.rho)
+        positive(self, **given(smoothness=self.smoothness, start_ridge=self.start_ridge, q=self.q))
+        non_negative(self, **given(rho=self.rho))
         if self.momentum == "strongly_convex" and self.ridge == 0:
             raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
         budget_weights(1, alpha=self.alpha, q=self.q)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..._check import non_negative, one_of
+from ..._check import given, non_negative, one_of
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
@@ -64,9 +64,7 @@ class MPMTLayers(Algorithm):
         if isinstance(self.layers, str) or not self.layers:
             raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
         object.__setattr__(self, "layers", tuple(self.layers))
-        non_negative(self, threshold=self.threshold)
-        if self.rho is not None:
-            non_negative(self, rho=self.rho)
+        non_negative(self, threshold=self.threshold, **given(rho=self.rho))
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         self.local.check(0.0)
 

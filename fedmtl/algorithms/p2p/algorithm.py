@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of, positive
+from ..._check import given, one_of, positive
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
@@ -141,9 +141,7 @@ class PeerToPeer(LinearAlgorithm):
         self.check_bounds()
         if self.lam != "inverse":
             positive(self, lam=self.lam)
-        for field in ("smoothness", "warm_lam", "refine"):
-            if getattr(self, field) is not None:
-                positive(self, **{field: getattr(self, field)})
+        positive(self, **given(smoothness=self.smoothness, warm_lam=self.warm_lam, refine=self.refine))
         if self.start is not None and not isinstance(self.start, (int, float, str)):
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
         if isinstance(self.start, str):

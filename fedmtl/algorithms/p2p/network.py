@@ -74,16 +74,8 @@ class Network:
     @property
     def largest_curvature(self) -> float:
         """L_max = max_i D_ii (1 + mu c_i L_i^loc)."""
-        return float((self.graph.normalization * (1 + self._pulled)).max())
-
-    @property
-    def least_curvature(self) -> float:
-        """L_min = min_i D_ii (1 + mu c_i L_i^loc)."""
-        return float((self.graph.normalization * (1 + self._pulled)).min())
-
-    @property
-    def _pulled(self) -> Array:
-        return self.mu * self.confidence(self.counts) * self.curvature(self.counts)
+        pulled = self.mu * self.confidence(self.counts) * self.curvature(self.counts)
+        return float((self.graph.normalization * (1 + pulled)).max())
 
     # Neighbours
 

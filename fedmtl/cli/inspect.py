@@ -1,0 +1,97 @@
+"""Commands that look at configurations and at runs: ``fedmtl audit``, ``profile``, ``verify`` and ``report``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..report import report as make_report
+from .config import build
+from .options import command_parser, say, short_run_options
+
+REFUTED = DOES_NOT_FIT = 1  # exit codes
+
+_AUDIT = """\
+examples
+  fedmtl audit                                        the main job
+  fedmtl audit algorithm=fedavg schedule=fixed        any other configuration, written as for training
+  fedmtl audit privacy.source=secure                  with the coins of the operating system
+
+No check proves privacy: a verdict is that the claim could not be refuted at a level, or that it was.
+"""
+_VERIFY = """\
+The checks: the hashes of all files, the chain of hashes of the ledger and its head in privacy.json and in the
+checkpoint, every charge against the schedule, epsilon from below by a second accountant, the last released values on
+their public grid, and the shared model against the checkpoint. What cannot be confirmed is said to be not covered. With
+--json the output can travel with a model as its privacy certificate; it holds nothing private.
+
+Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the whole
+folder can write it anew, but not so that it fits a head in a privacy.json that was published before.
+"""
+
+
+def audit(words: list[str]) -> int:
+    """Run every check on what a configuration would claim, and return 0 if nothing was refuted, else 1."""
+    description = "Check the noise, the clipping, the cohorts and the charges of a configuration by experiment."
+    parser = command_parser("audit", description, _AUDIT)
+    parser.add_argument("--seed", type=int, default=0, help="of the audit (default 0)")
+    options, config = short_run_options(parser, words, rounds=10, what="rounds of the transcript check")
+
+    from ..privacy.audit import any_refuted, table
+    from ..trainer.audit.suite import audit_trainer
+
+    began = time.monotonic()
+    with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        findings = audit_trainer(build(config, Path(folder)), seed=options.seed, rounds=options.rounds)
+    print(table(findings))
+    refuted, checked = sum(f.refuted for f in findings), sum(not f.skipped for f in findings)
+    seconds = time.monotonic() - began
+    print(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
+    return REFUTED if any_refuted(findings) else 0
+
+
+def profile(words: list[str]) -> int:
+    """Print where the time of a short run goes."""
+    description = "Time the parts of a short run: data, local work, releases, charges, evaluation."
+    parser = command_parser("profile", description)
+    options, config = short_run_options(parser, words, rounds=20, what="rounds, or activations of clients")
+
+    from ..trainer.profile import profile as time_parts
+
+    with TemporaryDirectory(prefix="fedmtl-profile-") as folder:
+        began = time.perf_counter()
+        trainer = build(config | {"logger": {}}, Path(folder))
+        seconds = time.perf_counter() - began
+        measured = time_parts(trainer, rounds=options.rounds, folder=Path(folder) / "run")
+    print(f"{measured.text()}\nreading the data and the settings took {seconds:.3f} s before that")
+    return 0
+
+
+def verify(words: list[str]) -> int:
+    """Check a finished run by its files, and return 0 if everything that was checked fits, else 1."""
+    parser = command_parser("verify", "Check a finished run by its files, line by line.", _VERIFY)
+    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+    options = parser.parse_args(words)
+
+    from ..trainer.verify import verify as check_files
+
+    verification = check_files(options.folder)
+    print(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
+    return 0 if verification.fits else DOES_NOT_FIT
+
+
+def report(words: list[str]) -> int:
+    """Collect finished runs into tables and a plot."""
+    description = "Collect finished runs into one table (CSV, markdown) and one privacy-utility plot."
+    parser = command_parser("report", description)
+    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
+    parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
+    options = parser.parse_args(words)
+    files = make_report(options.folders, options.out)
+    for folder in files.unfinished:
+        say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
+    print(f"{files.table}\n{files.markdown}\n{files.figure}")
+    return 0
