@@ -73,7 +73,7 @@ class ClusteredPMTL(Algorithm):
         self.local.check(self.lam)
 
     def cluster_of(self, problem: Problem) -> Tensor:
-        """The number of each client's cluster, int64 (n,), in the order of the clusters' names.
+        """Return the number of each client's cluster, int64 (n,), in the order of the clusters' names.
 
         Raises:
             ConfigError: a client without a cluster.
@@ -113,7 +113,7 @@ class ClusteredPMTL(Algorithm):
         return moved(public, "means", released.values["update"], self.server_lr / share)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that never took part trains once from the mean of its cluster."""
+        """Return the clients' own models; a client that never took part trains once from the mean of its cluster."""
         cluster = self.cluster_of(problem).to(problem.initial.device)
 
         def train_new(ids: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class ClusteredPMTL(Algorithm):
         return personal_models(own, clients, train_new)
 
     def shared(self, state: State) -> Tensor | None:
-        """The mean, where there is a single cluster; else None."""
+        """Return the mean, where there is a single cluster; else None."""
         means = state.public["means"]
         return means[0] if len(means) == 1 else None
 
@@ -171,7 +171,7 @@ class IFCA(Algorithm):
         return State({"models": models}, ClientStore(problem.clients, {}))
 
     def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
-        """The number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
+        """Return the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
         losses = torch.stack([own_losses(problem, model, clients, "train") for model in models])
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
@@ -188,31 +188,32 @@ class IFCA(Algorithm):
         return moved(public, "models", released.values["update"], rates)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The model that each client chooses."""
+        """Return the model that each client chooses."""
         return public["models"][self.choice(problem, public["models"], clients)]
 
     def shared(self, state: State) -> Tensor | None:
-        """The model, where there is a single one; else None."""
+        """Return the model, where there is a single one; else None."""
         models = state.public["models"]
         return models[0] if len(models) == 1 else None
 
 
 def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
-    """Rows of ``count`` blocks, each client's update (k, D) in the block of its cluster (k,): (k, count * D)."""
+    """Return rows of ``count`` blocks, each client's update (k, D) in the block of its cluster (k,): (k, count * D)."""
     rows = updates.new_zeros(len(updates), count, updates.shape[1])
     rows[torch.arange(len(updates), device=updates.device), cluster] = updates
     return rows.flatten(1)
 
 
 def moved(public: Mapping[str, Tensor], name: str, update: Tensor, rates: Tensor) -> dict[str, Tensor]:
-    """``public`` with every model (C, D) moved by its block of the released update (C * D,), times its rate (C,)."""
+    """Return ``public`` with every model (C, D) moved by its block of the released update (C * D,), times its rate
+    (C,)."""
     models = public[name]
     step = rates[:, None] * update.reshape(len(rates), -1)
     return {**public, name: (models.double() + step.to(models.device)).to(models.dtype)}
 
 
 def read_clusters(path: str | Path) -> dict[str, str]:
-    """Clusters by client id, from a CSV file with the columns ``client`` and ``cluster``.
+    """Read clusters by client id from a CSV file with the columns ``client`` and ``cluster``.
 
     Raises:
         ConfigError: no such file, other columns, or a client with two clusters.

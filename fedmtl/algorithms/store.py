@@ -37,7 +37,7 @@ class ClientStore:
         }
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
-        """A copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
+        """Return a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
         return self._tensors[name][ids.to(self._tensors[name].device)]
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
@@ -46,7 +46,7 @@ class ClientStore:
         tensor[ids.to(tensor.device)] = rows.to(tensor)
 
     def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
-        """The rows of ``ids``, int64 (k,), of every field: (k, *shape) each.
+        """Return the rows of ``ids``, int64 (k,), of every field: (k, *shape) each.
 
         They must not be changed: where the ids are those of all clients in order they are no copies.
         """
@@ -66,7 +66,8 @@ class ClientStore:
         return len(ids) == self.clients and bool((ids.cpu() == torch.arange(self.clients)).all())
 
     def whole(self, name: str) -> Tensor:
-        """The rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be changed."""
+        """Return the rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be
+        changed."""
         return self._tensors[name]
 
     def assign(self, name: str, rows: Tensor) -> None:
@@ -74,11 +75,11 @@ class ClientStore:
         self._tensors[name] = rows.to(self._tensors[name])
 
     def snapshot(self, step: int) -> dict[str, Tensor]:
-        """What the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
+        """Return what the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
         return {name: tensor.contiguous() for name, tensor in self._tensors.items()}
 
     def commit(self) -> None:
-        """The checkpoint of the last snapshot is in place."""
+        """Take note that the checkpoint of the last snapshot is in place."""
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Take the values of the snapshot of ``step``.

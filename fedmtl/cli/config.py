@@ -116,7 +116,7 @@ def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
 
 
 def resolve(config: Any) -> Config:
-    """Plain values: nothing missing, every reference resolved, without what only helped to get there.
+    """Return plain values: nothing missing, every reference resolved, without what only helped to get there.
 
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
@@ -249,7 +249,7 @@ def printed_log(level: int) -> Iterator[None]:
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
+    """Return up to three accepted keys that ``key`` may have meant: the same last word, then similar spellings."""
     last = key.rsplit(".", 1)[-1]
     same = [name for name in accepted if name.rsplit(".", 1)[-1] == last]
     alike = difflib.get_close_matches(key, accepted, n=3, cutoff=0.75)
@@ -409,7 +409,7 @@ class ByKey:
             raise ConfigError(f"{reason}.") from error
 
     def keys(self) -> dict[str, str]:
-        """Class or function name -> the key of the node that names it."""
+        """Map names of classes and functions to the key of the node that names them."""
         keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
 
         def visit(node: Any, place: str) -> None:

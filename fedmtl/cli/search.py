@@ -63,7 +63,7 @@ def resume_search(config: Config, folder: Path) -> int:
 
 
 def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> dict[str, Config]:
-    """Resolved configurations by the values that tell them apart, such as ``"algorithm.lam=0.1"``.
+    """Return resolved configurations by the values that tell them apart, such as ``"algorithm.lam=0.1"``.
 
     Raises:
         ConfigError: no value is listed, or one twice.

@@ -256,7 +256,7 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
 
 
 def as_targets(y: Tensor, classes: int | None, offsets: Tensor, ids: Sequence[str], where: str) -> Tensor:
-    """Checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None.
+    """Return checked targets: int64 labels below ``classes``, or finite floating targets if ``classes`` is None.
 
     Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
     classes an example become uint8.

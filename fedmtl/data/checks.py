@@ -16,7 +16,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def chunks(x: Tensor) -> list[tuple[int, int]]:
-    """Row ranges of about 64 MiB each that cover x (N, ...)."""
+    """Return row ranges of about 64 MiB each that cover x (N, ...)."""
     row_bytes = max(1, x[:1].numel() * x.element_size())
     step = max(1, _CHUNK_BYTES // row_bytes)
     return [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
@@ -82,7 +82,8 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
 
 
 def check_labels(y: Tensor, classes: int, offsets: Tensor, ids: Sequence[str], where: str) -> None:
-    """Labels y (N, ...) in ``0 .. classes - 1`` of dtype int64, or uint8 where there are several of two classes."""
+    """Check that labels y (N, ...) are in ``0 .. classes - 1`` of dtype int64, or uint8 where there are several of two
+    classes."""
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
     if y.dtype != torch.int64 and not (classes == 2 and y.ndim > 1 and y.dtype == torch.uint8):

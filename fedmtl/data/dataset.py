@@ -120,12 +120,12 @@ class FederatedDataset:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Each client's address in keyed random draws, int64 (n,), on the host."""
+        """Return each client's address in keyed random draws, int64 (n,), on the host."""
         return client_keys(self.ids)
 
     @cached_property
     def spec(self) -> DataSpec:
-        """Shape after the transform, classes and number of clients."""
+        """Return the shape after the transform, classes and number of clients."""
         x = self.train.x
         probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
         return DataSpec(
@@ -145,7 +145,7 @@ class FederatedDataset:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Examples by flat row number, transformed.
+        """Return examples by flat row number, transformed.
 
         Args:
             side: ``"train"`` or ``"test"``.
@@ -344,7 +344,7 @@ class FederatedDataset:
         return self._replace(train, test, self.ids)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
-        """Some clients, by id or by position, in the given order.
+        """Return some of the clients, by id or by position, in the given order.
 
         Raises:
             DataError: an unknown client, or one that is given twice.

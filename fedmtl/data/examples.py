@@ -44,12 +44,13 @@ class DataSpec:
 
     @property
     def labels(self) -> int:
-        """T where an example has T labels that are each there or not (multi-label classification); else 0."""
+        """Return T where an example has T labels that are each there or not (multi-label classification); else 0."""
         return math.prod(self.targets) if self.classes == 2 and self.targets else 0
 
     @property
     def outputs(self) -> int:
-        """Numbers that a model returns for an example: one a class, one a label, or one a real target."""
+        """Return the number of values that a model gives for an example: one a class, one a label, or one a real
+        target."""
         if self.classes is None or self.labels:
             return math.prod(self.targets)
         return self.classes
@@ -115,7 +116,7 @@ class Examples:
 
     @cached_property
     def counts(self) -> Tensor:
-        """Examples of each client, int64 (n,)."""
+        """Return the number of examples of each client, int64 (n,)."""
         return self.offsets.diff()
 
     def take_clients(self, clients: Tensor) -> Examples:
@@ -125,14 +126,14 @@ class Examples:
         return Examples(rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:
-        """Features and targets on another device; the offsets stay on the host, where batches are planned."""
+        """Return features and targets on another device; the offsets stay on the host, where batches are planned."""
         return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
 def cut(
     x: Tensor, y: Tensor, offsets: Tensor, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Examples, Examples]:
-    """Flat examples of all clients to their training and test sides, by :func:`split_rows`."""
+    """Divide flat examples of all clients into their training and test sides, by :func:`split_rows`."""
     sides = []
     for index in split_rows(offsets, ids, test_fraction=test_fraction, seed=seed, where=where):
         counts = torch.bincount(torch.searchsorted(offsets, index, right=True) - 1, minlength=len(ids))

@@ -26,7 +26,7 @@ _ATTEMPTS = 100
 
 
 def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples: int = 2) -> Parts:
-    """Label skew: each class is dealt in shares drawn from a symmetric Dirichlet distribution over clients.
+    """Deal with label skew: each class goes in shares drawn from a symmetric Dirichlet distribution over clients.
 
     Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al., ICDE 2022.
     A draw that leaves a client with fewer than ``min_examples`` is repeated, at most 100 times.
@@ -66,7 +66,7 @@ def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples
 
 
 def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> Parts:
-    """Label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
+    """Deal with label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
 
     McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
 
@@ -144,7 +144,7 @@ def by_classes(y: Any, clients: int, classes_per_client: int, seed: int = 0, *, 
 
 
 def by_column(values: Any) -> Parts:
-    """One client a distinct value of ``values`` (N,); ids are the values as text, in sorted order."""
+    """Make one client of each distinct value of ``values`` (N,); ids are the values as text, in sorted order."""
     column = np.asarray(values)
     if column.ndim != 1 or not len(column):
         raise DataError(f"by_column: values have shape {column.shape}; they must be one value an example.")
@@ -163,7 +163,7 @@ def from_partition(
     transform: Transform | None = None,
     name: str = "data",
 ) -> FederatedDataset:
-    """A dataset from one pool x (N, ...), y (N, ...) and the row numbers of each client.
+    """Return a dataset from one pool x (N, ...), y (N, ...) and the row numbers of each client.
 
     Args:
         x: features; a tensor, an array or a sparse matrix.

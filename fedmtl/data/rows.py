@@ -44,12 +44,12 @@ def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 
 
 def offsets_of(counts: Tensor) -> Tensor:
-    """Counts (n,) to offsets (n + 1,): row i of the result begins client i."""
+    """Turn counts (n,) into offsets (n + 1,): row i of the result begins client i."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
+    """Return concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
 
     Returns:
         (positions, owners), both (counts.sum(),): the numbers, and the i each of them belongs to.

@@ -116,7 +116,7 @@ class MappedImages:
     scale: float = 1 / 255
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Image numbers (B,) to images (B, *shape)."""
+        """Turn image numbers (B,) into images (B, *shape)."""
         images = torch.from_numpy(_mapped(self.path)[x.cpu().numpy()])
         return images.to(x.device).to(dtype).mul_(self.scale)
 
@@ -149,11 +149,11 @@ class RowBound:
         one_of(self, ("l1", "l2"), norm=self.norm)
 
     def norms(self, x: Tensor) -> Tensor:
-        """Norms of the records x (N, ...), float64 (N,)."""
+        """Return norms of the records x (N, ...), float64 (N,)."""
         return torch.linalg.vector_norm(x.reshape(len(x), -1).double(), ord=int(self.norm[1]), dim=1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Records x (N, ...) within the bound, in the dtype of x; those that are within it are unchanged."""
+        """Return records x (N, ...) within the bound, in the dtype of x; those that are within it are unchanged."""
         norms = self.norms(x)
         limit = self.bound * (1 - _MARGIN)
         factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))

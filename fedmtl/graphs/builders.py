@@ -84,7 +84,7 @@ def exp_angle(
     ids: Sequence[str] | None = None,
     isolated: bool = False,
 ) -> Graph:
-    """W_ij = exp((cos phi_ij - 1) / gamma), phi_ij the angle between two agents' models (section 5.1 of the paper).
+    """Weigh by W_ij = exp((cos phi_ij - 1) / gamma), phi_ij the angle between two agents' models (section 5.1).
 
     Args:
         models: (n, p), such as the true models of a synthetic problem.

@@ -93,31 +93,31 @@ class Graph:
         return f"agents {self.ids[i]!r} and {self.ids[j]!r}"
 
     def __len__(self) -> int:
-        """n."""
+        """Return n."""
         return len(self.ids)
 
     @cached_property
     def normalization(self) -> Array:
-        """D_ii = sum_j W_ij, (n,) float64."""
+        """Return D_ii = sum_j W_ij, (n,) float64."""
         return np.asarray(self.weights.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def degrees(self) -> Ints:
-        """Number of neighbours of each agent, (n,) int64."""
+        """Return the number of neighbours of each agent, (n,) int64."""
         return np.diff(self.weights.indptr).astype(np.int64)
 
     @property
     def edges(self) -> int:
-        """Number of pairs that are connected."""
+        """Return the number of pairs that are connected."""
         return int(self.weights.nnz) // 2
 
     @cached_property
     def components(self) -> Ints:
-        """The connected component of each agent, (n,) int64, numbered from 0."""
+        """Return the connected component of each agent, (n,) int64, numbered from 0."""
         return connected_components(self.weights, directed=False)[1].astype(np.int64)
 
     def neighbours(self, agent: str) -> tuple[str, ...]:
-        """Ids of an agent's neighbours, in the order of the rows.
+        """Return the ids of an agent's neighbours, in the order of the rows.
 
         Raises:
             ConfigError: an unknown agent.

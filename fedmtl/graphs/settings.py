@@ -27,7 +27,7 @@ class GraphSettings(Protocol):
     from_data: bool
 
     def build(self, data: Any) -> Graph:
-        """The graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
+        """Return the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
         ...
 
 
@@ -38,7 +38,7 @@ class Complete:
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """See :func:`~fedmtl.graphs.complete`."""
+        """Build the graph of :func:`~fedmtl.graphs.complete`."""
         return complete(data.ids)
 
 
@@ -53,7 +53,7 @@ class Ring:
         positive_int(self, reach=self.reach)
 
     def build(self, data: Any) -> Graph:
-        """See :func:`~fedmtl.graphs.ring`."""
+        """Build the graph of :func:`~fedmtl.graphs.ring`."""
         return ring(data.ids, self.reach)
 
 
@@ -80,7 +80,7 @@ class Clusters:
         return hash((tuple(self.labels.items()), self.inside, self.between))
 
     def build(self, data: Any) -> Graph:
-        """See :func:`~fedmtl.graphs.clusters`."""
+        """Build the graph of :func:`~fedmtl.graphs.clusters`."""
         for name in self.labels:
             if name not in data.ids:
                 raise ConfigError(f"Clusters.labels names {name!r}, which is no client of {data.name}.")
@@ -137,7 +137,7 @@ class KNNCosine:
         positive_int(self, k=self.k)
 
     def build(self, data: Any) -> Graph:
-        """See :func:`~fedmtl.graphs.knn_cosine`.
+        """Build the graph of :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
             ConfigError: targets of more than one number or more than two classes, or a client without a direction.

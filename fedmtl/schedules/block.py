@@ -29,37 +29,38 @@ class Block:
 
     @property
     def step(self) -> int:
-        """Number of the last step."""
+        """Return the number of the last step."""
         return self.first + len(self) - 1
 
     @property
     def replicates(self) -> int:
-        """R, the number of replicates."""
+        """Return R, the number of replicates."""
         return self.clients.shape[0]
 
     @property
     def client(self) -> Tensor:
-        """int64 (R, S): who acts in each activation."""
+        """Return who acts in each activation, int64 (R, S)."""
         return self.clients[:, :, 0]
 
     @property
     def cohort(self) -> Tensor:
-        """int64 (k,): the clients of the first replicate that take part, each once; of a round in their order."""
+        """Return the clients of the first replicate that take part, each once, int64 (k,); of a round in their
+        order."""
         clients = self.clients[0].reshape(-1)
         clients = clients[clients >= 0]
         return clients if len(self) == 1 else clients.unique()
 
     def window(self, start: int, stop: int) -> Block:
-        """Steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
+        """Return steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
         return Block(self.first + start, self.time[:, start:stop], self.clients[:, start:stop])
 
     def steps(self) -> Iterator[Block]:
-        """Its steps, one block each."""
+        """Yield its steps, one block each."""
         return (self.window(at, at + 1) for at in range(len(self)))
 
 
 def rounds(draw: Callable[[int], Tensor], clients: Tensor, *, start: int, stop: int) -> Iterator[Block]:
-    """Rounds ``start`` to ``stop - 1``, one cohort each, one time unit apart.
+    """Yield rounds ``start`` to ``stop - 1``, one cohort each, one time unit apart.
 
     Args:
         draw: cohort of a round, as sorted ranks in [0, n), int64 (k,).

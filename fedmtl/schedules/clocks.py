@@ -59,11 +59,11 @@ class BoundSchedule:
 
     @property
     def caps(self) -> NDArray[np.int64]:
-        """int64 (n,), the most events of each client in a run."""
+        """Return the most events of each client in a run, int64 (n,)."""
         return np.minimum(self._pace.caps, self.steps)
 
     def describe(self) -> str:
-        """One phrase for the report."""
+        """Return one phrase for the report."""
         kind = "independent Poisson clocks"
         if not isinstance(self._pace.latency, ExponentialLatency) or self._waits:
             waits = "the server waits for the slowest" if self._waits else "the server never waits"
@@ -73,7 +73,7 @@ class BoundSchedule:
         return f"{self.clients} clients, {kind}, at most {most} activations of one client"
 
     def events(self, seed: int, start: int, stop: int, *, replicates: int | Sequence[int] = 1) -> Block:
-        """Events ``start`` to ``stop - 1``.
+        """Return events ``start`` to ``stop - 1``.
 
         Args:
             seed: of the run.
@@ -109,7 +109,7 @@ class AsynchronousSchedule(ABC):
 
     @abstractmethod
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        """The schedule of ``clients`` clients.
+        """Return the schedule of ``clients`` clients.
 
         Args:
             clients: n, at least 1.
@@ -232,7 +232,7 @@ def _names_and_keys(
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """The entries of a setting that has one a client; None for a single value, of whatever type."""
+    """Return the entries of a setting that has one a client; None for a single value, of whatever type."""
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 

@@ -35,7 +35,7 @@ class Adjacency:
 
     @classmethod
     def of(cls, conflicts: csr_array) -> Adjacency:
-        """Of the entries (i, j) of an (n, n) array that are not 0, in either direction.
+        """Make it of the entries (i, j) of an (n, n) array that are not 0, in either direction.
 
         Raises:
             ConfigError: it is not square.
@@ -56,7 +56,7 @@ Conflicts = Literal["none", "all"] | csr_array | Adjacency
 
 
 def block_bounds(clients: Tensor, conflicts: Conflicts, limit: int) -> Tensor:
-    """Where to cut activations so that the events within a block commute: each block is as long as it can be.
+    """Return where to cut activations so that the events within a block commute: each block is as long as it can be.
 
     Two events of one client never share a block. With R replicates the cuts are common: a block ends where the first
     of the replicates has a conflict.
@@ -92,7 +92,7 @@ def block_bounds(clients: Tensor, conflicts: Conflicts, limit: int) -> Tensor:
 
 
 def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
-    """Greedy cuts: a block from b ends at the first event whose latest conflict is at b or after it.
+    """Return greedy cuts: a block from b ends at the first event whose latest conflict is at b or after it.
 
     ``reach`` is the running maximum of the latest conflicts. Events up to b have theirs before b, so the first entry
     of at least b is that event.
@@ -104,7 +104,7 @@ def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
 
 
 def _neighbours(conflicts: Conflicts, most: int) -> Adjacency | None:
-    """The symmetric pattern of an adjacency, without the diagonal; None for "none"."""
+    """Return the symmetric pattern of an adjacency, without the diagonal; None for "none"."""
     if isinstance(conflicts, str):
         if conflicts != "none":
             raise ConfigError(f"conflicts is {conflicts!r}; accepted: 'none', 'all' or a sparse adjacency.")
@@ -116,7 +116,7 @@ def _neighbours(conflicts: Conflicts, most: int) -> Adjacency | None:
 
 
 def _last_conflict(client: NDArray[np.int64], first: int, graph: Adjacency | None) -> NDArray[np.int64]:
-    """For the events from ``first`` on, the latest earlier event of the same or an adjacent client, or -1."""
+    """Return, for the events from ``first`` on, the latest earlier event of the same or an adjacent client, or -1."""
     events = len(client)
     latest = np.full(events, -1, np.int64)
     order = np.argsort(client, kind="stable")

@@ -101,7 +101,7 @@ class Absences:
 def _fixed(
     intervals: Mapping[str, Sequence[Sequence[float]]], rows: KeyedDraws, names: Sequence[str]
 ) -> tuple[Array, Array]:
-    """Starts and ends (rows, m + 1), filled up with infinity."""
+    """Return starts and ends (rows, m + 1), filled up with infinity."""
     most = max((len(pairs) for pairs in intervals.values()), default=0)
     edges = np.full((2, len(names), most + 1), np.inf)
     for position, name in enumerate(names):

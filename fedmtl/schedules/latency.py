@@ -197,7 +197,7 @@ def _checked(seconds: list[Any], where: str) -> Array:
 
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
-    """Latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
+    """Return latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
     traces: dict[str, list[float]] = {}
     for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
         if not client:

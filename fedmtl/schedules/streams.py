@@ -49,7 +49,7 @@ class Stream(ABC):
         self.position = 0
 
     def take(self, count: int) -> tuple[Array, Ints]:
-        """Time and client of the next ``count`` events, each (R, count).
+        """Return time and client of the next ``count`` events, each (R, count).
 
         A replicate whose clients have all finished is filled up with client -1 at the time of its last event.
         """
@@ -89,7 +89,7 @@ class Stream(ABC):
         self._head = np.cumsum(self._left) - self._left
 
     def _gaps(self, rows: Ints, first: Ints, count: int) -> Array:
-        """Latencies ``first`` to ``first + count - 1`` of each row: (rows, count)."""
+        """Return latencies ``first`` to ``first + count - 1`` of each row: (rows, count)."""
         pace, client = self._pace, self._rows.client[rows]
         drawn = self._rows.uniform(pace.purpose, rows, first, count) if pace.latency.random else np.empty(0)
         gaps = pace.latency.gaps(drawn, client[:, None], first[:, None] + np.arange(count))
@@ -140,7 +140,7 @@ class Merged(Stream):
         return (self._next < self._caps) & (self._last < np.inf)
 
     def _frontier(self, going: NDArray[np.bool_]) -> Array:
-        """(R,) the earliest last time of clients that go on; infinite if there are none."""
+        """Return (R,) the earliest last time of clients that go on; infinite if there are none."""
         return np.where(going, self._last, np.inf).reshape(self._replicates, self._clients).min(axis=1)
 
     def _walk(self, rows: Ints, horizon: Array) -> list[tuple[Array, Ints]]:
@@ -200,7 +200,7 @@ class Waiting(Stream):
         return True
 
     def _ends(self, gaps: Array, acts: NDArray[np.bool_]) -> Array:
-        """(R, rounds) when each round is over."""
+        """Return (R, rounds) when each round is over."""
         shape = (self._replicates, self._clients, gaps.shape[1])
         if self._away is None:
             longest = np.where(acts, gaps, 0.0).reshape(shape).max(axis=1)

@@ -58,11 +58,12 @@ class LinearLoss:
         one_of(self, LOSS_NAMES, name=self.name)
 
     def scale(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
+        """Return factors s with gradient s_j x_j of record j: theta (k, p), x (n, p), y (n,) -> (k, n); on the CPU."""
         return torch.from_numpy(self.factors(theta.numpy(), x.numpy(), y.numpy()))
 
     def factors(self, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """As :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than torch's."""
+        """Compute as :meth:`scale`, of arrays, y (n,) or (1, n); of small matrices numpy's products are faster than
+        torch's."""
         margins: np.ndarray = theta.dot(x.T)
         if self.name == "squared":
             margins -= y
@@ -76,7 +77,7 @@ class LinearLoss:
         return margins
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""
+        """Return the loss of every record: theta (k, p), x (n, p), y (n,) -> (k, n)."""
         margins = theta @ x.T
         if self.name == "squared":
             return (margins - y).square()
@@ -85,7 +86,7 @@ class LinearLoss:
         return F.softplus(-margins * y)
 
     def slope_bound(self, margin: float, y: float = 1.0) -> float:
-        """The largest abs(dl/dm) where abs(m) <= ``margin`` and abs(target) <= ``y``.
+        """Return the largest abs(dl/dm) where abs(m) <= ``margin`` and abs(target) <= ``y``.
 
         Squared: 2 (margin + y); logistic: 1 / (1 + exp(-margin)); hinge: 1.
         """
@@ -94,7 +95,8 @@ class LinearLoss:
         return 1.0 if self.name == "hinge" else 1 / (1 + math.exp(-margin))
 
     def smoothness(self, x_l2: float) -> float:
-        """Lipschitz constant of the gradient in the L2 norm for rows ||x||_2 <= ``x_l2``; infinite for the hinge."""
+        """Return the Lipschitz constant of the gradient in the L2 norm for rows ||x||_2 <= ``x_l2``; infinite for the
+        hinge."""
         curvature = {"squared": 2.0, "logistic": 0.25, "hinge": math.inf}[self.name]
         return curvature * x_l2**2
 
@@ -126,7 +128,7 @@ class DomainBound:
         positive(self, x_l1=self.x_l1, y=self.y)
 
     def rows(self, bias: bool) -> RowBound:
-        """The bound on a record's features, without the 1 of a bias.
+        """Return the bound on a record's features, without the 1 of a bias.
 
         Raises:
             ConfigError: no room for features beside the 1 of the bias.
@@ -137,7 +139,7 @@ class DomainBound:
         return RowBound(room, "l1")
 
     def bounded(self, data: LinearData) -> LinearData:
-        """The records of ``data`` forced into the domain, as by :meth:`LinearData.bounded`.
+        """Return the records of ``data`` forced into the domain, as by :meth:`LinearData.bounded`.
 
         Raises:
             ConfigError: no room for features beside the 1 of the bias.
@@ -145,7 +147,7 @@ class DomainBound:
         return data.bounded(self.rows(data.bias), self.y)
 
     def xi(self, loss: LinearLoss, theta_max: float) -> float:
-        """Xi >= sup ||grad l||_1 over the domain and ||theta||_inf <= theta_max (Farokhi et al., Assumption 2).
+        """Return Xi >= sup ||grad l||_1 over the domain and ||theta||_inf <= theta_max (Farokhi et al., Assumption 2).
 
         abs(theta . x) <= theta_max ||x||_1, so with X = ``x_l1`` and Y = ``y``: squared 2 (theta_max X + Y) X, hinge
         X, logistic X / (1 + exp(-theta_max X)). It bounds the L2 norm as well.
@@ -172,22 +174,22 @@ class LinearData:
 
     @property
     def counts(self) -> Tensor:
-        """int64 (n,), records of each owner."""
+        """Return the number of records of each client, int64 (n,)."""
         return torch.tensor([len(y) for y in self.y])
 
     @cached_property
     def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """x (n_i, p) and y (1, n_i) of each owner, as :meth:`LinearLoss.factors` computes fastest."""
+        """Return x (n_i, p) and y (1, n_i) of each client, as :meth:`LinearLoss.factors` computes fastest."""
         return [(x.numpy(), y.numpy()[None]) for x, y in zip(self.x, self.y, strict=True)]
 
     @property
     def dimension(self) -> int:
-        """p."""
+        """Return p."""
         return self.x[0].shape[1]
 
     @classmethod
     def of(cls, problem: Problem) -> LinearData:
-        """The training side of ``problem``; made once for each pair of data and model.
+        """Return the training side of ``problem``; made once for each pair of data and model.
 
         Raises:
             ModelError: the model is not theta . x with theta = [weights..., bias] and one output (a probe on random
@@ -202,14 +204,15 @@ class LinearData:
 
     @classmethod
     def of_data(cls, data: FederatedDataset, *, bias: bool = False) -> LinearData:
-        """The training side of ``data`` for a linear model with or without a bias, without a trainer; as :meth:`of`."""
+        """Return the training side of ``data`` for a linear model with or without a bias, without a trainer; as
+        :meth:`of`."""
         index = torch.arange(len(data.train))
         rows, targets = data.gather("train", index, dtype=torch.float64, device="cpu")
         return cls._of_rows(data, bias, rows, targets, data.train.counts.tolist())
 
     @classmethod
     def of_examples(cls, problem: Problem, examples: Examples) -> LinearData:
-        """Other examples in the same coding as the data of ``problem``, such as public ones; as :meth:`of`."""
+        """Return other examples in the same coding as the data of ``problem``, such as public ones; as :meth:`of`."""
         index = torch.arange(len(examples))
         rows = problem.data.transform(take(examples.x, index), torch.float64).cpu()
         bias = probe_linear(problem.module, problem.data.spec.shape)
@@ -233,7 +236,7 @@ class LinearData:
         return cls(tuple(rows.split(counts)), tuple(targets.split(counts)), bias, data.name)
 
     def bounded(self, rows: RowBound | None, target: float) -> LinearData:
-        """The records within public bounds, enforced record by record and never fitted.
+        """Return the records within public bounds, enforced record by record and never fitted.
 
         A record that is not finite, or whose norm is not, becomes zero features and target.
 
@@ -251,12 +254,12 @@ class LinearData:
         return replace(self, x=torch.cat([features, x[:, width:]], dim=1).split(counts), y=y.split(counts))
 
     def pooled(self) -> tuple[Tensor, Tensor]:
-        """All records, x (sum n_i, p) and y (sum n_i,)."""
+        """Return all records, x (sum n_i, p) and y (sum n_i,)."""
         return torch.cat(self.x), torch.cat(self.y)
 
 
 def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a linear model has a bias.
+    """Return whether a linear model has a bias.
 
     Args:
         module: maps (N, *shape) to (N,) or (N, 1).
@@ -290,8 +293,8 @@ _PREPARED: WeakKeyDictionary[FederatedDataset, WeakKeyDictionary[nn.Module, dict
 
 
 def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Built:
-    """``build()``, made once for a pair of data and model and kept as long as both live; build must be a function of
-    these two and ``key`` alone."""
+    """Return ``build()``, made once for a pair of data and model and kept as long as both live; build must be a
+    function of these two and ``key`` alone."""
     entries = _PREPARED.setdefault(problem.data, WeakKeyDictionary()).setdefault(problem.module, {})
     if key not in entries:
         entries[key] = build()
@@ -316,7 +319,7 @@ class LinearAlgorithm(Algorithm):
 
     @property
     def linear_loss(self) -> LinearLoss:
-        """The loss of a record."""
+        """Return the loss of a record."""
         return LinearLoss(self.loss)  # type: ignore[arg-type]
 
     def check_bounds(self) -> None:
@@ -328,11 +331,11 @@ class LinearAlgorithm(Algorithm):
 
     @property
     def given_bounds(self) -> dict[str, float | None]:
-        """The bounds that are numbers, by name; None for ``"auto"``, which holds for the records as they are."""
+        """Return the bounds that are numbers, by name; None for ``"auto"``, which holds for the records as they are."""
         return {name: None if (value := getattr(self, name)) == "auto" else value for name in ("row_norm", "target")}
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Self:
-        """These settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.
+        """Return these settings with the ``"auto"`` bounds filled in by those that the data state: numbers or None.
 
         Without privacy and without a stated bound, rows stay as they are.
 
@@ -352,7 +355,7 @@ class LinearAlgorithm(Algorithm):
         return replace(self, **chosen)  # type: ignore[type-var]
 
     def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features, which holds where the models are used too; None for none.
+        """Return the bound on features, which holds where the models are used too; None for none.
 
         Raises:
             ConfigError: ``"auto"``, and the data state no bound.
@@ -376,7 +379,7 @@ class LinearAlgorithm(Algorithm):
         return domain.target if domain is not None and math.isfinite(domain.target) else None
 
     def data(self, problem: Problem) -> LinearData:
-        """The training records within the bounds; made once for each pair of data and model.
+        """Return the training records within the bounds; made once for each pair of data and model.
 
         Raises:
             ModelError: the model is not linear.
@@ -393,8 +396,8 @@ class LinearAlgorithm(Algorithm):
         return prepared(problem, ("bounded", loss, rows, target), build)
 
     def largest_row(self, problem: Problem) -> float:
-        """B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the largest
-        norm of the training records, which is for runs without privacy."""
+        """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the
+        largest norm of the training records, which is for runs without privacy."""
         bound, data = self.row_bound(problem), self.data(problem)
         if bound is None:
             features = data.pooled()[0][:, : data.dimension - int(data.bias)]

@@ -174,8 +174,8 @@ def own_step(q: Tensor, gradient: Tensor, lr: float, tau: float, penalty: OwnPen
 
 
 def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no records
-    make it fail.
+    """Return matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no
+    records make it fail.
 
     Args:
         matrix: (..., p, p).
@@ -236,7 +236,7 @@ def losses(
 
 
 def tail_offset(loss: LinearLoss, cut: Array) -> Array:
-    """What is added to ``cut`` times abs(error), or to -``cut`` y m, where slopes are cut off: (n,) -> (n,)."""
+    """Return what is added to ``cut`` times abs(error), or to -``cut`` y m, where slopes are cut off: (n,) -> (n,)."""
     if loss.name == "squared":
         return -cut * cut / 4
     far = np.where(cut < 1, cut, 0.5)  # no slope is beyond 1
@@ -259,8 +259,8 @@ class _Objective:
     width: float = 0.0
 
     def at(self, theta: Array) -> tuple[Array, Callable[[], tuple[Array, Array]]]:
-        """Values (k,), and a function that returns the gradients (k, p) and the second derivatives of the losses: (k,
-        n), or (n,) if they are constant."""
+        """Return values (k,), and a function that returns the gradients (k, p) and the second derivatives of the
+        losses: (k, n), or (n,) if they are constant."""
         margins, n = theta @ self.x.T + self.offset, len(self.y)
         each, slopes = losses(self.loss, margins, self.y, cut=self.cut, tail=self.tail, width=self.width)
 
@@ -271,7 +271,7 @@ class _Objective:
         return np.add.reduce(each, 1) / n + (self.ridge / 2) * np.add.reduce(theta * theta, 1), rest
 
     def hessian(self, bend: Array) -> Array:
-        """(k, p, p), or (p, p) of constant second derivatives or a single point."""
+        """Return (k, p, p), or (p, p) of constant second derivatives or a single point."""
         x, bend = self.x, bend[0] if bend.ndim == 2 and len(bend) == 1 else bend
         if self.loss.name == "hinge":  # few records are where it bends
             x, bend = x[bend > 0], bend[bend > 0]
@@ -280,7 +280,7 @@ class _Objective:
         return matrix
 
     def missing(self, theta: Array, gradient: Array, box: float) -> Array:
-        """r, (k,): the gradient's norm, or what it would be without the box at the same gap r^2 / (2 ridge).
+        """Return r, (k,): the gradient's norm, or what it would be without the box at the same gap r^2 / (2 ridge).
 
         The gap is -min over the box of gradient . (z - theta) + (ridge / 2) ||z - theta||^2.
         """
@@ -330,8 +330,8 @@ def _newton(problem: _Objective, start: Array, box: float, goal: float, steps: i
 
 
 def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Array:
-    """Newton's step (k, p), to be subtracted; coordinates at the box that would leave it take a gradient step, and so
-    does a point whose Hessian rounding has made singular."""
+    """Return Newton's step (k, p), to be subtracted; coordinates at the box that would leave it take a gradient step,
+    and so does a point whose Hessian rounding has made singular."""
     if box != math.inf:
         near = np.minimum(1e-8 * box, np.abs(gradient))
         held = ((theta <= near - box) & (gradient > 0)) | ((theta >= box - near) & (gradient < 0))
@@ -375,7 +375,7 @@ def _accelerated(
     prox: Callable[[Array], Array] | None = None,
     tolerance: float = -1.0,
 ) -> Array:
-    """Accelerated (proximal) gradient descent (k, p): ``steps`` with a constant momentum, else a growing one that
+    """Make accelerated (proximal) gradient steps (k, p): ``steps`` with a constant momentum, else a growing one that
     starts again where it points uphill, until the proximal gradient is at most ``tolerance`` long."""
     point = ahead = start
     weight = 1.0
@@ -395,12 +395,12 @@ def _accelerated(
 
 
 def _hinge(x: Array, y: Array, ridge: float, box: float) -> Minimum:
-    """Hinges smoothed over widths that go to 0; the slopes of the smoothed ones are a feasible point of the dual
-    problem, whose value certifies the gap."""
+    """Minimize hinges smoothed over widths that go to 0; the slopes of the smoothed ones are a feasible point of the
+    dual problem, whose value certifies the gap."""
     problem, n = _Objective(LinearLoss("hinge"), x, y, ridge), len(y)
 
     def dual(weights: Array) -> float:
-        """The Lagrangian's least value over the box; ``weights`` (n,) in [0, 1] of each record's hinge."""
+        """Return the Lagrangian's least value over the box; ``weights`` (n,) in [0, 1] of each record's hinge."""
         pull = (y * weights) @ x / n
         theta = np.clip(pull / ridge, -box, box)
         return float(weights.sum() / n + ridge / 2 * theta @ theta - pull @ theta)

@@ -48,12 +48,12 @@ class TaskStack:
 
     @classmethod
     def of(cls, problem: Problem, data: LinearData, loss: TaskLoss) -> TaskStack:
-        """The tasks of ``data``, the records of ``problem`` within bounds; made once for data and model."""
+        """Return the tasks of ``data``, the records of ``problem`` within bounds; made once for data and model."""
         return prepared(problem, (data, loss), lambda: cls.stack(data, loss))
 
     @classmethod
     def stack(cls, data: LinearData, loss: TaskLoss) -> TaskStack:
-        """The tasks of ``data``, whose rows are taken as they are."""
+        """Return the tasks of ``data``, whose rows are taken as they are."""
         size = data.dimension
         small = size <= _STATISTICS_WIDEST and 8 * len(data.y) * size**2 <= _STATISTICS_LARGEST
         if loss == "squared" and small:
@@ -65,12 +65,12 @@ class TaskStack:
         return cls(loss, x, y, None, size, data.bias)
 
     def smoothness(self, row: float) -> float:
-        """Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2 norm: its
-        square, a quarter of it for the logistic loss."""
+        """Return the Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2
+        norm: its square, a quarter of it for the logistic loss."""
         return self._linear.smoothness(row) / self._halves
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
+        """Return gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
         if self.moments is not None:
             product = w.numpy() @ self.moments[0].numpy()  # of small matrices numpy's products are faster than torch's
             product -= self.moments[1][:, None, :].numpy()
@@ -81,7 +81,7 @@ class TaskStack:
         return out
 
     def value(self, w: Tensor) -> Tensor:
-        """The L_i without the ridge: (n, R, D) -> (n, R), float64."""
+        """Return the L_i without the ridge: (n, R, D) -> (n, R), float64."""
         if self.moments is not None:
             gram, cross, squares = self.moments
             quadratic = ((w @ gram) * w).sum(-1) / 2
@@ -90,7 +90,7 @@ class TaskStack:
         return torch.stack([self._linear.value(own, x, y).mean(1) / self._halves for own, x, y in each])
 
     def fit(self, ridge: float) -> Tensor:
-        """Every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
+        """Fit every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
 
         From the moments these are linear systems, else each task is minimized by itself.
 
@@ -113,7 +113,7 @@ class TaskStack:
 
     @property
     def _halves(self) -> float:
-        """What the loss of a linear model is in units of L_i: the squared one has no 1/2."""
+        """Return what the loss of a linear model is in units of L_i: the squared one has no 1/2."""
         return 2.0 if self.loss == "squared" else 1.0
 
 

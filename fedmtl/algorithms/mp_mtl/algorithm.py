@@ -151,7 +151,7 @@ class MPMTL(LinearAlgorithm):
         )
 
     def budget(self, problem: Problem) -> tuple[float, ...]:
-        """The part of the budget of every round, with mean 1."""
+        """Return the part of the budget of every round, with mean 1."""
         return budget_weights(
             problem.rounds,
             momentum=self.momentum,
@@ -163,7 +163,7 @@ class MPMTL(LinearAlgorithm):
     # A run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """W^(0), in private: each task's own fit.
+        """Start from W^(0), in private: each task's own fit.
 
         Public, for R repetitions, float64: ``covariance``, what was released of the last iteration with its shift,
         (R, d, d), or (R, d) with ``penalty="l21"``, and ``map``, M of that. Private, (n, R, D) float64: ``model``, what
@@ -184,7 +184,7 @@ class MPMTL(LinearAlgorithm):
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """One iteration; the tasks are computed in the order of the data."""
+        """Make one iteration; the tasks are computed in the order of the data."""
         return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
 
     def client(
@@ -217,14 +217,14 @@ class MPMTL(LinearAlgorithm):
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
     def _rows_of(self, problem: Problem, own: Own) -> Tensor:
-        """The models without a bias as rows: (R, k, d), or (k, d) of a single run."""
+        """Return the models without a bias as rows: (R, k, d), or (k, d) of a single run."""
         rows = own["model"][..., : self._features(problem)].transpose(0, 1)
         return rows[0] if len(rows) == 1 else rows
 
     def _advance(
         self, problem: Problem, kept: Mapping[str, Tensor], rows: Tensor, map: Tensor, step: int, out: Own
     ) -> None:
-        """The tasks' part of an iteration.
+        """Compute the tasks' part of an iteration.
 
         Args:
             problem: the data.
@@ -253,25 +253,25 @@ class MPMTL(LinearAlgorithm):
         out["own_projected"].copy_(own)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """what_i of ``clients`` in repetition 0."""
+        """Return what_i of ``clients`` in repetition 0."""
         what = own["projected"]
         if self.own_penalty is not None:
             what = _sum(what, own["own_projected"])
         return what[:, 0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """What of every repetition, (R, n, D) float64."""
+        """Return What of every repetition, (R, n, D) float64."""
         what = state.private.whole("projected")
         if self.own_penalty is not None:
             what = _sum(what, state.private.whole("own_projected"))
         return what.transpose(0, 1)
 
     def local_baseline(self) -> LocalFit:
-        """The fit that a local start begins with."""
+        """Return the fit that a local start begins with."""
         return LocalFit(loss=self.loss, ridge=self._start_ridge, **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
+        """Return sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
         d, what = self._features(problem), self.models(problem, state)
         total = self._tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
@@ -308,7 +308,8 @@ class MPMTL(LinearAlgorithm):
         return tasks.dimension - int(tasks.bias)
 
     def _step_size(self, problem: Problem) -> float:
-        """eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2 L."""
+        """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2
+        L."""
         data = self.smoothness
         if data is None:
             data = self._tasks(problem).smoothness(self.largest_row(problem))
@@ -316,10 +317,10 @@ class MPMTL(LinearAlgorithm):
 
 
 def _ahead(new: Tensor, previous: Tensor, weight: float) -> Tensor:
-    """z = new + b_t (new - previous)."""
+    """Return z = new + b_t (new - previous)."""
     return new + weight * (new - previous) if weight else new
 
 
 def _sum(shared: Tensor, own: Tensor) -> Tensor:
-    """p + q for models with a bias (..., D) and q without (..., d)."""
+    """Return p + q for models with a bias (..., D) and q without (..., d)."""
     return shared + F.pad(own, (0, shared.shape[-1] - own.shape[-1]))

@@ -87,7 +87,7 @@ class MPMTLayers(Algorithm):
         )
 
     def places(self, problem: Problem) -> Tensor:
-        """(D,) bool: which of the flat parameters belong to the chosen layers.
+        """Return (D,) bool: which of the flat parameters belong to the chosen layers.
 
         Raises:
             ConfigError: a layer that the network does not have.
@@ -127,12 +127,12 @@ class MPMTLayers(Algorithm):
         return keep_models(own, models, own["model"])
 
     def _changed(self, problem: Problem, models: Tensor) -> Tensor:
-        """(k, d) float64: the chosen layers of models (k, D), less the public starting point."""
+        """Return (k, d) float64: the chosen layers of models (k, D), less the public starting point."""
         places = self.places(problem).to(problem.initial.device)
         return models[:, places].double() - problem.initial[places].double()
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that never took part trains once from the public start."""
+        """Return the clients' own models; a client that never took part trains once from the public start."""
 
         def train_new(ids: Tensor) -> Tensor:
             return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)

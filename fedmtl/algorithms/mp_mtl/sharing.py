@@ -42,11 +42,11 @@ class Sharing:
     penalty: str
 
     def value(self, rows: Tensor) -> Tensor:
-        """g(W) of models as rows: (..., K, d) -> (...)."""
+        """Return g(W) of models as rows: (..., K, d) -> (...)."""
         return PENALTIES[self.penalty].value(rows.mT)
 
     def map(self, covariance: Tensor, threshold: float) -> Tensor:
-        """M of the proximal operator of ``threshold`` g.
+        """Return M of the proximal operator of ``threshold`` g.
 
         Args:
             covariance: (..., d, d) symmetric, or (..., d) of a diagonal release; what is below 0 counts as 0.
@@ -63,13 +63,13 @@ class Sharing:
         return _product(vectors * _factors(values, threshold)[..., None, :], vectors.mT)
 
     def apply(self, map: Tensor, rows: Tensor) -> Tensor:
-        """M w_i for models as rows (..., K, d)."""
+        """Return M w_i for models as rows (..., K, d)."""
         if self.form == "diagonal":
             return rows * map[..., None, :]
         return _product(rows, map)
 
     def shifted(self, covariance: Tensor, shift: Tensor) -> Tensor:
-        """``covariance + shift I`` for shifts (R,) of (R, d, d), or of the diagonals (R, d)."""
+        """Return ``covariance + shift I`` for shifts (R,) of (R, d, d), or of the diagonals (R, d)."""
         if self.form == "diagonal":
             return covariance + shift[:, None]
         out = covariance.clone()
@@ -85,7 +85,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _factors(values: Tensor, threshold: float) -> Tensor:
-    """max(0, 1 - t / sqrt(l)), and 0 where l <= 0."""
+    """Return max(0, 1 - t / sqrt(l)), and 0 where l <= 0."""
     return shrinkage(values.clamp_min(0.0).sqrt(), threshold)
 
 
@@ -98,7 +98,7 @@ def budget_weights(
     q: float | None = None,
     pure: bool = False,
 ) -> tuple[float, ...]:
-    """The parts of the budget of rounds t = 1 .. T: eps_t prop. to t^alpha or q^-t, scaled to mean 1.
+    """Return the parts of the budget of rounds t = 1 .. T: eps_t prop. to t^alpha or q^-t, scaled to mean 1.
 
     Without ``alpha`` and ``q`` they minimize the utility bound (Theorem 6): sum_t a_t / sqrt(eps_t), where a_t is 1 for
     a convex loss, t with Nesterov's momentum, Q0^-t for a strongly convex loss with Q0 = 1 - mu / L, and Q0^(-t/2) with
@@ -142,8 +142,8 @@ def budget_weights(
 
 
 def momentum_weight(momentum: Momentum, step: int, condition: float) -> float:
-    """b_t of iteration t = ``step`` + 1: 0, (t - 1) / (t + 2), or (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)); 0 in the
-    first, where what^(0) = what^(1)."""
+    """Return b_t of iteration t = ``step`` + 1: 0, (t - 1) / (t + 2), or (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)); 0 in
+    the first, where what^(0) = what^(1)."""
     if momentum == "none" or step == 0:
         return 0.0
     if momentum == "nesterov":

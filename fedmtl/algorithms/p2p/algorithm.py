@@ -175,13 +175,13 @@ class PeerToPeer(LinearAlgorithm):
         )  # mappings are compared, not hashed
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PeerToPeer:
-        """As every linear method; ``loss="model"`` has no bounds."""
+        """Resolve as every linear method does; ``loss="model"`` has no bounds."""
         return self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
 
     # What it needs of the problem
 
     def network(self, problem: Problem) -> Network:
-        """The graph in the order of the data, with the public constants of every agent; made once.
+        """Return the graph in the order of the data, with the public constants of every agent; made once.
 
         Raises:
             ConfigError: the graph and the data have different agents.
@@ -189,11 +189,11 @@ class PeerToPeer(LinearAlgorithm):
         return self._work(problem).network
 
     def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features, which holds where the models are used too; None with ``loss="model"``."""
+        """Return the bound on features, which holds where the models are used too; None with ``loss="model"``."""
         return None if self.loss == "model" else super().row_bound(problem)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Mean gradients of the agents' records, T_i of each, and a warm start before them where it is asked for.
+        """Plan mean gradients of the agents' records, T_i of each, after a warm start where it is asked for.
 
         Raises:
             PrivacyError: a raw local start with noise, or the published accounting of another law than Laplace.
@@ -220,7 +220,7 @@ class PeerToPeer(LinearAlgorithm):
         )
 
     def _given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """What of the plan depends on the law of the noise and on the clip norm."""
+        """Return what of the plan depends on the law of the noise and on the clip norm."""
         self._check_start(noised=True)
         options: dict[str, Any] = {}
         weights = self.weights(problem, caps, privacy)
@@ -246,7 +246,8 @@ class PeerToPeer(LinearAlgorithm):
         return options
 
     def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
-        """Weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are shared."""
+        """Return weights of the wake-ups of every agent, (caps[i],) of mean 1, by ``allocation``; equal ones are
+        shared."""
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
         pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
@@ -257,7 +258,7 @@ class PeerToPeer(LinearAlgorithm):
         return [made[cap] for cap in caps.tolist()]
 
     def notes(self, problem: Problem) -> tuple[str, ...]:
-        """What no epsilon of a run covers, for its report."""
+        """Return what no epsilon of a run covers, for its report."""
         graph = self.network(problem).graph.describe()
         made = "" if isinstance(self.graph, Graph) or not self.graph.from_data else ", which was built from the records"
         return (
@@ -269,7 +270,7 @@ class PeerToPeer(LinearAlgorithm):
     # The run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Theta(0) for everyone, no data are read; except with ``start="local"``.
+        """Start everyone at Theta(0), no data are read; except with ``start="local"``.
 
         Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
         k neighbours is k of them; ``warm`` int64 (1,), whether the warm start has been made, where there is one; and
@@ -312,7 +313,8 @@ class PeerToPeer(LinearAlgorithm):
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """All activations of a block, of all replicates; in place. The first one makes the warm start before them."""
+        """Compute all activations of a block, of all replicates; in place. The first one makes the warm start before
+        them."""
         self.begin(problem, state, channel)
         paper = self.guarantee == "paper" and channel.noise_multipliers is not None
         GraphState(self._work(problem), state.public).run(block, channel, channel.bound if paper else None)
@@ -326,8 +328,8 @@ class PeerToPeer(LinearAlgorithm):
             make_warm_start(self.network(problem), fits, state.public, channel)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """The personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that never
-        were there their neighbours' mean."""
+        """Return the personal models of ``clients`` in replicate 0, (k, D): Theta_i, or its refinement; of agents that
+        never were there their neighbours' mean."""
         theta = state.public["theta"][0][clients]
         if "known" in state.public:
             agents = clients.numpy()
@@ -338,15 +340,15 @@ class PeerToPeer(LinearAlgorithm):
         return self._refined(problem, theta[None], clients)[0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """The personal models of every replicate, (R, n, D) float64."""
+        """Return the personal models of every replicate, (R, n, D) float64."""
         return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
 
     def shared(self, state: State) -> Tensor | None:
-        """None: there is no model of all."""
+        """Return None: there is no model of all."""
         return None
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
+        """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
         work, theta = self._work(problem), state.public["theta"]
         network = work.network
         total = torch.tensor([network.roughness(one) for one in theta.numpy()], dtype=torch.float64)
@@ -359,7 +361,7 @@ class PeerToPeer(LinearAlgorithm):
     # Inside
 
     def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
-        """The models (R, k, D) of ``clients`` after their own last step."""
+        """Return the models (R, k, D) of ``clients`` after their own last step."""
         if self.refine is None:
             return theta
         data, refined = self.data(problem), theta.clone()

@@ -31,7 +31,7 @@ Allocation = float | Literal["uniform", "optimal", "paper"]
 
 
 def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root: Literal[3, 4] = 4) -> Array:
-    """Weights of an agent's wake-ups, of mean 1: twice the weight is half the noise.
+    """Return weights of an agent's wake-ups, of mean 1: twice the weight is half the noise.
 
     Args:
         policy: ``"uniform"``; ``"optimal"``: C^((T-1-t) / root); ``"paper"``: the printed C^(t / 3), whose order is
@@ -64,7 +64,7 @@ def wakeup_weights(policy: Allocation, wakeups: int, contraction: float, *, root
 
 
 def published_step(epsilon: float, wakeups: int, delta: float) -> float:
-    """The equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them.
+    """Return the equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them.
 
     Args:
         epsilon: the whole budget, above 0.

@@ -63,18 +63,19 @@ class Availability:
                 )
 
     def left(self, times: Array) -> Ints:
-        """How many departures have happened by ``times``, of any shape."""
+        """Return how many departures have happened by ``times``, of any shape."""
         return np.searchsorted(self._leave_time, times, side="right").astype(np.int64)
 
     def leavers(self, before: int, after: int) -> Ints:
-        """The agents of departures number ``before`` to ``after - 1``."""
+        """Return the agents of departures number ``before`` to ``after - 1``."""
         return self._leave_agent[before:after]
 
 
 def arrival_steps(
     arrivals: Mapping[str, Sequence[int]] | None, ids: Sequence[str], counts: Ints
 ) -> tuple[Ints, ...] | None:
-    """The event from which each record of each agent is there, int64 (m_i,) each; None where all are from the start.
+    """Return the event from which each record of each agent is there, int64 (m_i,) each; None where all are from the
+    start.
 
     Args:
         arrivals: by id; agents that are not named have all their records from the start.

@@ -27,15 +27,16 @@ class Records(ABC):
 
     @abstractmethod
     def gradients_at(self, points: Points) -> GradientMessage:
-        """What agents hand to a release: the gradients of their records at ``points``."""
+        """Return what agents hand to a release: the gradients of their records at ``points``."""
 
     @abstractmethod
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
-        """Mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""
+        """Return the mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""
 
     @abstractmethod
     def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
-        """Mean gradient of an agent's records, each clipped at ``clip`` in the L2 norm: (k, D); not private."""
+        """Return the mean gradient of an agent's records, each clipped at ``clip`` in the L2 norm: (k, D); not
+        private."""
 
 
 class LinearRecords(Records):
@@ -73,7 +74,7 @@ class ModelRecords(Records):
         return x.expand(copies, *x.shape), y.expand(copies, *y.shape)
 
     def gradients(self, agent: int, models: Tensor) -> Tensor:
-        """(k, m_i, D) float64, of every record at ``models`` (k, D)."""
+        """Return (k, m_i, D) float64, of every record at ``models`` (k, D)."""
         x, y = self._own(agent, len(models))
         self.stack.load(models.to(self.problem.initial), len(models))
         chunks = example_gradients(self.stack, x, y, self.problem.loss)

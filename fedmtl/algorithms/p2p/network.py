@@ -42,20 +42,20 @@ class Network:
     idle: float
 
     def confidence(self, counts: Ints) -> Array:
-        """c_i = m_i / max_j m_j, and a small constant for agents without data."""
+        """Return c_i = m_i / max_j m_j, and a small constant for agents without data."""
         return np.where(counts > 0, counts / self.most, self.idle)
 
     def ridge(self, counts: Ints) -> Array:
-        """lambda_i."""
+        """Return lambda_i."""
         return np.full(len(counts), self.lam) if self.lam is not None else 1.0 / np.maximum(counts, 1)
 
     def curvature(self, counts: Ints) -> Array:
-        """L_i^loc: ``smoothness + 2 lambda_i``; without data only the second term is left."""
+        """Return L_i^loc: ``smoothness + 2 lambda_i``; without data only the second term is left."""
         return np.where(counts > 0, self.smoothness, 0.0) + 2 * self.ridge(counts)
 
     def coefficients(self, counts: Ints) -> tuple[Array, Array, Array]:
-        """Of Theta_i, of its neighbours' mean and of the data gradient in equations (4) and (6), for agents with
-        ``counts`` (k,) records.
+        """Return the coefficients of Theta_i, of its neighbours' mean and of the data gradient in equations (4) and
+        (6), for agents with ``counts`` (k,) records.
 
         With alpha = 1 / (1 + mu c_i L_i^loc): ``1 - alpha - 2 alpha mu c_i lambda_i``, ``alpha`` and
         ``alpha mu c_i``, 0 where there is no record.
@@ -67,13 +67,13 @@ class Network:
 
     @property
     def convexity(self) -> float:
-        """sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
+        """Return sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
         least = self.graph.normalization * self.confidence(self.counts) * 2 * self.ridge(self.counts)
         return float(self.mu * least[self.graph.normalization > 0].min(initial=np.inf))
 
     @property
     def largest_curvature(self) -> float:
-        """L_max = max_i D_ii (1 + mu c_i L_i^loc)."""
+        """Return L_max = max_i D_ii (1 + mu c_i L_i^loc)."""
         pulled = self.mu * self.confidence(self.counts) * self.curvature(self.counts)
         return float((self.graph.normalization * (1 + pulled)).max())
 
@@ -89,12 +89,12 @@ class Network:
 
     @cached_property
     def shares(self) -> Array:
-        """W_ij / D_ii of every stored weight."""
+        """Return W_ij / D_ii of every stored weight."""
         return self.graph.weights.data / np.repeat(self.graph.normalization, self.graph.degrees)
 
     @cached_property
     def dense(self) -> Array | None:
-        """W_ij / D_ii (n, n), where most agents are neighbours; else None."""
+        """Return W_ij / D_ii (n, n), where most agents are neighbours; else None."""
         n = len(self.graph)
         if n > _DENSE_AGENTS or self.graph.weights.nnz < _DENSE_SHARE * n * n:
             return None
@@ -107,21 +107,21 @@ class Network:
         return Adjacency.of(self.graph.weights)
 
     def cuts(self, block: Block) -> list[int]:
-        """Bounds of runs of events of agents that are not neighbours, which commute."""
+        """Return bounds of runs of events of agents that are not neighbours, which commute."""
         everyone = self.dense is not None  # then hardly two events in a row commute
         found: Tensor = block_bounds(block.client, "all" if everyone else self.adjacency, max(1, len(block)))
         return [int(bound) for bound in found]
 
     def entries(self, agents: Ints) -> tuple[Ints, Ints, Ints]:
-        """The stored weights of ``agents`` (k,): their places (m,), the agent of each (m,) in 0 .. k - 1, and where
-        each agent's begin (k,)."""
+        """Return the stored weights of ``agents`` (k,): their places (m,), the agent of each (m,) in 0 .. k - 1, and
+        where each agent's begin (k,)."""
         first, count = self.indptr[agents], self.graph.degrees[agents]
         begin = np.cumsum(count) - count
         owner = np.repeat(np.arange(len(agents)), count)
         return np.repeat(first - begin, count) + np.arange(len(owner)), owner, begin
 
     def means(self, theta: Array, where: Ints, agents: Ints, counted: NDArray[np.bool_] | None = None) -> Array:
-        """sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``where`` (k,).
+        """Return sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``where`` (k,).
 
         Args:
             theta: (R, n, D).
@@ -155,7 +155,7 @@ class Network:
         return sums
 
     def mean_of(self, theta: Array, agent: int) -> Array:
-        """As :meth:`means` for one agent of one repetition: theta (n, D) -> (D,)."""
+        """Compute as :meth:`means` for one agent of one repetition: theta (n, D) -> (D,)."""
         if self.dense is not None:
             product: Array = self.dense[agent] @ theta
             return product
@@ -164,7 +164,7 @@ class Network:
         return mean
 
     def roughness(self, theta: Array) -> float:
-        """1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
+        """Return 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
         owner = np.repeat(np.arange(len(self.graph)), self.graph.degrees)
         upper = np.flatnonzero(owner < self.indices)
         total = 0.0

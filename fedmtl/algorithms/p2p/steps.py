@@ -42,7 +42,7 @@ class GraphData:
 
     @cached_property
     def coefficients(self) -> tuple[Array, Array, Array]:
-        """Of :meth:`Network.coefficients`, for everyone with all records: (n,) each."""
+        """Return :meth:`Network.coefficients` for everyone with all records: (n,) each."""
         return self.network.coefficients(self.network.counts)
 
     @cached_property
@@ -50,7 +50,7 @@ class GraphData:
         return {}
 
     def counts(self, agents: Ints, steps: Ints) -> Ints:
-        """m_i of ``agents`` (k,) at events ``steps`` (k,)."""
+        """Return m_i of ``agents`` (k,) at events ``steps`` (k,)."""
         if self.arrivals is None:
             return self.network.counts[agents]
         found = np.empty(len(agents), dtype=np.int64)
@@ -61,7 +61,7 @@ class GraphData:
         return found
 
     def factors(self, agents: Ints, steps: Ints) -> tuple[Array, Array, Array]:
-        """(k, 1) factors of the own model, of the neighbours' mean and of the answer."""
+        """Return (k, 1) factors of the own model, of the neighbours' mean and of the answer."""
         if self.arrivals is None:
             keep, share, push = (values[agents] for values in self.coefficients)
         else:
@@ -69,9 +69,9 @@ class GraphData:
         return keep[:, None], share[:, None], push[:, None]
 
     def public_state(self, start: Tensor) -> dict[str, Tensor]:
-        """Of models ``start`` (R, n, D): themselves, the vectors sent (R,), and where agents come and go ``counted``
-        and ``known`` bool (R, n), whose model counts and who has ever been there, and ``left`` int64 (R,), the
-        departures so far."""
+        """Return the state of models ``start`` (R, n, D): themselves, the vectors sent (R,), and where agents come and
+        go ``counted`` and ``known`` bool (R, n), whose model counts and who has ever been there, and ``left`` int64
+        (R,), the departures so far."""
         count = torch.zeros(len(start), dtype=torch.int64)
         public = {"theta": start, "sent": count}
         if self.presence is not None:
@@ -80,8 +80,8 @@ class GraphData:
         return public
 
     def cuts(self, block: Block) -> list[int]:
-        """Bounds of runs of events that are computed together: of agents that are not neighbours, with no departure
-        inside."""
+        """Return bounds of runs of events that are computed together: of agents that are not neighbours, with no
+        departure inside."""
         cuts = self.network.cuts(block)
         if self.presence is None:
             return cuts
@@ -110,7 +110,7 @@ class GraphState:
         self.message = work.records.gradients_at(self.models)
 
     def run(self, block: Block, channel: Channel, clip: float | None) -> None:
-        """All of the block's activations, in order.
+        """Compute all of the block's activations, in order.
 
         Args:
             block: who acts.
@@ -156,12 +156,12 @@ class GraphState:
         np.add.at(self.sent, where[fresh], self._neighbours(agents[fresh], where[fresh]))  # what they start from
 
     def models(self, agent: int, where: Ints) -> Array:
-        """Theta_i in repetitions ``where``, (k, D)."""
+        """Return Theta_i in repetitions ``where``, (k, D)."""
         models: Array = self.theta[:, agent] if self.single else self.theta[where, agent]
         return models
 
     def update_one(self, agent: int, answer: Array) -> None:
-        """One activation of a single run on a graph that does not change."""
+        """Compute one activation of a single run on a graph that does not change."""
         keep, share, push = self.work.coefficients
         mean = self.network.mean_of(self.theta[0], agent)
         row = self.theta[0, agent]
@@ -172,7 +172,8 @@ class GraphState:
         self.sent[0] += self.network.graph.degrees[agent]
 
     def update(self, part: Ints, answers: Array, first: int) -> None:
-        """Equation (6) for agents ``part`` (S, R), from what they release, (S, R, D); ``first`` is the activation."""
+        """Apply equation (6) for agents ``part`` (S, R), from what they release, (S, R, D); ``first`` is the
+        activation."""
         which, where = np.nonzero(part >= 0)
         agents = part[which, where]
         means = self.network.means(self.theta, where, agents, self.counted)
@@ -184,7 +185,8 @@ class GraphState:
             self.known[where, agents] = True
 
     def _clipped_apart(self, part: Ints, channel: Channel, clip: float) -> Array:
-        """(S, R, D): the channel's noise on means of gradients that are clipped in the L2 norm, outside of it."""
+        """Return (S, R, D): the channel's noise on means of gradients that are clipped in the L2 norm, outside of
+        it."""
         counts, records = self.network.counts, self.work.records
         silent = ScaledRows(lambda i, _, where: np.zeros((len(where), int(counts[i]))))
         answers: Array = channel.release_gradients(silent, len(part))
@@ -196,7 +198,7 @@ class GraphState:
         return answers
 
     def _neighbours(self, agents: Ints, where: Ints) -> Ints:
-        """(k,): how many neighbours a broadcast reaches."""
+        """Return (k,): how many neighbours a broadcast reaches."""
         if self.counted is None:
             return self.network.graph.degrees[agents]
         place, owner, _ = self.network.entries(agents)

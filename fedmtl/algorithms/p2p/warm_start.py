@@ -46,7 +46,7 @@ _WORST = 1e9
 
 
 def minimizer_sensitivity(bound: float, records: Ints, lam: Array, condition: float | Array = 1.0) -> Array:
-    """L2 sensitivity L / (m lambda) of the minimizer of (1/m) sum l + lambda ||.||^2 under replace-one.
+    """Return the L2 sensitivity L / (m lambda) of the minimizer of (1/m) sum l + lambda ||.||^2 under replace-one.
 
     Args:
         bound: L, on the L2 norm of one record's gradient.
@@ -61,7 +61,7 @@ def minimizer_sensitivity(bound: float, records: Ints, lam: Array, condition: fl
 
 
 def local_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: float = math.inf) -> Array:
-    """argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, for all finite records.
+    """Return argmin (1/m) sum_j l_clip(theta . x_j, y_j) + lam ||theta||^2, for all finite records.
 
     Args:
         loss: squared or logistic.
@@ -96,7 +96,7 @@ class LocalFits:
 
     @property
     def sensitivities(self) -> Array:
-        """(n,), of the fits; of agents without records that of one.
+        """Return (n,), of the fits; of agents without records that of one.
 
         Raises:
             ConfigError: a lambda so small that no fit is exact enough in double precision, whatever the records are.
@@ -110,12 +110,12 @@ class LocalFits:
         return minimizer_sensitivity(self.bound, np.maximum(self.data.counts.numpy(), 1), self.ridge, condition)
 
     def of(self, agent: int) -> Tensor:
-        """(D,) float64."""
+        """Return the fit of an agent, (D,) float64."""
         x, y = self.data.x[agent].numpy(), self.data.y[agent].numpy()
         return torch.from_numpy(local_minimizer(self.loss, x, y, float(self.ridge[agent]), self.bound))
 
     def all(self) -> Tensor:
-        """(n, D); zero without records."""
+        """Return the fits of all agents, (n, D); zero without records."""
         zero = torch.zeros(self.data.dimension, dtype=torch.float64)
         return torch.stack([self.of(i) if len(y) else zero for i, y in enumerate(self.data.y)])
 
@@ -132,7 +132,7 @@ def make_warm_start(network: Network, fits: LocalFits, public: dict[str, Tensor]
 
 
 def spread(network: Network, local: Array, released: NDArray[np.bool_], start: Array) -> Array:
-    """The fixed point of the supplement's iteration.
+    """Return the fixed point of the supplement's iteration.
 
     Agents that released nothing have no local model: theirs is the mean of their neighbours' (mu c_i = 0). Where
     nobody in a connected part of the graph released anything, models stay as they are.

@@ -19,7 +19,7 @@ _BLOCK = 1 << 22  # numbers in the normal matrices of a block of rows
 def als_features(
     ratings: csr_array, dimension: int = 20, *, reg: float = 0.5, sweeps: int = 20, seed: int = 0
 ) -> np.ndarray:
-    """Features of items, scaled so that the entries of all items with ratings have standard deviation 1.
+    """Learn features of items, scaled so that the entries of all items with ratings have standard deviation 1.
 
         min_{U, V} sum over stored (i, j) of (r_ij - u_i . v_j)^2 + reg (||U||_F^2 + ||V||_F^2)
 

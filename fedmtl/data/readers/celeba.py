@@ -128,7 +128,7 @@ def _size(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _names(x: list[Any], y: list[Any], where: str) -> Pair:
-    """LEAF's examples as names of images."""
+    """Return LEAF's examples as names of images."""
     for number, name in enumerate(x):
         if not isinstance(name, str):
             raise DataError(f"{where}, example {number}, field 'x' holds {name!r}; accepted: names of image files.")
@@ -142,7 +142,8 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _leaf_images(root: Path) -> Path:
-    """The folder of the images: in the folder of the JSON or one above, plainly or under ``raw`` as LEAF has it."""
+    """Return the folder of the images: in the folder of the JSON or one above, plainly or under ``raw`` as LEAF has
+    it."""
     start = root if root.is_dir() else root.parent
     near = [start, start.parent, start.parent.parent]
     found = (folder / name for folder in near for name in (IMAGES, f"raw/{IMAGES}"))
@@ -150,7 +151,7 @@ def _leaf_images(root: Path) -> Path:
 
 
 def _read_original(base: Path, target: str, part: str) -> dict[str, Pair]:
-    """Names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
+    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
     labels = _attribute(base / ATTRIBUTES, target)
     wanted = None if part == "all" else _part_of(base / PARTITION, _PARTS.index(part))
     found: dict[str, tuple[list[str], list[int]]] = {}

@@ -38,7 +38,7 @@ def load_digits_clients(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``, ``client-1``, ...
+    """Return the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``, ``client-1``, ...
 
     Every draw is keyed by (seed, client id): client 7 has the same data in a population of 10 and of 10,000.
 
@@ -86,7 +86,7 @@ def load_digits_clients(
 
 
 def raw_digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
+    """Return scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -95,14 +95,14 @@ def raw_digits() -> tuple[Tensor, Tensor]:
 
 
 def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Image numbers of the train and of the test pool: two ascending, disjoint int64 tensors."""
+    """Return image numbers of the train and of the test pool: two ascending, disjoint int64 tensors."""
     order = torch.from_numpy(keyed_generator(seed, "digits/pools").permutation(count))
     cut = round(count * test_fraction)
     return order[cut:].sort().values, order[:cut].sort().values
 
 
 def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int) -> Tensor:
-    """Image numbers (n, count) for n clients: distinct images, drawn uniformly from a client's classes.
+    """Deal image numbers (n, count) to n clients: distinct images, drawn uniformly from a client's classes.
 
     Args:
         labels: of all images (N,).
@@ -129,7 +129,7 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
 
 
 def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:
-    """Images in each client's style: rotated about the centre (bilinear, empty outside), then a gamma.
+    """Draw images in each client's style: rotated about the centre (bilinear, empty outside), then a gamma.
 
     Args:
         images: (n, count, h, w) in [0, 1].

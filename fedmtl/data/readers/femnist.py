@@ -90,7 +90,7 @@ def read_femnist(
 
 
 def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """The train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
+    """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
     if root.suffix == ".parquet":
         return _read_parquet([root], background, progress), {}
     if root.suffix in (".h5", ".hdf5"):
@@ -115,7 +115,7 @@ def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair],
 
 
 def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
-    """Pixels on a black background, (n, 1, 28, 28): uint8 where all are 255ths, else float32 in [0, 1].
+    """Return pixels on a black background, (n, 1, 28, 28): uint8 where all are 255ths, else float32 in [0, 1].
 
     Args:
         x: (n, ...), 784 numbers an example in [0, 1], or uint8 from 0 to 255.
@@ -179,7 +179,7 @@ def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[st
 
 
 def _batches(file: Path) -> tuple[int, Iterator[tuple[int, Any, Any, Any]]]:
-    """The number of rows, and (row, image, writer_id, character) of each."""
+    """Return the number of rows, and (row, image, writer_id, character) of each."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -208,7 +208,8 @@ def _batches(file: Path) -> tuple[int, Iterator[tuple[int, Any, Any, Any]]]:
 
 
 def _content(image: Any, where: str) -> bytes:
-    """The bytes of an image: the value itself, or ``bytes`` of the structure that the Hugging Face hub writes."""
+    """Return the bytes of an image: the value itself, or ``bytes`` of the structure that the Hugging Face hub
+    writes."""
     content = image.get("bytes") if isinstance(image, dict) else image
     if not isinstance(content, bytes):
         raise DataError(
@@ -218,7 +219,7 @@ def _content(image: Any, where: str) -> bytes:
 
 
 def _label(character: Any, where: str) -> int:
-    """The class of a character: its number, or the character itself."""
+    """Return the class of a character: its number, or the character itself."""
     if isinstance(character, str) and len(character) == 1 and character in CHARACTERS:
         return CHARACTERS.index(character)
     if isinstance(character, int) and not isinstance(character, bool) and 0 <= character < len(CHARACTERS):

@@ -243,7 +243,7 @@ class _Users:
 
     @property
     def user(self) -> np.ndarray:
-        """int64 (N,), the user of every rating."""
+        """Return the user of every rating, int64 (N,)."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def means(self) -> np.ndarray:
@@ -251,7 +251,7 @@ class _Users:
         return np.bincount(self.user, self.rating, len(self.offsets) - 1) / np.diff(self.offsets)
 
     def centred(self) -> _Users:
-        """Ratings less their user's mean."""
+        """Return ratings less their user's mean."""
         return _Users(self.ids, self.item, self.rating - self.means()[self.user], self.offsets)
 
     def matrix(self, items: int) -> csr_array:

@@ -44,7 +44,7 @@ class SyntheticAgents:
     models: Tensor
 
     def graph(self, gamma: float = 0.1, *, cut: float = 1e-3) -> Graph:
-        """W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see :func:`~fedmtl.graphs.exp_angle`."""
+        """Return the graph with W_ij = exp((cos(phi_i - phi_j) - 1) / gamma); see :func:`~fedmtl.graphs.exp_angle`."""
         return exp_angle(self.models.numpy(), gamma, cut=cut, ids=self.data.ids)
 
 
@@ -60,7 +60,8 @@ def make_synthetic_agents(
     test_flip: float = 0.0,
     seed: int = 0,
 ) -> SyntheticAgents:
-    """Linear classification: agent i has the separator theta_i = (cos phi_i, sin phi_i, 0, ..., 0) in R^p.
+    """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin phi_i, 0, ..., 0) in
+    R^p.
 
     The angles phi_i are uniform on the circle, and m_i is uniform among ``least``, ..., ``most``. The label of a row x
     is 1 where theta_i . x >= 0, else 0, and a training label is then flipped with probability ``flip``.
@@ -117,7 +118,7 @@ load_synthetic_agents = reader("synthetic_agents")(data_of(make_synthetic_agents
 
 
 def _side(seed: int, step: int, keys: Tensor, counts: Tensor, models: Tensor, rows: str, flip: float) -> Examples:
-    """Examples of all agents; step 0 is the training and 1 the test side."""
+    """Return examples of all agents; step 0 is the training and 1 the test side."""
     p, x, y = models.shape[1], [], []
     for key, count, model in zip(keys.split(1), counts.tolist(), models, strict=True):  # ragged, so one at a time
         if rows == "cube":

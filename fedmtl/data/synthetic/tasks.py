@@ -58,7 +58,7 @@ def make_synthetic_tasks(
     noise: float = 0.1,
     seed: int = 0,
 ) -> SyntheticTasks:
-    """Tasks y = x . w_t with unit-norm rows x and related models w_t.
+    """Make tasks y = x . w_t with unit-norm rows x and related models w_t.
 
     Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t`` with U (d, r) of
     orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
@@ -153,11 +153,11 @@ def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: i
 
 
 def keyed_unit(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key (n,)."""
+    """Return uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key (n,)."""
     bits = keyed_bits(derive_key(seed, purpose), keys[:, None], step, torch.arange(count)) >> (63 - _BITS)
     return (bits.double() + 0.5) * 2.0**-_BITS
 
 
 def keyed_normal(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Standard normal numbers, float64 (n, count), one row a client key (n,), by inversion."""
+    """Return standard normal numbers, float64 (n, count), one row a client key (n,), by inversion."""
     return torch.special.ndtri(keyed_unit(seed, purpose, keys, step, count))
