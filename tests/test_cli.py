@@ -260,7 +260,7 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
 
 
 def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
-    """What the owners' rows keep, which the learner takes Xi from, is what noise is made for: with a 1 for the bias."""
+    """What clients' rows keep, which the learner takes Xi from, is what noise is made for: with a 1 for the bias."""
     made = objects("experiment=cost_of_privacy_svm", "data.root=x")
     algorithm = made["algorithm"]
     assert (algorithm.bound, algorithm.domain, algorithm.loss) == ("domain", "auto", "hinge")  # type: ignore[attr-defined]

@@ -184,10 +184,10 @@ def group_rows(
         if column not in known:
             raise DataError(f"{where}: column {column!r} is missing; the columns are {', '.join(map(repr, known))}.")
     places: dict[str, list[int]] = {}
-    for row, owner in enumerate(table[client]):
-        if owner is None or owner == "":
+    for row, name in enumerate(table[client]):
+        if name is None or name == "":
             raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
-        places.setdefault(str(owner), []).append(row)
+        places.setdefault(str(name), []).append(row)
     columns = {name: stack_rows(table[name], f"{where}: row", f"column {name!r}") for name in (*features, target)}
     count = sum(map(len, places.values()))
     for name, values in columns.items():
@@ -199,7 +199,7 @@ def group_rows(
                 "must hold one number a row."
             )
     x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
-    return {owner: (x[rows], columns[target][rows]) for owner, rows in places.items()}
+    return {name: (x[rows], columns[target][rows]) for name, rows in places.items()}
 
 
 def stack_clients(

@@ -287,8 +287,8 @@ class FederatedDataset:
             transform = Affine(scale=1 / 255)
             domain = pixel_domain(first.shape[1:]) if domain is None else domain
         return cls.from_tensors(
-            {owner: train[owner] for owner in kept},
-            test=None if test is None else {owner: held[owner] for owner in kept if owner in held},
+            {one: train[one] for one in kept},
+            test=None if test is None else {one: held[one] for one in kept if one in held},
             test_fraction=test_fraction,
             seed=seed,
             classes=classes,

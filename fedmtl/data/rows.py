@@ -52,11 +52,11 @@ def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
 
     Returns:
-        (positions, owners), both (counts.sum(),): the numbers, and the i each of them belongs to.
+        (positions, parts), both (counts.sum(),): the numbers, and the i each of them belongs to.
     """
-    owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    part = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     first = counts.cumsum(0) - counts
-    return torch.arange(len(owner), device=counts.device) + (start - first)[owner], owner
+    return torch.arange(len(part), device=counts.device) + (start - first)[part], part
 
 
 def _take_dense(x: Tensor, index: Tensor) -> Tensor:

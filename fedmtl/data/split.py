@@ -47,10 +47,10 @@ def split_rows(
         raise DataError(
             f"{where}: no client has 2 examples, one to train on and one to test on; at least one client needs 2."
         )
-    position, owner = ranges(torch.zeros_like(counts), counts)
-    bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[owner], 0, position)
-    order = torch.from_numpy(np.lexsort((bits.numpy(), owner.numpy())))
+    position, client_of = ranges(torch.zeros_like(counts), counts)
+    bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[client_of], 0, position)
+    order = torch.from_numpy(np.lexsort((bits.numpy(), client_of.numpy())))
     held = torch.round(counts * test_fraction).long().clamp(min=1).minimum(counts - 1)
-    test = torch.zeros(len(owner), dtype=torch.bool)
-    test[order[position < held[owner]]] = True
+    test = torch.zeros(len(client_of), dtype=torch.bool)
+    test[order[position < held[client_of]]] = True
     return (~test).nonzero().squeeze(1), test.nonzero().squeeze(1)

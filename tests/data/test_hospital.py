@@ -17,14 +17,14 @@ MEDPAR = ("rownames", "los", "hmo", "white", "died", "age80", "type", "type1", "
 def stays(table: str = "azpro", rows: int = 80, seed: int = 0) -> pd.DataFrame:
     """Stays of hospitals 3.6 and 10.5 (or 30001 ...), and one stay of a last hospital, not a public row."""
     rng = np.random.default_rng(seed)
-    header, owner = (AZPRO, "hospital") if table == "azpro" else (MEDPAR, "provnum")
+    header, client = (AZPRO, "hospital") if table == "azpro" else (MEDPAR, "provnum")
     frame = pd.DataFrame({name: rng.integers(0, 2, rows) for name in header})
     frame["rownames"] = np.arange(1, rows + 1)
     frame["los"] = rng.integers(0, 60, rows)
     names = ["3.60000014305115", "10.5", "2"] if table == "azpro" else ["30002", "30010", "30001"]
     where = rng.integers(0, 2, rows)
     where[int(np.flatnonzero(~public_places(rows, 0.1))[7])] = 2
-    frame[owner] = np.array(names)[where]
+    frame[client] = np.array(names)[where]
     return frame
 
 
@@ -54,10 +54,10 @@ def test_stays_are_those_of_the_file(tmp_path, table):
     for _, row in frame.iterrows():
         x = [1.0 if row[name] == 1 else -1.0 for name in features] + [1.0]
         rows.append((float(row["provnum" if table == "medpar" else "hospital"]), *x, min(row["los"], 30) / 30))
-    owners = sorted({row[0] for row in rows})
+    hospitals = sorted({row[0] for row in rows})
     train, public = given.train, given.public
     got = [
-        (owners[i], *train.x[j].tolist(), train.y[j].item())
+        (hospitals[i], *train.x[j].tolist(), train.y[j].item())
         for i in range(3)
         for j in range(int(train.offsets[i]), int(train.offsets[i + 1]))
     ]

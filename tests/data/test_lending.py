@@ -56,7 +56,7 @@ def write(path, frame):
 
 
 def everything(data: FederatedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Features and targets of a dataset with one owner, training and test rows together, sorted by target."""
+    """Features and targets of a dataset with one client, training and test rows together, sorted by target."""
     x = np.concatenate([data.train.x.numpy(), data.test.x.numpy()])
     y = np.concatenate([data.train.y.numpy(), data.test.y.numpy()])
     order = np.argsort(y, kind="stable")

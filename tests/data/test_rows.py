@@ -8,9 +8,9 @@ from fedmtl.data import rows
 
 def test_ranges_are_the_concatenated_ranges():
     start, counts = torch.tensor([5, 0, 9, 2]), torch.tensor([2, 3, 0, 1])
-    positions, owners = rows.ranges(start, counts)
+    positions, parts = rows.ranges(start, counts)
     assert positions.tolist() == [5, 6, 0, 1, 2, 2]
-    assert owners.tolist() == [0, 0, 1, 1, 1, 3]
+    assert parts.tolist() == [0, 0, 1, 1, 1, 3]
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.sparse_csr])

@@ -154,7 +154,7 @@ BAD = {
     "empty cell": (
         HEAD + ROWS + "s,,a,1\n",
         NUMERIC,
-        r"client 's', row 4, column 'age' is empty; accepted: a finite number .*or leave the column out",
+        r"client 's', row 4, column 'age' is empty; accepted: a finite number .*or leave the row or the column out",
     ),
     "empty category": (
         HEAD + ROWS + "s,3,,1\n",

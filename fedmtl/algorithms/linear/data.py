@@ -2,8 +2,8 @@
 
 A model is linear here when it has one output and its flat parameters are theta = [weights..., bias], so that its
 prediction on a record is theta . x_j with x_j the record's features, with a last 1 where the model has a bias. The
-gradient of a loss l(theta . x, y) is then a multiple s of the row, s = dl/d(theta . x): all that the release of an
-owner's gradients needs besides the rows.
+gradient of a loss l(theta . x, y) is then a multiple s of the row, s = dl/d(theta . x): all that the release of a
+client's gradients needs besides the rows.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class DomainBound:
 
 @dataclass(frozen=True, eq=False)
 class LinearData:
-    """The training records of all owners as rows of a linear model, in the owners' order of the data.
+    """The training records of all clients as rows of a linear model, in the clients' order of the data.
 
     Attributes:
-        x: (n_i, p) float64 of each owner, on the CPU, the last column ones where the model has a bias.
-        y: (n_i,) float64 of each owner; -1 and +1 where the data have two classes.
+        x: (n_i, p) float64 of each client, on the CPU, the last column ones where the model has a bias.
+        y: (n_i,) float64 of each client; -1 and +1 where the data have two classes.
         bias: whether the last column is the bias.
         name: of the data, for messages.
     """

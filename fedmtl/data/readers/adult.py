@@ -151,7 +151,7 @@ def read_adult(
     fitted = f": they fitted the z-scores and the {components} principal components" if components else ""
     note = (
         f"the last {public_rows} persons of the file are taken as public{fitted}, and no epsilon covers them; the "
-        "number of persons of each owner is public"
+        "number of persons of each client is public"
     )
     return assemble(
         x, targets, parts, public, Domain(bound1, float(bound2), 1.0),

@@ -114,13 +114,15 @@ def _feature(table: Table, name: str, coded: bool) -> np.ndarray:
     if coded:
         values = _texts(table, name)
         return (values[:, None] == np.unique(values)[None]).astype(np.float32)
-    accepted = f"a finite number (or give one_hot=[{name!r}], or leave the column out of features)"
+    accepted = f"a finite number (or give one_hot=[{name!r}], or leave the row or the column out)"
     return table.numbers(name, typed=True, accepted=accepted).astype(np.float32)[:, None]
 
 
 def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
     if labels is None:
-        accepted = "a finite number (or give labels=[...], the values in order of their class number)"
+        accepted = (
+            "a finite number (or leave the row out, or give labels=[...], the values in order of their class number)"
+        )
         values = table.numbers(name, typed=True, accepted=accepted)
         return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
     if len(set(labels)) != len(labels) or not labels:
