@@ -10,6 +10,7 @@ These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -86,3 +87,28 @@ def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) 
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
     key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+class Coins(Protocol):
+    """Gives random bits for one draw of a cohort."""
+
+    def uniform(self, count: int) -> np.ndarray:
+        """Return ``count`` float64 numbers in [0, 1) with 53 random bits each."""
+
+
+def distinct_ranks(n: int, size: int, coins: Coins) -> np.ndarray:
+    """Return a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size) for small sizes.
+
+    Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform sampling
+    without replacement; more than half of the population is drawn as a complement.
+    """
+    if 2 * size > n:
+        left_out = distinct_ranks(n, n - size, coins)
+        return np.delete(np.arange(n, dtype=np.int64), left_out)
+    drawn = np.empty(0, dtype=np.int64)
+    while drawn.size < size:
+        fresh = np.floor(coins.uniform(size - drawn.size + 16) * n).astype(np.int64)
+        drawn = np.concatenate([drawn, fresh])
+        _, first = np.unique(drawn, return_index=True)
+        drawn = drawn[np.sort(first)]
+    return np.sort(drawn[:size])

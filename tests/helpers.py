@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fedmtl.data import FederatedDataset
+from fedmtl.privacy import BoundSampler, SamplingLaw, calibrate_multiplier, step_event
+from fedmtl.privacy.accounting.pld import LossLaw
+from fedmtl.privacy.settings import Accountant
 
 
 def ragged_classification(
@@ -37,3 +41,16 @@ def regression(
             y = x @ own + 0.1 * torch.randn(examples, generator=generator, dtype=torch.float64)
             parts[side][f"client-{client}"] = (x, y)
     return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=None, name="regression")
+
+
+def calibrated(
+    sampler: BoundSampler, law: SamplingLaw, *, releases: int = 1, accountant: Accountant = "pld", **asked
+) -> float:
+    """The multiplier of each Gaussian release of a step; ``asked`` are the target, delta and number of steps."""
+    return calibrate_multiplier(lambda z: step_event((z,) * releases, sampler, law, accountant), **asked)
+
+
+def delta_at(law: LossLaw, epsilon: float) -> float:
+    """The hockey-stick divergence of a law of losses at ``epsilon``, by its definition."""
+    above = law.losses > epsilon
+    return law.infinity + float(law.masses[above] @ -np.expm1(epsilon - law.losses[above]))

@@ -4,6 +4,7 @@ No number leaves a client except through a :class:`Release`, and no release happ
 has not already charged. :func:`open_channel` is the one door.
 """
 
+from ..random import distinct_ranks
 from .accounting.calibration import calibrate_multiplier, calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon, largest_uses
 from .accounting.knorm import KNormDpEvent
@@ -12,18 +13,17 @@ from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions, selection_event
 from .channel import Channel
 from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
-from .coins import distinct_ranks
 from .gradients import GradientPlan, PublishedClaim, WarmStartRelease
 from .ledger import Ledger
 from .local_steps import LocalSteps
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .noise.symmetric import DiagonalLaplace, SymmetricGaussian, SymmetricKNorm, smat, svec
+from .noise.symmetric import smat, svec
 from .noise.wishart import WishartNoise
 from .opening import open_channel
 from .quantile import QuantileClip
-from .release import Release, ReleasePlan, calibrate_noise, step_event
+from .release import Release, ReleasePlan, step_event
 from .report import PrivacyReport, SignalToNoise
 from .samplers import (
     BoundSampler,
@@ -44,7 +44,6 @@ __all__ = [
     "ClientPrivacy",
     "ClientVectors",
     "CyclicCohorts",
-    "DiagonalLaplace",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",
@@ -75,12 +74,9 @@ __all__ = [
     "SecureSource",
     "SeededSource",
     "SignalToNoise",
-    "SymmetricGaussian",
-    "SymmetricKNorm",
     "WarmStartRelease",
     "WishartNoise",
     "calibrate_multiplier",
-    "calibrate_noise",
     "calibrate_selection",
     "clip_factors",
     "clip_rows",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,15 +25,15 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .account import Account
 from .chain import Head
-from .clip import MARGIN, Clip, clip_rows, row_norms
-from .forms import contributions, shaped
+from .clip import MARGIN, Clip, clip_rows, contributions, row_norms
 from .gradients import GradientPlan, NoiseTerms, first_law
 from .local_steps import LocalSteps
 from .noise.grid import GridValue, privatize
 from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
-from .quantile import QuantileClip, count_rows, count_sensitivity, noisy_fraction
+from .noise.symmetric import smat
+from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise, channel_report
 from .row_noise import BoundRowNoise
@@ -50,9 +50,11 @@ from .sums import (
     ScaledRows,
     by_client,
 )
-from .tap import Tap
 
 Recording = Sequence[tuple[int, str, Tensor]]
+Tap = Callable[[int, str, Tensor, Tensor], None]
+"""(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
+before clip and noise, also where a replay forces the released value. It is private: for audits and tests alone."""
 Message = Tensor | GradientMessage | GradientChunks | ClientVectors
 GRADIENT, FIRST = "gradient", "first"
 _DRAWN = 1 << 18  # numbers of noise drawn ahead, where nothing is lost by that
@@ -420,7 +422,8 @@ class Channel:
                 one.copy_(value)
                 if width is not None:
                     self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
-        return shaped(total / self.denominator, self._plans[name].form)
+        value = total / self.denominator
+        return smat(value) if self._plans[name].form == "symmetric" else value
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         return (values,) if self.replicates == 1 else values.unbind()
@@ -436,7 +439,7 @@ class Channel:
             bound = count_sensitivity(release.relation)
             value = privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
         self._note(step, key, value)
-        norm = settings.updated_norm(release.clip.bound, noisy_fraction(float(value)))
+        norm = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
         self.releases[name] = release.clipped_at(norm)
 
     def _checked_step(self, name: str, rows: Tensor, clients: Tensor) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,51 +11,49 @@ from torch import Tensor
 from .._check import positive
 from ..errors import ConfigError
 from .noise.laws import Norm
+from .noise.symmetric import svec
+
+if TYPE_CHECKING:
+    from .release import Form
 
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
 _BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
+_MATRIX_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
-class Clip(ABC):
-    """One norm over the whole vector, scaled down to ``bound * (1 - 2**-20)``.
+class Clip:
+    """Bounds one norm over the whole vector, which is scaled down to ``bound * (1 - 2**-20)``.
 
     Args:
         bound: C, above 0, in units of the vectors.
+
+    Attributes:
+        norm: the norm that is bounded.
     """
 
     bound: float
+    norm: ClassVar[Norm]
 
     def __post_init__(self) -> None:
         positive(self, bound=self.bound)
 
-    @property
-    @abstractmethod
-    def norm(self) -> Norm:
-        """The norm that is bounded."""
-
 
 @dataclass(frozen=True)
 class L2Clip(Clip):
-    """A bound on the L2 norm."""
+    """Bounds the L2 norm."""
 
-    @property
-    def norm(self) -> Norm:
-        """``"l2"``."""
-        return "l2"
+    norm = "l2"
 
 
 @dataclass(frozen=True)
 class L1Clip(Clip):
-    """A bound on the L1 norm."""
+    """Bounds the L1 norm."""
 
-    @property
-    def norm(self) -> Norm:
-        """``"l1"``."""
-        return "l1"
+    norm = "l1"
 
 
 CLIPS: dict[Norm, type[L1Clip] | type[L2Clip]] = {"l1": L1Clip, "l2": L2Clip}
@@ -123,6 +121,33 @@ def clipped_sum(rows: Tensor, clip: Clip | None) -> Tensor:
         wide, norms = _with_norms(chunk, clip)
         total += (clip_factors(norms, clip) @ wide).cpu()
     return total
+
+
+def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
+    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
+
+    Args:
+        rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
+        clip: the bound on one row, or None.
+        form: see :class:`~fedmtl.privacy.ReleasePlan`.
+
+    Returns:
+        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
+        :func:`~fedmtl.privacy.noise.symmetric.svec`.
+    """
+    if form == "vector":
+        if rows.ndim == 2:
+            return clipped_sum(rows, clip)
+        return torch.stack([contributions(one, clip, form) for one in rows])
+    wide = rows.detach().cpu().double()
+    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
+        parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
+        return torch.cat([contributions(part, clip, form) for part in parts])
+    clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
+    if form == "diagonal":
+        return (clipped * clipped).sum(-2)
+    values = clipped.numpy()  # of small matrices numpy's products are faster than torch's
+    return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
 
 
 def clipped_segment_sums(rows: Tensor, owner: Tensor, count: int, clip: Clip | None) -> Tensor:

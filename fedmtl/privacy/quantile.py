@@ -67,7 +67,7 @@ class QuantileClip:
 
         Args:
             norm: C, above 0.
-            noisy_fraction: b, from :func:`noisy_fraction`; it may lie outside [0, 1].
+            noisy_fraction: b, the released mean of ``b_k - 1/2``, plus 1/2; it may lie outside [0, 1].
         """
         return norm * math.exp(-self.lr * (noisy_fraction - self.quantile))
 
@@ -89,15 +89,6 @@ def count_rows(norms: Tensor, norm: float) -> Tensor:
     """
     below = norms <= norm
     return torch.where(below, COUNT_BOUND, -COUNT_BOUND).to(norms.dtype)[:, None]
-
-
-def noisy_fraction(released: float) -> float:
-    """The noisy fraction of clients not clipped, from the released mean of ``b - 1/2``.
-
-    Args:
-        released: (sum of ``b_k - 1/2``, plus noise) over the public denominator.
-    """
-    return released + COUNT_BOUND
 
 
 def split_multiplier(multiplier: float, count_multiplier: float) -> float:

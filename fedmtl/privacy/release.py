@@ -15,12 +15,11 @@ from dp_accounting import dp_event
 
 from .._check import one_of, positive, positive_int
 from ..errors import ConfigError, PrivacyError
-from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent
 from .clip import CLIPS, L1Clip, L2Clip
 from .noise.laws import GaussianNoise, NoiseLaw
 from .noise.registry import LAWS
-from .noise.symmetric import DiagonalLaplace, SymmetricGaussian
+from .noise.symmetric import outer_sensitivity
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
 from .settings import Accountant, ClientPrivacy, Mechanism, Observer
@@ -161,15 +160,13 @@ class Release:
     def sensitivity(self) -> float:
         """S: the most the sum moves between neighbours, in the norm that the noise needs.
 
-        A vector moves by w_max C, and by 2 w_max C for replace-one. A matrix w w^T moves by C^2 in the Frobenius norm
-        and by sqrt(2) C^2 for replace-one: ||u u^T - v v^T||_F^2 = ||u||^4 + ||v||^4 - 2 (u.v)^2. Its diagonal moves
-        as much in the L2 norm, and by C^2 or 2 C^2 in the L1 norm.
+        A vector moves by w_max C, and by 2 w_max C for replace-one; a matrix w w^T, or its diagonal, by
+        :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
         """
         if self.form == "vector":
             return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
-        diagonal = self.form == "diagonal" and self.noise is not None and self.noise.norm == "l1"
-        law = DiagonalLaplace if diagonal else SymmetricGaussian
-        return self.weight_bound * law.sensitivity(self.clip.bound, self.relation)
+        norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
+        return self.weight_bound * outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
 
     @property
     def contribution_bound(self) -> float:
@@ -263,37 +260,6 @@ def step_event(
     if without_replacement and not LAWS[mechanism].joint:
         raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
     return StepEvent(sampler.event(joint, law), "rdp" if without_replacement else accountant)
-
-
-def calibrate_noise(
-    sampler: BoundSampler,
-    law: SamplingLaw,
-    *,
-    target: float,
-    delta: float,
-    uses: int,
-    releases: int = 1,
-    accountant: Accountant = "pld",
-) -> float:
-    """The noise multiplier of each Gaussian release such that ``uses`` steps cost at most ``target``.
-
-    Args:
-        sampler, law: who takes part, and what that guarantees.
-        target, delta, uses: as for :func:`calibrate_multiplier`.
-        releases: Gaussian releases in one step, with equal multipliers.
-        accountant: ``"pld"`` or ``"rdp"``.
-
-    Returns:
-        z, as :func:`calibrate_multiplier`.
-
-    Raises:
-        ConfigError: no multiplier reaches the target.
-    """
-
-    def step(multiplier: float) -> StepEvent:
-        return step_event((multiplier,) * releases, sampler, law, accountant)
-
-    return calibrate_multiplier(step, target=target, delta=delta, uses=uses, within=sampler.describe())
 
 
 def bind_releases(

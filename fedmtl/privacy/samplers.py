@@ -43,7 +43,7 @@ from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import BudgetExhausted, ConfigError, PrivacyError
-from .coins import Coins, distinct_ranks
+from ..random import Coins, distinct_ranks
 
 if TYPE_CHECKING:
     from .settings import Guarantee, Observer

@@ -45,8 +45,8 @@ from fedmtl.privacy import (
     SeededSource,
     WarmStartRelease,
     account,
+    channel,
     clip,
-    forms,
     gradients,
     opening,
     release,
@@ -567,11 +567,11 @@ def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
 
 # Clipping, weights and the denominator of sums of rows
 
-_clipped_sum, _clip_rows = clip.clipped_sum, forms.clip_rows
+_clipped_sum, _clip_rows = clip.clipped_sum, clip.clip_rows
 
 
 def _sum(make: Callable) -> _Patch:
-    return _set(forms, "clipped_sum", make)
+    return _set(clip, "clipped_sum", make)
 
 
 def _per_layer(rows, bound):
@@ -974,7 +974,7 @@ def _off_diagonal(factor: float) -> _Patch:
         matrix.diagonal(dim1=-2, dim2=-1).div_(factor)
         return matrix
 
-    return _set(forms, "smat", of)
+    return _set(channel, "smat", of)
 
 
 def _root_of(factor: float) -> _Patch:
@@ -1236,7 +1236,7 @@ MUTANTS = [
     Mutant("clip skipped", _sum(lambda rows, bound: _clipped_sum(rows, None)), SENSITIVITY),
     Mutant(
         "clip skipped",
-        _set(forms, "clip_rows", lambda rows, bound: _clip_rows(rows, None)),
+        _set(clip, "clip_rows", lambda rows, bound: _clip_rows(rows, None)),
         SENSITIVITY,
         ("symmetric", "diagonal", "layers"),
     ),
@@ -1248,7 +1248,7 @@ MUTANTS = [
     ),
     Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
-    Mutant("clip of the square root", _set(forms, "clip_rows", _clip_of_the_square_root), SENSITIVITY, ("symmetric",)),
+    Mutant("clip of the square root", _set(clip, "clip_rows", _clip_of_the_square_root), SENSITIVITY, ("symmetric",)),
     Mutant(
         "rows not clipped before their noise",
         _set(row_noise, "clip_rows", lambda rows, bound: rows),

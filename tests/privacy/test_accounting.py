@@ -16,11 +16,11 @@ from fedmtl.privacy import (
     FixedCohort,
     FullParticipation,
     PoissonSampling,
-    calibrate_noise,
     epsilon,
     step_event,
 )
 from fedmtl.privacy.accounting.composition import largest_uses, renyi_curve
+from tests.helpers import calibrated
 
 Add, Replace = (
     dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -63,7 +63,7 @@ def test_poisson_table(delta: float, accountant: str, expected: tuple[float, ...
     sampler = PoissonSampling(100).bind(3400)
     law = sampler.law(stateful=True, observer="clients")
     for target, std in zip((1.0, 2.0, 4.0, 8.0), expected, strict=True):
-        z = calibrate_noise(sampler, law, target=target, delta=delta, uses=500, accountant=accountant)
+        z = calibrated(sampler, law, target=target, delta=delta, uses=500, accountant=accountant)
         assert z == pytest.approx(std, rel=3e-3)
 
 
@@ -75,7 +75,7 @@ def test_fixed_cohort_table() -> None:
         step = step_event((std / 2,), sampler, law, "pld")  # the table is relative to C, the multiplier to 2 C
         assert step.accountant == "rdp"
         assert epsilon(step.event, 500, 1 / 3400, accountant="rdp") == pytest.approx(target, rel=6e-3)
-    z = calibrate_noise(sampler, law, target=2.0, delta=1 / 3400, uses=500)
+    z = calibrated(sampler, law, target=2.0, delta=1 / 3400, uses=500)
     assert 2 * z == pytest.approx(4.95, rel=1e-3)
 
 

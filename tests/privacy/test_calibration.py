@@ -7,12 +7,13 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, calibrate_noise, epsilon, step_event
+from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, epsilon, step_event
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.settings import Accountant
+from tests.helpers import calibrated
 
 
 def cost(sampler, z: float, delta: float, uses: int, releases: int = 1) -> float:
@@ -35,14 +36,14 @@ CASES = [
 @pytest.mark.parametrize(("sampler", "target", "delta", "uses", "releases"), CASES)
 def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, releases) -> None:
     law = sampler.law(stateful=True, observer="clients")
-    z = calibrate_noise(sampler, law, target=target, delta=delta, uses=uses, releases=releases)
+    z = calibrated(sampler, law, target=target, delta=delta, uses=uses, releases=releases)
     assert cost(sampler, z, delta, uses, releases) <= target
     assert cost(sampler, z * (1 - 1e-4), delta, uses, releases) > target
 
 
 def test_the_library_confirms_the_main_case() -> None:
     sampler = PoissonSampling(100).bind(1000)
-    z = calibrate_noise(sampler, sampler.law(stateful=True, observer="clients"), target=4.0, delta=1e-5, uses=100)
+    z = calibrated(sampler, sampler.law(stateful=True, observer="clients"), target=4.0, delta=1e-5, uses=100)
     library = PLDAccountant()
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     assert library.get_epsilon(1e-5) == pytest.approx(4.0, rel=5e-4)
@@ -52,7 +53,7 @@ def test_noise_is_monotone_in_everything() -> None:
     def z(target: float = 2.0, delta: float = 1e-5, uses: int = 100, cohort: float = 50) -> float:
         sampler = PoissonSampling(cohort).bind(1000)
         law = sampler.law(stateful=True, observer="clients")
-        return calibrate_noise(sampler, law, target=target, delta=delta, uses=uses)
+        return calibrated(sampler, law, target=target, delta=delta, uses=uses)
 
     by_epsilon = [z(target=value) for value in (0.5, 2.0, 8.0)]
     assert by_epsilon == sorted(by_epsilon, reverse=True)
@@ -67,17 +68,17 @@ def test_noise_is_monotone_in_everything() -> None:
 def test_an_unreachable_target_is_refused() -> None:
     sampler = FullParticipation().bind(5)
     with pytest.raises(ConfigError, match="cannot be reached"):
-        calibrate_noise(sampler, sampler.law(stateful=True, observer="clients"), target=1e-7, delta=1e-12, uses=10**6)
+        calibrated(sampler, sampler.law(stateful=True, observer="clients"), target=1e-7, delta=1e-12, uses=10**6)
 
 
 def test_calibration_takes_few_evaluations() -> None:
     sampler = PoissonSampling(100).bind(1003)
     law = sampler.law(stateful=True, observer="clients")
     before = composition._epsilon.cache_info().misses
-    z = calibrate_noise(sampler, law, target=4.0, delta=1e-5, uses=100)
+    z = calibrated(sampler, law, target=4.0, delta=1e-5, uses=100)
     assert composition._epsilon.cache_info().misses - before <= 30
     before = composition._epsilon.cache_info().misses
-    assert calibrate_noise(sampler, law, target=4.0, delta=1e-5, uses=100) == z
+    assert calibrated(sampler, law, target=4.0, delta=1e-5, uses=100) == z
     assert composition._epsilon.cache_info().misses == before
 
 

@@ -12,9 +12,9 @@ from scipy import integrate, special, stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import epsilon
-from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law, loss_scale
+from tests.helpers import delta_at
 
 CASES = [(2, 1.0), (3, 2.0), (4, 0.1), (10, 0.1), (10, 20.0), (100, 5.0), (465, 0.5), (5000, 2.0)]
 
@@ -51,7 +51,7 @@ def test_the_law_is_that_of_the_simulated_loss(dimension: int, beta: float) -> N
     for eps in (0.0, *at[3:]):
         terms = np.maximum(0.0, -np.expm1(max(eps, 0.0) - sample))
         error = 5 * terms.std() / math.sqrt(sample.size) + 1e-5
-        assert abs(pld.delta_at(value, max(eps, 0.0)) - terms.mean()) < error + 2e-3 * terms.mean()
+        assert abs(delta_at(value, max(eps, 0.0)) - terms.mean()) < error + 2e-3 * terms.mean()
     assert value.masses.sum() + value.infinity == pytest.approx(1, abs=1e-13)
     assert value.masses @ np.exp(-value.losses) == pytest.approx(1, abs=1e-12)  # nothing is lost under Q
 
@@ -77,7 +77,7 @@ def test_the_full_shift_is_the_worst_case(dimension: int, beta: float) -> None:
             shift[-1] = length
             sample = beta * (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1))
             delta = float(np.maximum(0, -np.expm1(eps - sample)).mean())
-            assert previous <= delta <= pld.delta_at(value, eps) + 0.005
+            assert previous <= delta <= delta_at(value, eps) + 0.005
             previous = delta
 
 

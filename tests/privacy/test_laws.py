@@ -23,6 +23,7 @@ from fedmtl.privacy.accounting import losses as laws
 from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import elementary, renyi_curve
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from tests.helpers import delta_at
 
 
 def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:
@@ -71,13 +72,13 @@ def test_the_gaussian_pair_dominates_closely(z: float, q: float) -> None:
         if level > 0:
             x = z * z * math.log(level) + 0.5
             exact = q * stats.norm.sf((x - 1) / z) - (math.exp(eps) - 1 + q) * stats.norm.sf(x / z)
-            assert exact * (1 - 1e-9) - 1e-15 <= pld.delta_at(pair.remove, eps) <= exact + width * width
+            assert exact * (1 - 1e-9) - 1e-15 <= delta_at(pair.remove, eps) <= exact + width * width
         level = (math.exp(-eps) - 1 + q) / q
         x = z * z * math.log(level) + 0.5 if level > 0 else -math.inf
         exact = stats.norm.cdf(x / z) - math.exp(eps) * (
             (1 - q) * stats.norm.cdf(x / z) + q * stats.norm.cdf((x - 1) / z)
         )
-        assert exact * (1 - 1e-9) - 1e-15 <= pld.delta_at(pair.add, eps) <= exact + width * width
+        assert exact * (1 - 1e-9) - 1e-15 <= delta_at(pair.add, eps) <= exact + width * width
 
 
 @pytest.mark.parametrize("uses", [10, 1000, 100_000])
@@ -127,7 +128,7 @@ def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> Non
         for eps in (0.0, 0.03, 0.1, 0.3):
             terms = np.maximum(0.0, -np.expm1(eps - losses))
             error = 5 * terms.std() / math.sqrt(count) + 1e-9
-            assert terms.mean() - error <= pld.delta_at(law, eps) <= terms.mean() * 1.001 + error
+            assert terms.mean() - error <= delta_at(law, eps) <= terms.mean() * 1.001 + error
 
 
 def test_tight_amplification_is_below_that_of_pure_epsilon() -> None:
@@ -158,7 +159,7 @@ def test_releases_that_share_a_coin() -> None:
     exact = float((0.8 * without + 0.2 * twice.masses) @ np.maximum(0, -np.expm1(0.05 - loss)))
     atoms = laws.step_pair(elementary(pair)[0][0], 1e-3)
     assert atoms is not None
-    assert pld.delta_at(atoms.remove, 0.05) == pytest.approx(exact, rel=1e-3)
+    assert delta_at(atoms.remove, 0.05) == pytest.approx(exact, rel=1e-3)
 
 
 def test_events_are_flattened_and_joined() -> None:

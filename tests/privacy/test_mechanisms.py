@@ -279,9 +279,6 @@ def test_events_are_relative_to_the_sensitivity():
     assert GaussianNoise(1.3).event() == GaussianNoise(1.3).event(5) == dp_event.GaussianDpEvent(1.3)
     assert LaplaceNoise(0.7).event(5) == dp_event.LaplaceDpEvent(0.7)
     assert [law.norm for law in LAWS] == ["l2", "l1", "l2"]
-    for kind in (LaplaceNoise, L2LaplaceNoise):
-        assert kind.of_epsilon(4.0) == kind(0.25)
-        assert kind(0.25).epsilon == 4.0
 
 
 def test_the_event_of_l2_laplace():
@@ -335,9 +332,3 @@ def test_one_coordinate_is_the_worst_case_of_laplace(parts):
 def test_multipliers_are_positive(kind, multiplier):
     with pytest.raises(ConfigError, match=f"{kind.__name__}.multiplier"):
         kind(multiplier)
-
-
-@pytest.mark.parametrize("kind", [LaplaceNoise, L2LaplaceNoise])
-def test_epsilons_are_positive(kind):
-    with pytest.raises(ConfigError, match=f"{kind.__name__}.epsilon"):
-        kind.of_epsilon(0.0)

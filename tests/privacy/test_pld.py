@@ -11,6 +11,7 @@ from scipy import optimize
 
 from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.pld import LossLaw, LossPair
+from tests.helpers import delta_at
 
 H = 0.05
 RNG = np.random.default_rng(3)
@@ -51,7 +52,7 @@ def test_a_long_composition_agrees_with_the_library(size: int, times: int) -> No
     assert pld.compose([(centred, times)], 1e-9).infinity == pytest.approx(1e-9)  # the tail given up
     centre = float(composed.losses @ composed.masses)
     for eps in (centre - 1, centre, centre + 1, centre + 3):
-        assert pld.delta_at(composed, eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12)
+        assert delta_at(composed, eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12)
 
 
 def test_the_window_loses_no_more_than_its_tail() -> None:
@@ -69,7 +70,7 @@ def test_the_window_loses_no_more_than_its_tail() -> None:
 def test_delta_and_epsilon_invert_each_other() -> None:
     value = law(80, -30, 1e-7)
     for eps in (0.0, 0.02, H, 0.33, 1.7, 2.4):
-        delta = pld.delta_at(value, eps)
+        delta = delta_at(value, eps)
         assert delta == pytest.approx(slow_delta(value, eps), rel=1e-12)
         assert pld.epsilon_at(value, delta) == pytest.approx(eps, abs=1e-9)
     for delta in (0.1, 1e-3, 2e-7):
@@ -81,7 +82,7 @@ def test_delta_and_epsilon_invert_each_other() -> None:
     assert pld.epsilon_at(LossLaw(H, 4, np.ones(1)), 1 - math.exp(-0.1)) == pytest.approx(0.1)
     high = law(12, 10**6, 1e-7)
     for eps in (1e6 * H - 0.3, 1e6 * H + 0.23):
-        assert pld.epsilon_at(high, pld.delta_at(high, eps)) == pytest.approx(eps, abs=1e-9)
+        assert pld.epsilon_at(high, delta_at(high, eps)) == pytest.approx(eps, abs=1e-9)
     assert pld.epsilon_at(high, 1.0) == 0.0
 
 
@@ -92,7 +93,7 @@ def test_placing_atoms_keeps_the_probabilities_of_both_hypotheses_and_dominates(
     assert placed.masses.sum() == pytest.approx(masses.sum(), rel=1e-13)
     assert placed.masses @ np.exp(-placed.losses) == pytest.approx(masses @ np.exp(-losses), rel=1e-12)
     exact = [float(masses @ np.maximum(0, -np.expm1(eps - losses))) + 1e-6 for eps in np.linspace(-2, 2, 81)]
-    bounds = [pld.delta_at(placed, eps) for eps in np.linspace(-2, 2, 81)]
+    bounds = [delta_at(placed, eps) for eps in np.linspace(-2, 2, 81)]
     assert all(b >= e * (1 - 1e-12) for b, e in zip(bounds, exact, strict=True))
     assert max(b - e for b, e in zip(bounds, exact, strict=True)) < H / 4
 
@@ -107,9 +108,9 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
     down, up = (pld.on_grid(*atoms[:2], 1e-4, atoms[2]) for atoms in pld.sampled_atoms(LossPair(remove, add), rate))
     for eps in (-0.6, -0.4, 0.0, 0.1, 0.4):  # the first one below log(1 - q)
         exact = np.maximum(mixed - math.exp(eps) * q, 0).sum()
-        assert pld.delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
+        assert delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
         exact = np.maximum(q - math.exp(eps) * mixed, 0).sum()
-        assert pld.delta_at(up, eps) == pytest.approx(exact, abs=1e-4)
+        assert delta_at(up, eps) == pytest.approx(exact, abs=1e-4)
 
 
 def test_renyi_divergence_of_a_discrete_law() -> None:

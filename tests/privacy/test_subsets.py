@@ -13,10 +13,10 @@ from scipy import integrate, stats
 
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import RecordPrivacy
-from fedmtl.privacy.accounting import pld
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair
+from tests.helpers import delta_at
 from tests.privacy.activations import open_activations
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
@@ -73,7 +73,7 @@ def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(noise: s
     assert law is not None
     assert law.add is law.remove
     levels = (0.0, 0.05, 0.2, 0.4)
-    claimed = [pld.delta_at(law.remove, eps) for eps in levels]
+    claimed = [delta_at(law.remove, eps) for eps in levels]
     worst, largest = np.zeros(len(levels)), 0.0
     for one, other in neighbours():
         p, r = subset_mixture(one, q, density, GRID), subset_mixture(other, q, density, GRID)
@@ -106,8 +106,8 @@ def test_gaussian_shifts_in_opposite_directions_are_the_worst(angle: float) -> N
     for eps in (0.0, 0.1, 0.3):
         for length in (1.0, 0.5):
             v = (length * math.cos(angle), length * math.sin(angle))
-            assert divergence((1.0, 0.0), v, eps) <= pld.delta_at(law.remove, eps) * (1 + 1e-4)
-            assert divergence(v, (1.0, 0.0), eps) <= pld.delta_at(law.remove, eps) * (1 + 1e-4)
+            assert divergence((1.0, 0.0), v, eps) <= delta_at(law.remove, eps) * (1 + 1e-4)
+            assert divergence(v, (1.0, 0.0), eps) <= delta_at(law.remove, eps) * (1 + 1e-4)
 
 
 def test_subsampled_l2_laplace_noise_by_quadrature() -> None:
@@ -124,7 +124,7 @@ def test_subsampled_l2_laplace_noise_by_quadrature() -> None:
     law = step_pair(event(KNormDpEvent(e, 2), q), 1e-3).remove
     for eps in (0.0, 0.2, 0.4):
         exact = float(np.maximum(p - math.exp(eps) * r, 0).sum())
-        claimed = pld.delta_at(law, eps)
+        claimed = delta_at(law, eps)
         assert exact <= claimed * (1 + 1e-3)
         assert exact > 0.25 * claimed
 

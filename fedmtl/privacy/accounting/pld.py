@@ -204,13 +204,6 @@ def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
     return LossLaw(width, first, masses, infinity)
 
 
-def delta_at(law: LossLaw, epsilon: float) -> float:
-    """The hockey-stick divergence at ``epsilon``."""
-    losses = law.losses
-    above = losses > epsilon
-    return law.infinity + float(law.masses[above] @ -np.expm1(epsilon - losses[above]))
-
-
 def epsilon_at(law: LossLaw, delta: float) -> float:
     """The smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``; it may be infinite."""
     if law.infinity > delta:

@@ -26,7 +26,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy import optimize, special
 
 from ...errors import ConfigError
-from ..coins import Coins
+from ...random import Coins
 
 
 def selection_event(event: Any, *, mean: float, shape: float) -> Any:

@@ -28,8 +28,6 @@ from .sources import tails_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Self
-
     from .sources import NoiseSource
 
 Norm = Literal["l1", "l2"]
@@ -48,7 +46,7 @@ class NoiseLaw(ABC):
     Attributes:
         name: as settings call it (``mechanism=``).
         norm: in which it needs the sensitivity, so in which rows are clipped.
-        pure: whether one release has a pure epsilon, with delta 0.
+        pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
         joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
         refuted: why the published accounting does not hold, for a law that protects nothing; else None.
     """
@@ -156,25 +154,7 @@ class GaussianNoise(NoiseLaw):
 
 
 @dataclass(frozen=True)
-class PureNoise(NoiseLaw):
-    """A law that gives pure epsilon 1 / ``multiplier`` by itself."""
-
-    pure = True
-
-    @classmethod
-    def of_epsilon(cls, epsilon: float) -> Self:
-        """The noise of a release with pure ``epsilon``, above 0."""
-        positive(cls.__name__, epsilon=epsilon)
-        return cls(1.0 / epsilon)
-
-    @property
-    def epsilon(self) -> float:
-        """Pure epsilon of one release."""
-        return 1.0 / self.multiplier
-
-
-@dataclass(frozen=True)
-class LaplaceNoise(PureNoise):
+class LaplaceNoise(NoiseLaw):
     """Independent Laplace noise of scale b S on every coordinate, S the L1 sensitivity: pure epsilon 1/b.
 
     The event is that of one coordinate that takes the whole shift, which is the worst case: moving the
@@ -188,6 +168,7 @@ class LaplaceNoise(PureNoise):
 
     name = "laplace"
     norm = "l1"
+    pure = True
 
     def event(self, dimension: int | None = None) -> Any:
         """``LaplaceDpEvent(b)``, whatever the dimension."""
@@ -202,7 +183,7 @@ class LaplaceNoise(PureNoise):
 
 
 @dataclass(frozen=True)
-class L2LaplaceNoise(PureNoise):
+class L2LaplaceNoise(NoiseLaw):
     """The K-norm mechanism of the L2 norm: density proportional to exp(-||v||_2 / (b S)), S the L2
     sensitivity: pure epsilon 1/b (Hardt, Talwar, "On the geometry of differential privacy", STOC 2010).
 
@@ -217,12 +198,13 @@ class L2LaplaceNoise(PureNoise):
 
     name = "l2_laplace"
     norm = "l2"
+    pure = True
 
     def event(self, dimension: int) -> Any:
         """``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and
         depends on the dimension."""
         positive_int(self, dimension=dimension)
-        return KNormDpEvent(epsilon=self.epsilon, dimension=dimension)
+        return KNormDpEvent(epsilon=1.0 / self.multiplier, dimension=dimension)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
         """b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""

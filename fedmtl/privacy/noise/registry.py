@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
-from .wishart import WishartLaw
+from .wishart import WishartNoise
 
-LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, WishartLaw)}
+LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise, WishartNoise)}
 
 SOUND_LAWS: tuple[str, ...] = tuple(name for name, law in LAWS.items() if law.refuted is None)
 """Names of the laws that protect what they are added to."""

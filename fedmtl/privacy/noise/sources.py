@@ -18,8 +18,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...random import derive_key, keyed_generator, philox
-from ..coins import Coins
+from ...random import Coins, derive_key, keyed_generator, philox
 
 
 class NoiseSource(Protocol):

@@ -1,32 +1,27 @@
-"""Noise on symmetric matrices: vector laws under an isometry.
+"""Symmetric matrices as vectors: noise on a sum of ``w w^T``, ||w||_2 <= K, is noise on a vector under an isometry.
 
-One client's contribution is ``w w^T`` with ``||w||_2 <= K``. The vectorization :func:`svec` keeps the Frobenius
-inner product, so the L2 sensitivity of the vector is the Frobenius sensitivity of the matrix, and both the law
-and the accounting are those of a vector of d(d+1)/2 coordinates.
+The vectorization :func:`svec` keeps the Frobenius inner product, so the L2 sensitivity of the vector is the Frobenius
+sensitivity of the matrix, and both the law and the accounting are those of a vector of d(d+1)/2 coordinates. An
+off-diagonal entry then has 1/sqrt(2) of the noise of a diagonal one.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import positive
 from ...errors import ConfigError
-from .laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
+from .laws import Norm
 
 if TYPE_CHECKING:
     from ..samplers import Relation
-    from .sources import NoiseSource
 
 
 def svec(matrix: Tensor) -> Tensor:
-    """The upper triangle by rows, off-diagonal entries times sqrt(2): ``svec(A) . svec(B) = tr(A B)``.
+    """Return the upper triangle by rows, off-diagonal entries times sqrt(2): ``svec(A) . svec(B) = tr(A B)``.
 
     Args:
         matrix: (..., d, d) symmetric, float.
@@ -41,7 +36,7 @@ def svec(matrix: Tensor) -> Tensor:
 
 
 def smat(vector: Tensor) -> Tensor:
-    """The inverse of :func:`svec`.
+    """Return the matrix of a vector: the inverse of :func:`svec`.
 
     Args:
         vector: (..., d(d+1)/2), float.
@@ -67,106 +62,17 @@ def _weights(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
     return weights
 
 
-@dataclass(frozen=True)
-class SymmetricNoise(ABC):
-    """Noise on a symmetric d x d matrix, isotropic in the Frobenius norm.
+def outer_sensitivity(clip_norm: float, relation: Relation, *, diagonal_norm: Norm = "l2") -> float:
+    """Return the most that a sum of ``w w^T`` moves between neighbours.
+
+    In the Frobenius norm it is K^2 for add/remove and sqrt(2) K^2 for replace-one (two orthogonal vectors of norm K):
+    ||u u^T - v v^T||_F^2 = ||u||^4 + ||v||^4 - 2 (u.v)^2. The diagonal moves as much in the L2 norm. In the L1 norm,
+    ||w * w||_1 = ||w||_2^2, it moves by K^2, or 2 K^2 for replace-one (two vectors with disjoint support).
 
     Args:
-        multiplier: scale of the noise in units of the Frobenius sensitivity, above 0.
+        clip_norm: K, bound on ``||w||_2``.
+        relation: how neighbours differ.
+        diagonal_norm: ``"l2"`` for the whole matrix, or the diagonal in that norm; ``"l1"`` for the diagonal alone.
     """
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        positive(self, multiplier=self.multiplier)
-
-    @property
-    @abstractmethod
-    def vector(self) -> NoiseLaw:
-        """The law of ``svec`` of the noise."""
-
-    def event(self, dimension: int) -> Any:
-        """The event of one release of a (dimension, dimension) matrix."""
-        return self.vector.event(dimension * (dimension + 1) // 2)
-
-    def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Root mean square of a diagonal entry; off the diagonal it is 1/sqrt(2) of that."""
-        return self.vector.std(sensitivity, dimension * (dimension + 1) // 2)
-
-    def draw(self, source: NoiseSource, purpose: str, step: int, dimension: int) -> np.ndarray:
-        """(dimension, dimension) float64 symmetric noise at sensitivity 1."""
-        entries = self.vector.draw(source, purpose, step, dimension * (dimension + 1) // 2)
-        return smat(torch.from_numpy(entries)).numpy()
-
-    @staticmethod
-    def sensitivity(clip_norm: float, relation: Relation) -> float:
-        """Most that the sum of ``w w^T`` moves in the Frobenius norm: K^2 for add/remove, sqrt(2) K^2 for
-        replace-one (two orthogonal vectors of norm K).
-
-        Args:
-            clip_norm: K, bound on ``||w||_2``.
-            relation: how neighbours differ.
-        """
-        return clip_norm**2 * (math.sqrt(2.0) if relation == "replace" else 1.0)
-
-
-@dataclass(frozen=True)
-class SymmetricGaussian(SymmetricNoise):
-    """Symmetric Gaussian noise: standard deviation z S on the diagonal, z S / sqrt(2) off it."""
-
-    @property
-    def vector(self) -> GaussianNoise:
-        """Gaussian noise on d(d+1)/2 coordinates."""
-        return GaussianNoise(self.multiplier)
-
-
-@dataclass(frozen=True)
-class SymmetricKNorm(SymmetricNoise):
-    """Symmetric noise of density proportional to exp(-||E||_F / (b S)): pure epsilon 1/b."""
-
-    @property
-    def vector(self) -> L2LaplaceNoise:
-        """L2-Laplace noise on d(d+1)/2 coordinates."""
-        return L2LaplaceNoise(self.multiplier)
-
-
-@dataclass(frozen=True)
-class DiagonalLaplace:
-    """Laplace noise on the d diagonal entries, where nothing else of the matrix is released.
-
-    Args:
-        multiplier: scale in units of the L1 sensitivity of the diagonal, above 0.
-    """
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        positive(self, multiplier=self.multiplier)
-
-    @property
-    def vector(self) -> LaplaceNoise:
-        """Laplace noise on d coordinates."""
-        return LaplaceNoise(self.multiplier)
-
-    def event(self, dimension: int) -> Any:
-        """The event of one release of ``dimension`` diagonal entries."""
-        return self.vector.event(dimension)
-
-    def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Standard deviation of an entry."""
-        return self.vector.std(sensitivity, dimension)
-
-    def draw(self, source: NoiseSource, purpose: str, step: int, dimension: int) -> np.ndarray:
-        """(dimension,) float64 noise at sensitivity 1."""
-        return self.vector.draw(source, purpose, step, dimension)
-
-    @staticmethod
-    def sensitivity(clip_norm: float, relation: Relation) -> float:
-        """Most that the diagonal of the sum of ``w w^T`` moves in the L1 norm: ``||w * w||_1 = ||w||_2^2``, so
-        K^2 for add/remove, 2 K^2 for replace-one (two vectors of norm K with disjoint support).
-
-        Args:
-            clip_norm: K, bound on ``||w||_2``.
-            relation: how neighbours differ.
-        """
-        return clip_norm**2 * (2.0 if relation == "replace" else 1.0)
+    farther = 2.0 if diagonal_norm == "l1" else math.sqrt(2.0)
+    return clip_norm**2 * (farther if relation == "replace" else 1.0)

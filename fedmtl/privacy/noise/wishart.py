@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from torch import Tensor
 
-from ..._check import positive
 from ...errors import PrivacyError
 from ..accounting.losses import PureDpEvent
 from .laws import NoiseLaw
@@ -29,40 +27,14 @@ if TYPE_CHECKING:
     from .sources import NoiseSource
 
 
-@dataclass(frozen=True)
-class WishartNoise:
-    """W_d(d + 1, (K^2 / (2 epsilon)) I); its epsilon is that of the paper, not a guarantee.
-
-    Args:
-        epsilon: what the paper claims of one release, above 0.
-    """
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        positive(self, epsilon=self.epsilon)
-
-    def event(self, dimension: int) -> Any:
-        """``NonPrivateDpEvent``: every accountant answers infinity."""
-        return dp_event.NonPrivateDpEvent()
-
-    def refutation(self) -> float:
-        """Probability ``1 - exp(-epsilon)`` that an output proves which of two neighbours it came from."""
-        return -math.expm1(-self.epsilon)
-
-    def draw(self, source: NoiseSource, purpose: str, step: int, dimension: int) -> np.ndarray:
-        """(dimension, dimension) float64 noise for K = 1, symmetric and positive definite; times K^2
-        otherwise."""
-        normals = source.normal(purpose, step, dimension * (dimension + 1)).reshape(dimension, dimension + 1)
-        return normals @ normals.T / (2.0 * self.epsilon)
-
-
 REFUTED = "a neighbour makes an output of Wishart noise impossible with probability 1 - exp(-epsilon), in every step"
 
 
 @dataclass(frozen=True)
-class WishartLaw(NoiseLaw):
-    """Wishart noise in the coordinates of ``svec``, with the event that the paper claims; only the full matrix has it.
+class WishartNoise(NoiseLaw):
+    """W_d(d + 1, (K^2 / (2 epsilon)) I) in the coordinates of ``svec``, with the event that the paper claims.
+
+    Only the full matrix has it; its epsilon is that of the paper, not a guarantee.
 
     Args:
         multiplier: 1 / epsilon of the claim, above 0.
@@ -81,9 +53,10 @@ class WishartLaw(NoiseLaw):
         return self.multiplier * sensitivity * math.sqrt(_side(dimension) + 1.0)
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """(size,) float64, size = d (d + 1) / 2, at K = 1."""
-        matrix = WishartNoise(1.0 / self.multiplier).draw(source, purpose, step, _side(size))
-        return svec(torch.from_numpy(matrix)).numpy()
+        """Return (size,) float64 noise at K = 1, size = d (d + 1) / 2: of a positive definite matrix."""
+        d = _side(size)
+        normals = source.normal(purpose, step, d * (d + 1)).reshape(d, d + 1)
+        return svec(torch.from_numpy(normals @ normals.T / (2.0 / self.multiplier))).numpy()
 
     def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
         """Refused: no published method releases Wishart noise by client."""

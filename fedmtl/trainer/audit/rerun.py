@@ -13,8 +13,7 @@ from ...data import FederatedDataset
 from ...errors import BudgetExhausted
 from ...local import operation_threads
 from ...privacy import Channel
-from ...privacy.channel import Recording
-from ...privacy.tap import Tap
+from ...privacy.channel import Recording, Tap
 from ..problem import build_problem
 from ..trainer import Trainer
 
