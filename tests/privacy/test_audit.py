@@ -127,12 +127,12 @@ def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -
     noise = standardized(raw, _claim(kind, 1.5, dimension))
     assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
     parts = [(0, dimension)]
-    assert not any_refuted(noise_law("x", noise, parts, 1e-6))
+    assert not any_refuted(noise_law("x", noise, parts))
     for factor in (0.5, 2.0):
-        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, 1.5, dimension)), parts, 1e-6))
+        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, 1.5, dimension)), parts))
     others = {"gaussian", "laplace", "knorm"} - {kind} - ({"laplace", "knorm"} if dimension == 1 else set())
     for other in others if kind != "knorm" or dimension > 1 else {"gaussian"}:
-        assert any_refuted(noise_law("x", standardized(raw, _claim(other, 1.5, dimension)), parts, 1e-6)), other
+        assert any_refuted(noise_law("x", standardized(raw, _claim(other, 1.5, dimension)), parts)), other
 
 
 def test_repetition_at_any_lag_is_found() -> None:
@@ -153,12 +153,12 @@ def test_canaries_refute_less_noise_and_never_enough() -> None:
     for _ in range(games):
         present = rng.random(400) < 0.5
         scores = rng.standard_normal(400) + present
-        false += judge_gaussian("game", scores, present, 1.0, alpha, rng).refuted
+        false += judge_gaussian("game", (scores, present), 1.0, rng, level=alpha).refuted
     assert false <= stats.binom.isf(1e-6, games, alpha)
     present = rng.random(4000) < 0.5
     scores = rng.standard_normal(4000) + present
-    assert judge_gaussian("game", scores, present, 0.5, 1e-6, rng).refuted
-    assert judge_gaussian("game", scores, present, 0.5, 1e-6, rng).statistic < 1
+    assert judge_gaussian("game", (scores, present), 0.5, rng).refuted
+    assert judge_gaussian("game", (scores, present), 0.5, rng).statistic < 1
 
 
 def test_canaries_bound_epsilon_of_randomized_response() -> None:
@@ -166,12 +166,12 @@ def test_canaries_bound_epsilon_of_randomized_response() -> None:
     rng = np.random.default_rng(7)
     present = rng.random(40_000) < 0.5
     scores = np.where(rng.random(40_000) < 0.75, present, ~present).astype(float)
-    found = judge_curve("game", scores, present, [(math.log(3), 0.0)], 1e-6, rng)
+    found = judge_curve("game", (scores, present), [(math.log(3), 0.0)], rng)
     assert not found.refuted
     assert math.log(2.6) < found.statistic <= math.log(3)
-    assert judge_curve("game", scores, present, [(math.log(2.5), 0.0)], 1e-6, rng).refuted
-    assert judge_curve("game", scores, present, [(0.0, 0.4)], 1e-6, rng).refuted  # the true delta(0) is 1/2
-    assert not judge_curve("game", scores, present, [(0.0, 0.5)], 1e-6, rng).refuted
+    assert judge_curve("game", (scores, present), [(math.log(2.5), 0.0)], rng).refuted
+    assert judge_curve("game", (scores, present), [(0.0, 0.4)], rng).refuted  # the true delta(0) is 1/2
+    assert not judge_curve("game", (scores, present), [(0.0, 0.5)], rng).refuted
 
 
 def test_epsilon_that_rates_refute() -> None:
@@ -313,11 +313,11 @@ def test_turns_and_rows() -> None:
 
 
 def test_findings_say_what_happened() -> None:
-    assert not low_p("x", 0.2, 1e-6, "").refuted
-    assert low_p("x", math.nan, 1e-6, "").refuted
+    assert not low_p("x", 0.2, "").refuted
+    assert low_p("x", math.nan, "").refuted
     assert too_large("x", math.nan, 1.0, "").refuted
     assert not exact("x", 0, "").refuted
-    rows = [low_p("a", 1e-9, 1e-6, "off"), low_p("b", 0.5, 1e-6, ""), exact("c", 0, ""), skipped("d", "no noise")]
+    rows = [low_p("a", 1e-9, "off"), low_p("b", 0.5, ""), exact("c", 0, ""), skipped("d", "no noise")]
     text = table(rows).splitlines()
     assert [line.split()[0] for line in text] == ["check", "a", "b", "c", "d"]
     assert text[1].endswith("REFUTED: off")

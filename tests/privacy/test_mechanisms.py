@@ -301,8 +301,8 @@ def test_pure_epsilon(law):
     even = np.ones(dimension) / np.linalg.norm(np.ones(dimension), 1 if law.norm == "l1" else 2)
     for shift in (axis, even):
         loss = losses(law, dimension, shift)
-        assert loss.max() <= law.epsilon * (1 + 1e-12)
-        assert loss.max() > 0.8 * law.epsilon
+        assert loss.max() <= (1 + 1e-12) / law.multiplier
+        assert loss.max() > 0.8 / law.multiplier
         ratio = np.exp(-loss)
         assert abs(ratio.mean() - 1) < 6 * ratio.std() / math.sqrt(ratio.size)
 

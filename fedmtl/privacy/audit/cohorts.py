@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from ..channel import Channel
 from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
-from .findings import Finding, exact, low_p
+from .findings import LEVEL, Finding, exact, low_p
 from .setup import Claim, Setup
 from .statistics import auditor, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
 
@@ -17,7 +17,7 @@ _CLIENTS = 512  # clients whose pairs are examined
 _LAGS = (1, 2, 3)
 
 
-def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int, level: float) -> list[Finding]:
+def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Finding]:
     """Sizes, fairness and independence across clients, rounds and channels.
 
     Poisson: sizes are binomial with the q of the event (cut at its largest). Fixed: of the exact size. In turn: without
@@ -28,7 +28,6 @@ def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int, level: flo
         claim: on a release, or None where nothing is charged; then the sampler's own word is the claim.
         seed: of two channels; in secure mode they have the same one, which must not matter.
         draws: number of cohorts.
-        level: of each finding.
     """
     n, sampler, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
@@ -52,27 +51,23 @@ def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int, level: flo
         below, full = law.cdf(sizes - 1), sizes == largest
         p = normal_p(from_discrete(below, np.where(full, 1 - below, law.pmf(sizes)), coins))
         findings.append(exact("sampler: largest size", int((sizes > largest).sum()), f"cohorts above {largest}"))
-        findings.append(
-            low_p("sampler: sizes", p, level, f"{draws} sizes of at most {largest}, mean {sizes.mean():.4g}")
-        )
+        findings.append(low_p("sampler: sizes", p, f"{draws} sizes of at most {largest}, mean {sizes.mean():.4g}"))
         cut = law.pmf(np.arange(largest + 1))
         cut[largest] += law.sf(largest)
         one, two = (cut * np.arange(largest + 1)).sum(), (cut * np.arange(largest + 1) * np.arange(-1, largest)).sum()
         q, both = one / n, two / (n * (n - 1))
     else:
-        findings.append(binomial_sizes("sampler: sizes", members[0], n, q, level, coins))
-    findings += drawn_law("sampler: ", members, n, q, both, level, coins, fixed=fixed, secure=setup.secure)
+        findings.append(binomial_sizes("sampler: sizes", members[0], n, q, coins))
+    findings += drawn_law("sampler: ", members, n, q, both, coins, fixed=fixed, secure=setup.secure)
     return findings
 
 
-def binomial_sizes(
-    check: str, members: list[np.ndarray], n: int, q: float, level: float, coins: np.random.Generator
-) -> Finding:
+def binomial_sizes(check: str, members: list[np.ndarray], n: int, q: float, coins: np.random.Generator) -> Finding:
     """Sizes of independent subsets: binomial."""
     sizes = np.array([len(m) for m in members])
     p = normal_p(from_binomial(sizes, n, q, coins))
     detail = f"{len(sizes)} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
-    return low_p(check, p, level, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
+    return low_p(check, p, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
 
 
 def drawn_law(
@@ -81,7 +76,6 @@ def drawn_law(
     n: int,
     q: float,
     both: float,
-    level: float,
     coins: np.random.Generator,
     *,
     fixed: bool,
@@ -94,17 +88,16 @@ def drawn_law(
         members: the subsets that two channels drew, one list each.
         n: size of the population.
         q, both: probability that one unit, and that two given units, are drawn.
-        level: of each finding.
         coins: the audit's own.
         fixed: whether all subsets have the same size.
         secure: whether both channels had the same seed.
     """
     inclusion = np.bincount(np.concatenate(members[0]), minlength=n)
     return [
-        _fairness(f"{prefix}fairness", inclusion, len(members[0]), q, fixed, level, coins),
-        _pairs(f"{prefix}pairs", members[0], n, both, level, coins),
-        _rounds(f"{prefix}rounds", members[0], n, level, coins),
-        _between(f"{prefix}channels", members, n, level, coins, secure),
+        _fairness(f"{prefix}fairness", inclusion, len(members[0]), q, fixed, coins),
+        _pairs(f"{prefix}pairs", members[0], n, both, coins),
+        _rounds(f"{prefix}rounds", members[0], n, coins),
+        _between(f"{prefix}channels", members, n, coins, secure),
     ]
 
 
@@ -134,7 +127,7 @@ def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
 
 
 def _fairness(
-    check: str, inclusion: np.ndarray, draws: int, q: float, fixed: bool, level: float, coins: np.random.Generator
+    check: str, inclusion: np.ndarray, draws: int, q: float, fixed: bool, coins: np.random.Generator
 ) -> Finding:
     """Every client takes part equally often: binomial counts (under a fixed size their sum is given as well)."""
     normal, n = from_binomial(inclusion, draws, q, coins), len(inclusion)
@@ -144,12 +137,10 @@ def _fairness(
         p = min(1.0, 2 * float(min(tails)))
     else:
         p = normal_p(normal)
-    return low_p(check, p, level, f"uses of one from {inclusion.min()} to {inclusion.max()}")
+    return low_p(check, p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
 
 
-def _pairs(
-    check: str, members: list[np.ndarray], n: int, both: float, level: float, coins: np.random.Generator
-) -> Finding:
+def _pairs(check: str, members: list[np.ndarray], n: int, both: float, coins: np.random.Generator) -> Finding:
     """No two clients come together too often or too rarely: binomial counts, the most extreme of all pairs."""
     chosen = np.sort(coins.permutation(n)[:_CLIENTS])
     index = np.full(n, -1)
@@ -161,11 +152,11 @@ def _pairs(
     together = np.rint(included.T @ included).astype(np.int64)
     upper = together[np.triu_indices(len(chosen), 1)]
     if not upper.size:
-        return low_p(check, 1.0, level, "one unit")
+        return low_p(check, 1.0, "one unit")
     law = stats.binom(len(members), both)
     extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
     p = min(1.0, 2 * upper.size * extreme)
-    return low_p(check, p, level, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
+    return low_p(check, p, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
 
 
 def _overlaps(one: list[np.ndarray], two: list[np.ndarray], n: int, coins: np.random.Generator) -> np.ndarray:
@@ -178,7 +169,7 @@ def _overlaps(one: list[np.ndarray], two: list[np.ndarray], n: int, coins: np.ra
     return from_hypergeometric(overlap, n, first, second, coins)
 
 
-def _rounds(check: str, members: list[np.ndarray], n: int, level: float, coins: np.random.Generator) -> Finding:
+def _rounds(check: str, members: list[np.ndarray], n: int, coins: np.random.Generator) -> Finding:
     """A cohort says nothing of those of the next rounds, and none returns."""
     p = 1.0
     for lag in _LAGS:
@@ -187,14 +178,12 @@ def _rounds(check: str, members: list[np.ndarray], n: int, level: float, coins: 
     sizes = np.array([len(m) for m in members])
     choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
     chance = 2 * math.log(len(members)) - float(choices.min())  # log-probability that two of them are equal, at most
-    if repeated and chance < math.log(level):
+    if repeated and chance < math.log(LEVEL):
         p = 0.0
-    return low_p(check, p, level, f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated")
+    return low_p(check, p, f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated")
 
 
-def _between(
-    check: str, members: list[list[np.ndarray]], n: int, level: float, coins: np.random.Generator, secure: bool
-) -> Finding:
+def _between(check: str, members: list[list[np.ndarray]], n: int, coins: np.random.Generator, secure: bool) -> Finding:
     p = normal_p(_overlaps(members[0], members[1], n, coins))
     seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
-    return low_p(check, p, level, f"overlap of the cohorts of two channels with {seeds}")
+    return low_p(check, p, f"overlap of the cohorts of two channels with {seeds}")

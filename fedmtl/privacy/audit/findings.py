@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from ..._rounding import rounded_up
 
+LEVEL = 1e-6
+"""Level of every statistical finding. An audit has about 15 of them, and correlations above 6 / sqrt(d) have
+probability 2e-9 for each of some thousand pairs, so the level of the whole is below 5e-5: a false alarm in 1,000 audits
+has probability at most 5 %."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -43,33 +48,33 @@ class Finding:
         return "could not refute"
 
 
-def low_p(check: str, p_value: float, level: float, detail: str) -> Finding:
-    """A finding that is refuted by a p-value below ``level`` (also by one that is not a number)."""
-    return Finding(check, p_value, level, not p_value >= level, detail, level)
+def low_p(check: str, p_value: float, detail: str) -> Finding:
+    """Return a finding that is refuted by a p-value below the level (also by one that is not a number)."""
+    return Finding(check, p_value, LEVEL, not p_value >= LEVEL, detail, LEVEL)
 
 
 def too_large(check: str, statistic: float, threshold: float, detail: str, level: float = 0.0) -> Finding:
-    """A finding that is refuted by a statistic above ``threshold`` (also by one that is not a number)."""
+    """Return a finding that is refuted by a statistic above ``threshold`` (also by one that is not a number)."""
     return Finding(check, statistic, threshold, not statistic <= threshold, detail, level)
 
 
 def exact(check: str, violations: int, detail: str) -> Finding:
-    """A finding that is refuted by any violation."""
+    """Return a finding that is refuted by any violation."""
     return Finding(check, float(violations), 0.0, violations > 0, detail)
 
 
 def skipped(check: str, reason: str) -> Finding:
-    """A check that does not apply."""
+    """Return the finding of a check that does not apply."""
     return Finding(check, math.nan, math.nan, False, reason, skipped=True)
 
 
 def any_refuted(findings: Sequence[Finding]) -> bool:
-    """Whether a check refuted its claim."""
+    """Return whether a check refuted its claim."""
     return any(finding.refuted for finding in findings)
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """One line a finding under a header: check, statistic, threshold, verdict."""
+    """Return one line a finding under a header: check, statistic, threshold, verdict."""
     cells = [("check", "statistic", "threshold", "verdict")]
     cells += [(f.check, _number(f.statistic), _number(f.threshold), f.verdict) for f in findings]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]

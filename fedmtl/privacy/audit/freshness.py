@@ -11,7 +11,7 @@ import torch
 from ..channel import GRADIENT
 from .findings import Finding, exact, skipped
 from .noise import fresh_between, fresh_names, fresh_rows, fresh_within
-from .play import Noise, Silent, begin_round, gathered, local_of, noise_of, standardized
+from .play import Noise, Silent, first_cohort, gathered, local_of, noise_of, standardized
 from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
 from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
 from .statistics import seeds
@@ -115,10 +115,7 @@ def _address_of_local_steps(setup: Setup, seed: int) -> list[Finding]:
     if setup.secure:
         return []
     channels = setup.open(seed), setup.open(seed)
-    clients, step = torch.zeros(0, dtype=torch.int64), 0
-    while not len(clients) and step < setup.steps:
-        both = [begin_round(setup, channel, step) for channel in channels]
-        clients, step = both[0][:CLIENTS], step + 1
+    clients = first_cohort(setup, *channels)[:CLIENTS]
     clients = clients[local_of(channels[0]).steps(clients) > 0] if len(clients) else clients
     if len(clients) < 2:
         return []
@@ -133,9 +130,8 @@ def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]
     plan = setup.records
     if plan.trainings == 1:
         return []
-    channel, clients, step = setup.open(seed), torch.zeros(0, dtype=torch.int64), 0
-    while not len(clients) and step < setup.steps:
-        clients, step = begin_round(setup, channel, step)[:CLIENTS], step + 1
+    channel = setup.open(seed)
+    clients = first_cohort(setup, channel)[:CLIENTS]
     noise: list[list[np.ndarray]] = [[] for _ in range(plan.trainings)]
     empty = torch.zeros(0, plan.dimension), torch.zeros(0, dtype=torch.int64)
     for client in clients.tolist():

@@ -21,17 +21,17 @@ _KS_SAMPLES = 1 << 20
 _MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 
 
-def noise_laws(setup: Setup, noise: Mapping[str, Noise], level: float) -> list[Finding]:
+def noise_laws(setup: Setup, noise: Mapping[str, Noise]) -> list[Finding]:
     """Make the tests of :func:`noise_law` on every release, and the total of every client that has noise of its own."""
     findings = []
     for name, one in noise.items():
-        findings += noise_law(name, one.units, setup.parts(one.units.shape[1]), level)
+        findings += noise_law(name, one.units, setup.parts(one.units.shape[1]))
         if one.clients is not None and one.units.size:
-            findings.append(_by_client(setup, name, one, level))
+            findings.append(_by_client(setup, name, one))
     return findings
 
 
-def _by_client(setup: Setup, name: str, noise: Noise, level: float) -> Finding:
+def _by_client(setup: Setup, name: str, noise: Noise) -> Finding:
     assert noise.clients is not None
     acting, place = np.unique(noise.clients, return_inverse=True)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -43,10 +43,10 @@ def _by_client(setup: Setup, name: str, noise: Noise, level: float) -> Finding:
         f"client {setup.records.ids[acting[worst]]!r} has {math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
         f"the claimed deviation, {sizes[worst]} numbers"
     )
-    return low_p(f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), level, detail)
+    return low_p(f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), detail)
 
 
-def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], level: float) -> list[Finding]:
+def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
     """Two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the spread
     of the lengths; Kolmogorov-Smirnov.
 
@@ -54,7 +54,6 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], le
         name: of the release.
         noise: (T, D), standardized.
         parts: (start, stop) of every tensor.
-        level: of each of the five findings.
     """
     if not noise.size:
         return [skipped(f"noise law: {name}", "no step fits the budget")]
@@ -69,32 +68,27 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]], le
         low_p(
             f"noise law: total of {name}",
             float(energy_p(total, count)),
-            level,
             f"standard deviation {math.sqrt(max(total, 0) / count):.4g} of the claimed one, {count} numbers",
         ),
         low_p(
             f"noise law: tensors of {name}",
             min(1.0, float(tensors[worst]) * len(parts)),
-            level,
             f"tensor {worst} has {math.sqrt(max(energies[:, worst].sum() / steps / sizes[worst], 0)):.4g} of the "
             "claimed deviation",
         ),
         low_p(
             f"noise law: steps of {name}",
             min(1.0, float(cells.min()) * cells.size),
-            level,
             f"tensor {cell % len(parts)} in step {cell // len(parts)}",
         ),
         low_p(
             f"noise law: lengths of {name}",
             normal_p(special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))),
-            level,
             f"chi-square quantiles of the {steps} lengths",
         ),
         low_p(
             f"noise law: shape of {name}",
             kolmogorov_p(noise.ravel()[:_KS_SAMPLES]),
-            level,
             f"Kolmogorov-Smirnov, {min(count, _KS_SAMPLES)} numbers",
         ),
     ]

@@ -191,6 +191,22 @@ def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
     return torch.argsort(setup.gradients.ranks)[ranks]
 
 
+def first_cohort(setup: Setup, *channels: Channel, having: int | None = None) -> Tensor:
+    """Begin rounds in all channels until somebody, or the client ``having``, takes part.
+
+    Returns:
+        Who takes part, int64 (k,) as :func:`begin_round` has them; empty where nobody does within the budget.
+    """
+    for step in range(setup.steps):
+        try:
+            clients, *_ = [begin_round(setup, channel, step) for channel in channels]
+        except BudgetExhausted:
+            break
+        if len(clients) and (having is None or having in clients.tolist()):
+            return clients
+    return torch.zeros(0, dtype=torch.int64)
+
+
 def local_of(channel: Channel) -> LocalSteps:
     """Return the local steps of the round that has begun."""
     assert channel.local is not None

@@ -95,7 +95,7 @@ def rows_noise(
     return found
 
 
-def row_noise_law(setup: Setup, claims: dict[str, Claim], seed: int, wanted: int, level: float) -> list[Finding]:
+def row_noise_law(setup: Setup, claims: dict[str, Claim], seed: int, wanted: int) -> list[Finding]:
     """The tests of :func:`~fedmtl.privacy.audit.noise.noise_law` on what the server gets."""
     findings = []
     for name, claim in claims.items():
@@ -107,7 +107,7 @@ def row_noise_law(setup: Setup, claims: dict[str, Claim], seed: int, wanted: int
             if least <= 0:
                 break
         noise = np.concatenate(rows)[: max(_MOST_ROWS, -(-wanted // claim.size))]
-        findings += noise_law(f"rows of {name}", noise, [(0, claim.size)], level)
+        findings += noise_law(f"rows of {name}", noise, [(0, claim.size)])
     return findings
 
 

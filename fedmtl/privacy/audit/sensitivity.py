@@ -12,7 +12,7 @@ from ...errors import PrivacyError
 from ..channel import GRADIENT, Channel
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
-from .play import begin_round, coordinates, local_of, turns
+from .play import coordinates, first_cohort, local_of, turns
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim
 
 _EVERY_CLIENT = 64
@@ -149,10 +149,7 @@ def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
     crowd = max(2, min(24, MOST_ELEMENTS // plan.dimension // 2))
     for index, adversary in enumerate([*adversaries(plan.dimension), -1e4 * direction] * 2):
         channels = setup.open(seed + index), setup.open(seed + index)
-        step, clients = 0, torch.zeros(0, dtype=torch.int64)
-        while not len(clients) and step < setup.steps:
-            both = [begin_round(setup, channel, step) for channel in channels]
-            clients, step = both[0][:CLIENTS], step + 1
+        clients = first_cohort(setup, *channels)[:CLIENTS]
         if not len(clients):
             continue
         place = torch.from_numpy(coins.integers(len(clients), size=crowd))

@@ -24,13 +24,12 @@ from .statistics import auditor, seeds
 _RECORDS, _QUIET = 16, 1e-13
 
 
-def subsets(setup: Setup, claims: Claims, seed: int, draws: int, level: float) -> list[Finding]:
+def subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
     """Check sizes, fairness and independence of subsets, of the client with the most records.
 
     Args:
         setup, claims, seed: of the run.
         draws: number of subsets.
-        level: of each finding.
     """
     there = setup.present(np.arange(len(setup.sizes)), np.zeros(len(setup.sizes), dtype=np.int64))
     sampled = [k for k in range(len(there)) if claims.of(GRADIENT, k).sampled is not None]
@@ -38,35 +37,33 @@ def subsets(setup: Setup, claims: Claims, seed: int, draws: int, level: float) -
     if setup.one_at_a_time:
         if client < 0:
             return [skipped("sampler", "who acts when is public, and every release uses all records")]
-        return _of_activations(setup, claims, client, seed, draws, level)
+        return _of_activations(setup, claims, client, seed, draws)
     if client < 0:
         return [_all_records(setup, seed)]
-    return _of_local_steps(setup, claims, client, sampled, seed, draws, level)
+    return _of_local_steps(setup, claims, client, sampled, seed, draws)
 
 
-def _laws(
-    setup: Setup, members: list[list[np.ndarray]], n: int, q: float, level: float, coins: np.random.Generator
-) -> list[Finding]:
+def _laws(setup: Setup, members: list[list[np.ndarray]], n: int, q: float, coins: np.random.Generator) -> list[Finding]:
     prefix = "sampler: records, "
-    sizes = binomial_sizes(f"{prefix}sizes", members[0], n, q, level, coins)
-    return [sizes, *drawn_law(prefix, members, n, q, q * q, level, coins, fixed=False, secure=setup.secure)]
+    sizes = binomial_sizes(f"{prefix}sizes", members[0], n, q, coins)
+    return [sizes, *drawn_law(prefix, members, n, q, q * q, coins, fixed=False, secure=setup.secure)]
 
 
 # Local steps
 
 
 def _of_local_steps(
-    setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int, level: float
+    setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int
 ) -> list[Finding]:
     n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENT, client).sampled or 1.0), auditor(seed, "cohorts")
     first, second = seeds(seed, "cohorts", 2)
     members = [_drawn(setup, one, client, draws) for one in (first, first if setup.secure else second)]
-    findings = _laws(setup, members, n, q, level, coins)
+    findings = _laws(setup, members, n, q, coins)
     twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
     if twins:  # two clients of one size have subsets of their own
         pair = [members[0], _drawn(setup, first, twins[0], draws)]
         prefix = "sampler: records of two clients, "
-        findings.append(drawn_law(prefix, pair, n, q, q * q, level, coins, fixed=False, secure=False)[-1])
+        findings.append(drawn_law(prefix, pair, n, q, q * q, coins, fixed=False, secure=False)[-1])
     return findings
 
 
@@ -93,7 +90,7 @@ def _all_records(setup: Setup, seed: int) -> Finding:
 # Clients that act one at a time
 
 
-def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int, level: float) -> list[Finding]:
+def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
     arrivals, coins = setup.records.arrivals, auditor(seed, "subsamples")
     there = np.arange(setup.sizes[client]) if arrivals is None else np.flatnonzero(arrivals[client] <= 0)
     chosen = np.sort(coins.permutation(there)[:_RECORDS])
@@ -113,7 +110,7 @@ def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws:
     members = [found[:shorter] for found in members]
     q = float(claims.of(GRADIENT, client).sampled or 1.0)
     whole = exact("sampler: records, sums", strange, f"of {shorter} are not sums of the gradients drawn over q n")
-    return [whole, *_laws(setup, members, len(chosen), q, level, coins)]
+    return [whole, *_laws(setup, members, len(chosen), q, coins)]
 
 
 def _sums(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray) -> Iterator[np.ndarray]:

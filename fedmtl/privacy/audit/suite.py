@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..._check import one_of, positive, positive_int
+from ..._check import one_of, positive_int
 from .canary import canaries
 from .charges import charges
 from .cohorts import cohorts
@@ -37,9 +37,6 @@ class Effort:
         cohorts: cohorts drawn.
         processes: also compare with the noise of a forked process and of a restored run.
         checks: kinds of checks.
-        alpha: level of every statistical finding. An audit has about 15 of them, and correlations above 6 / sqrt(d)
-            have probability 2e-9 for each of some thousand pairs, so at 1e-6 the level of the whole is below 5e-5: a
-            false alarm in 1,000 audits has probability at most 5 %.
     """
 
     noise: int = 2_000_000
@@ -47,11 +44,9 @@ class Effort:
     cohorts: int = 1000
     processes: bool = True
     checks: tuple[str, ...] = CHECKS
-    alpha: float = 1e-6
 
     def __post_init__(self) -> None:
         positive_int(self, noise=self.noise, canaries=self.canaries, cohorts=self.cohorts)
-        positive(self, alpha=self.alpha)
         for check in self.checks:
             one_of(self, CHECKS, checks=check)
 
@@ -85,19 +80,19 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
     if {"noise law", "freshness"} & asked:
         noise = gathered(setup, claims, next(seeds(seed, "noise", 1)), effort.noise)
         if "noise law" in asked:
-            findings += noise_laws(setup, noise, effort.alpha)
+            findings += noise_laws(setup, noise)
         if "freshness" in asked:
             findings += freshness(setup, claims, noise, seed, processes=effort.processes)
     if "sensitivity" in asked:
         findings += sensitivity(setup, claims, seed, auditor(seed, "sensitivity"))
     if "canary" in asked:
-        findings += canaries(setup, claims, seed, effort.canaries, effort.alpha)
+        findings += canaries(setup, claims, seed, effort.canaries)
     if "sampler" in asked:
         if setup.gradients is not None:
-            findings += subsets(setup, claims, seed, effort.cohorts, effort.alpha)
+            findings += subsets(setup, claims, seed, effort.cohorts)
         else:
             claim = claims.of(claims.names[0]) if claims else None
-            findings += cohorts(setup, claim, seed, effort.cohorts, effort.alpha)
+            findings += cohorts(setup, claim, seed, effort.cohorts)
     if "charges" in asked:
         findings += [*charges(setup, claims, seed), *stated_figures(setup, claims, seed)]
     if "grid" in asked:
@@ -114,7 +109,7 @@ def _audit_rows(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     if not claims:
         return findings
     if "noise law" in effort.checks:
-        findings += row_noise_law(setup, claims, seed, effort.noise, effort.alpha)
+        findings += row_noise_law(setup, claims, seed, effort.noise)
     if "freshness" in effort.checks:
         first, second = seeds(seed, "rows/channels", 2)
         findings += row_freshness(setup, claims, first)
