@@ -22,7 +22,8 @@ from fedmtl.privacy import (
 from fedmtl.privacy.audit import CHECKS, Claim, Claims, Effort, Finding, Setup, any_refuted, audit_channel, table
 from fedmtl.privacy.audit.canary import epsilon_above, judge_curve, judge_gaussian
 from fedmtl.privacy.audit.findings import exact, low_p, skipped, too_large
-from fedmtl.privacy.audit.noise import _lags, noise_law
+from fedmtl.privacy.audit.freshness import _lags
+from fedmtl.privacy.audit.noise import noise_law
 from fedmtl.privacy.audit.play import standardized, turns
 from fedmtl.privacy.audit.sensitivity import adversaries
 from fedmtl.privacy.audit.statistics import (

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import math
+import os
+import select
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..channel import GRADIENT
-from .findings import Finding, exact, skipped
-from .noise import fresh_between, fresh_names, fresh_rows, fresh_within
+from .findings import Finding, exact, skipped, too_large
 from .play import Noise, Silent, first_cohort, gathered, local_of, noise_of, standardized
-from .processes import Sample, fresh_forks, fresh_objects, fresh_restores
 from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
-from .statistics import seeds
+from .statistics import correlations, seeds
 
+FRESH = 6.0
+"""Correlations above this many times 1 / sqrt(d) are not chance: 2e-9 for one pair under the normal law."""
+
+_SHORTEST, _ROWS = 64, 64  # shortest row for a correlation; most rows compared
+_MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
 _STEPS = 96  # in which releases of one step are compared
+_PATIENCE = 30.0  # seconds, with a forked process
+
+Sample = Callable[[Any, int, int], dict[str, np.ndarray]]
+"""(channel, first step, end) -> standardized noise (T, d) by release."""
 
 
 def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: int, *, processes: bool) -> list[Finding]:
@@ -144,3 +161,186 @@ def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]
     first, *later = (np.concatenate(rows) for rows in noise)
     check = "freshness: local trainings, 1 and {}"
     return [fresh_between(check.format(number), first, other) for number, other in enumerate(later, start=2)]
+
+
+# Correlations
+
+
+def _long(noise: np.ndarray) -> np.ndarray:
+    """Rows of at least the shortest length: consecutive steps put together."""
+    group = -(-_SHORTEST // noise.shape[1])
+    usable = len(noise) // group * group
+    return noise[:usable].reshape(-1, group * noise.shape[1])
+
+
+def fresh_rows(check: str, noise: np.ndarray) -> Finding:
+    """Check that no two rows (T, D) of a channel share noise (the first 64; short ones are put together)."""
+    rows = _long(noise)[:_ROWS]
+    if len(rows) < 2:
+        return skipped(check, "fewer than two steps of noise")
+    cosines = correlations(rows, rows) - np.eye(len(rows)) * 2
+    return _correlated(check, float(cosines.max()), rows.shape[1], len(rows) * (len(rows) - 1) // 2)
+
+
+def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
+    """No step of one sample shares noise with a step of the other; both (T, D), the first 64 rows of each."""
+    one, two = _long(first)[:_ROWS], _long(second)[:_ROWS]
+    if not len(one) or not len(two):
+        return skipped(check, "no noise to compare")
+    return _correlated(check, float(correlations(one, two).max()), one.shape[1], len(one) * len(two))
+
+
+def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
+    """No vector repeats itself at any lag (the first 4,096 of a long one, short ones are put together), and no tensor
+    repeats another one."""
+    if noise.shape[1] < _SHORTEST:
+        noise = noise[: _LAG_ELEMENTS // 128].reshape(1, -1)
+        return [_lags(f"freshness: coordinates of {name}", noise)]
+    noise = noise[:_ROWS]
+    findings = [_lags(f"freshness: coordinates of {name}", noise[: max(1, _LAG_ELEMENTS // noise.shape[1])])]
+    pairs = []
+    for index, (a, b) in enumerate(parts[:16]):
+        for c, e in parts[index + 1 : 16]:
+            length = min(b - a, e - c)
+            if length * len(noise) >= _SHORTEST:
+                pairs.append(((a, a + length), (c, c + length)))
+    if not pairs:
+        return findings
+    scores = []
+    for (a, b), (c, e) in pairs:
+        one, two = noise[:, a:b].reshape(1, -1), noise[:, c:e].reshape(1, -1)
+        scores.append(float(correlations(one, two)[0, 0]) * math.sqrt(one.size))
+    worst = int(np.argmax(scores))
+    where = "coordinates {}:{} and {}:{}".format(*pairs[worst][0], *pairs[worst][1])
+    detail = f"correlation times sqrt(d) of {where}, {len(pairs)} pairs"
+    return [*findings, too_large(f"freshness: tensors of {name}", scores[worst], FRESH, detail, len(pairs) * 2e-9)]
+
+
+def _lags(check: str, noise: np.ndarray) -> Finding:
+    """Correlation of every vector with itself, shifted: by the Fourier transform, over all steps together."""
+    steps, d = noise.shape
+    lags = np.arange(1, min(d, _MOST_LAGS + 1))
+    lags = lags[(d - lags) * steps >= _SHORTEST]
+    if not lags.size or not np.isfinite(noise).all():
+        return skipped(check, "too few numbers") if not lags.size else too_large(check, math.inf, FRESH, "not finite")
+    spectrum = np.fft.rfft(noise, 2 * d, axis=1)
+    products = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), 2 * d)[lags]
+    squares = np.concatenate([[0.0], np.cumsum((noise**2).sum(0))])
+    lengths = np.sqrt(squares[d - lags] * (squares[d] - squares[lags]))
+    score = np.where(lengths > 0, np.abs(products) / np.where(lengths > 0, lengths, 1.0), 1.0) * np.sqrt(
+        (d - lags) * steps
+    )
+    worst = int(score.argmax())
+    detail = f"correlation times sqrt(d) at lag {lags[worst]}, the worst of {lags.size}"
+    return too_large(check, float(score[worst]), FRESH, detail, lags.size * 2e-9)
+
+
+def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
+    """Releases of one step have noise of their own."""
+    names = list(noise)
+    findings = []
+    for index, one in enumerate(names):
+        for two in names[index + 1 :]:
+            d = min(noise[one].shape[1], noise[two].shape[1])
+            check = f"freshness: {one} and {two}"
+            if d < _SHORTEST:
+                findings.append(fresh_coordinates(check, noise[one], noise[two]))
+            else:
+                findings.append(fresh_between(check, noise[one][:, :d], noise[two][:, :d]))
+    return findings
+
+
+def fresh_coordinates(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
+    """No coordinate of one sample follows one of the other from step to step: (T, D) and (T, E), the same steps."""
+    steps = len(first)
+    if steps < _SHORTEST:
+        return skipped(check, f"fewer than {_SHORTEST} steps of noise")
+    found = correlations(first.T, second.T)
+    return _correlated(check, float(found.max()), steps, found.size)
+
+
+def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:
+    return too_large(check, largest * math.sqrt(d), FRESH, f"correlation times sqrt(d), {pairs} pairs", pairs * 2e-9)
+
+
+# Another channel, a forked process, a restored run
+
+
+def fresh_objects(setup: Setup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
+    """Two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
+    seeds = (first, first if setup.secure else second)
+    one, two = (sample(setup.open(seed), 0, steps) for seed in seeds)
+    return [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
+
+
+def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+    """A channel that is open when the process forks, used on both sides.
+
+    In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
+    both take the same step, and copied generator state would repeat the noise.
+    """
+    if not hasattr(os, "fork"):
+        return [skipped("freshness: forked process", "this system has no fork")]
+    half = max(1, steps // 2)
+    channel = setup.open(seed)
+    channel.start(0)
+    start = 0 if setup.secure else half
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
+    try:
+        theirs = _in_child(lambda: sample(channel, start, start + half))
+        ours = sample(channel, 0, half)
+    finally:
+        torch.set_num_threads(threads)
+    if theirs is None:
+        return [skipped("freshness: forked process", "the forked process did not answer")]
+    return [fresh_between(f"freshness: forked process, {name}", ours[name], theirs[name]) for name in ours]
+
+
+def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
+    """A run that ends and is resumed from its ledger: the noise after differs from the noise before."""
+    half = max(1, steps // 2)
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        with closing(setup.open(seed, ledger=path)) as before:
+            first = sample(before, 0, half)
+        start = 0 if setup.secure else half  # a replayed step: by design the same release in seeded mode
+        with closing(setup.open(seed, ledger=path, resume=True)) as after:
+            second = sample(after, start, start + half)
+    return [fresh_between(f"freshness: after a restore, {name}", first[name], second[name]) for name in first]
+
+
+def _in_child(work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """What ``work()`` returns in a forked process; None if it fails or takes too long."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            buffer = io.BytesIO()
+            np.savez(buffer, **work())  # type: ignore[arg-type]
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(buffer.getvalue())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    deadline, received = time.monotonic() + _PATIENCE, bytearray()
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                os.kill(child, signal.SIGKILL)
+                break
+            part = pipe.read(1 << 20)
+            if not part:
+                break
+            received += part
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        return None
+    with np.load(io.BytesIO(received)) as found:
+        return {name: found[name] for name in found.files}

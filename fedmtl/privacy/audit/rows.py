@@ -17,7 +17,8 @@ from torch import Tensor
 from ..._rounding import rounded_up
 from ..channel import Channel
 from .findings import Finding, exact
-from .noise import fresh_between, fresh_rows, fresh_within, noise_law
+from .freshness import fresh_between, fresh_rows, fresh_within
+from .noise import noise_law
 from .play import standardized
 from .sensitivity import Worst, adversaries
 from .setup import Claim, Setup, clip_claim, law_of

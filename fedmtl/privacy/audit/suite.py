@@ -8,18 +8,17 @@ from functools import partial
 from ..._check import one_of, positive_int
 from .canary import canaries
 from .charges import charges
-from .cohorts import cohorts
 from .findings import Finding, skipped
 from .freshness import fresh_elsewhere, freshness
 from .grid import on_public_grids
 from .noise import noise_laws
 from .play import gathered
 from .rows import row_charges, row_claims, row_freshness, row_noise_law, row_sensitivity, rows_noise
+from .sampler import cohorts, subsets
 from .sensitivity import sensitivity
 from .setup import Claims, Setup
 from .stated import stated_figures
 from .statistics import auditor, seeds
-from .subsets import subsets
 
 CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript", "independence")
 """Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.suite.transcript` and

@@ -1,0 +1,299 @@
+"""Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the charged event says.
+
+Subsets of the records of local steps are drawn by the channel and shown to the client. Those of activations are not:
+channels are opened with next to no noise, on rows along one axis, and gradients of 2^-1, 2^-2, ... of the clip norm
+spell the subset in the released sum, through the way out that the run itself has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy import special, stats
+
+from ..channel import GRADIENT, Channel
+from ..local_steps import LocalSteps
+from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
+from ..sums import RecordGradients, ScaledRows
+from .findings import LEVEL, Finding, exact, low_p, skipped
+from .setup import CLIENTS, Claim, Claims, Setup
+from .statistics import auditor, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
+
+_UNITS = 512  # whose pairs are examined
+_LAGS = (1, 2, 3)
+_RECORDS, _QUIET = 16, 1e-13
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Subsets of ``n`` units that should be fair, and independent across units, rounds and channels.
+
+    Attributes:
+        prefix: of the checks' names.
+        members: the subsets that two channels drew, one list each; secure mode has the same seed twice, which must not
+            matter.
+        n: size of the population.
+        q: probability that one unit is drawn.
+        coins: the audit's own.
+        secure: whether both channels had the same seed.
+        fixed: whether all subsets have the same size.
+    """
+
+    prefix: str
+    members: list[list[np.ndarray]]
+    n: int
+    q: float
+    coins: np.random.Generator
+    secure: bool
+    fixed: bool = False
+
+    def independence(self, both: float | None = None) -> list[Finding]:
+        """Check everything but the sizes; two given units are drawn with probability ``both``, by default q^2."""
+        return [self._fairness(), self._pairs(self.q**2 if both is None else both), self._rounds(), self.channels()]
+
+    def sizes(self) -> Finding:
+        """Check the sizes of independent subsets: binomial."""
+        n, q, sizes = self.n, self.q, np.array([len(m) for m in self.members[0]])
+        p = normal_p(from_binomial(sizes, n, q, self.coins))
+        detail = f"{len(sizes)} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
+        return low_p(f"{self.prefix}sizes", p, detail + f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}")
+
+    def _fairness(self) -> Finding:
+        """Check that everybody takes part equally often: binomial counts, whose sum a fixed size gives as well."""
+        n, q, draws = self.n, self.q, len(self.members[0])
+        inclusion = np.bincount(np.concatenate(self.members[0]), minlength=n)
+        normal = from_binomial(inclusion, draws, q, self.coins)
+        if self.fixed:
+            spread = float(((inclusion - draws * q) ** 2).sum() / (draws * q * (1 - q)) * (n - 1) / n)
+            tails = special.gammainc((n - 1) / 2, spread / 2), special.gammaincc((n - 1) / 2, spread / 2)
+            p = min(1.0, 2 * float(min(tails)))
+        else:
+            p = normal_p(normal)
+        return low_p(f"{self.prefix}fairness", p, f"uses of one from {inclusion.min()} to {inclusion.max()}")
+
+    def _pairs(self, both: float) -> Finding:
+        """Check that no two come together too often or too rarely: binomial counts, the most extreme of all pairs."""
+        check, members = f"{self.prefix}pairs", self.members[0]
+        chosen = np.sort(self.coins.permutation(self.n)[:_UNITS])
+        index = np.full(self.n, -1)
+        index[chosen] = np.arange(len(chosen))
+        included = np.zeros((len(members), len(chosen)), dtype=np.float32)
+        for step, ranks in enumerate(members):
+            which = index[ranks]
+            included[step, which[which >= 0]] = 1
+        together = np.rint(included.T @ included).astype(np.int64)
+        upper = together[np.triu_indices(len(chosen), 1)]
+        if not upper.size:
+            return low_p(check, 1.0, "one unit")
+        law = stats.binom(len(members), both)
+        extreme = min(float(law.sf(upper.max() - 1)), float(law.cdf(upper.min())))
+        p = min(1.0, 2 * upper.size * extreme)
+        return low_p(check, p, f"{upper.size} pairs, together {upper.min()} to {upper.max()}")
+
+    def _rounds(self) -> Finding:
+        """Check that a subset says nothing of the next ones, and none returns."""
+        n, members, p = self.n, self.members[0], 1.0
+        for lag in _LAGS:
+            p = min(p, len(_LAGS) * normal_p(self._overlaps(members[:-lag], members[lag:])))
+        repeated = len(members) - len({m.tobytes() for m in members})
+        sizes = np.array([len(m) for m in members])
+        choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
+        chance = 2 * math.log(len(members)) - float(choices.min())  # log-probability that two are equal, at most
+        if repeated and chance < math.log(LEVEL):
+            p = 0.0
+        detail = f"overlap of cohorts up to {_LAGS[-1]} rounds apart; {repeated} repeated"
+        return low_p(f"{self.prefix}rounds", p, detail)
+
+    def channels(self) -> Finding:
+        """Check that the subsets of two channels say nothing of one another."""
+        p = normal_p(self._overlaps(*self.members))
+        seeds = "the same seed, which secure mode must ignore" if self.secure else "different seeds"
+        return low_p(f"{self.prefix}channels", p, f"overlap of the cohorts of two channels with {seeds}")
+
+    def _overlaps(self, one: list[np.ndarray], two: list[np.ndarray]) -> np.ndarray:
+        """Return N(0, 1) numbers from the overlaps of the paired subsets, hypergeometric given their sizes."""
+        n = self.n
+        kept = [(a, b) for a, b in zip(one, two, strict=True) if 0 < len(a) < n and 0 < len(b) < n]
+        if not kept:
+            return np.zeros(0)
+        overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in kept])
+        first, second = (np.array([len(pair[side]) for pair in kept]) for side in (0, 1))
+        return from_hypergeometric(overlap, n, first, second, self.coins)
+
+
+# Cohorts
+
+
+def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Finding]:
+    """Check sizes, fairness and independence across clients, rounds and channels.
+
+    Poisson: sizes are binomial with the q of the event (cut at its largest). Fixed: of the exact size. In turn: without
+    coins. Full: everybody, always.
+
+    Args:
+        setup: of the run.
+        claim: on a release, or None where nothing is charged; then the sampler's own word is the claim.
+        seed: of two channels; in secure mode they have the same one, which must not matter.
+        draws: number of cohorts.
+    """
+    n, sampler, coins = setup.sampler.n, setup.sampler, auditor(seed, "cohorts")
+    first, second = seeds(seed, "cohorts", 2)
+    members = [_drawn(setup.open(one), draws) for one in (first, first if setup.secure else second)]
+    wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
+    findings = [exact("sampler: distinct clients", wrong, f"{draws} cohorts of {n} clients")]
+    sizes = np.array([len(m) for m in members[0]])
+    if isinstance(sampler, BoundCyclic) and (claim is None or claim.sampled is None):
+        return [*findings, *_in_turn(members, n, sampler.cohort)]
+    q = _claimed_probability(sampler, claim)
+    if q is None:  # nothing random is claimed
+        missing = int((sizes != n).sum())
+        return [*findings, exact("sampler: everybody takes part", missing, f"cohorts without everybody, of {draws}")]
+    fixed = isinstance(sampler, BoundFixed) and (claim is None or claim.sampled is None)
+    both = q * (q * n - 1) / max(n - 1, 1) if fixed else None
+    if fixed:
+        size = round(q * n)
+        findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
+    elif claim is not None and claim.largest is not None:
+        law, largest = stats.binom(n, q), claim.largest
+        below, full = law.cdf(sizes - 1), sizes == largest
+        p = normal_p(from_discrete(below, np.where(full, 1 - below, law.pmf(sizes)), coins))
+        findings.append(exact("sampler: largest size", int((sizes > largest).sum()), f"cohorts above {largest}"))
+        findings.append(low_p("sampler: sizes", p, f"{draws} sizes of at most {largest}, mean {sizes.mean():.4g}"))
+        cut = law.pmf(np.arange(largest + 1))
+        cut[largest] += law.sf(largest)
+        one, two = (cut * np.arange(largest + 1)).sum(), (cut * np.arange(largest + 1) * np.arange(-1, largest)).sum()
+        q, both = one / n, two / (n * (n - 1))
+    else:
+        findings.append(_Drawn("sampler: ", members, n, q, coins, setup.secure).sizes())
+    drawn = _Drawn("sampler: ", members, n, q, coins, setup.secure, fixed)
+    return [*findings, *drawn.independence(both)]
+
+
+def _in_turn(members: list[list[np.ndarray]], n: int, cohort: int) -> list[Finding]:
+    """Check a public order without coins: everybody equally often, and the same in every channel."""
+    turns = np.bincount(np.concatenate(members[0]), minlength=n)
+    sizes = sum(len(m) != cohort for m in members[0])
+    differing = sum(not np.array_equal(a, b) for a, b in zip(*members, strict=True))
+    return [
+        exact("sampler: exact size", sizes, f"cohorts that are not of {cohort}"),
+        exact("sampler: turns", max(0, int(turns.max() - turns.min()) - 1), f"{turns.min()} to {turns.max()} turns"),
+        exact("sampler: public order", differing, "cohorts that depend on the seed"),
+    ]
+
+
+def _claimed_probability(sampler: BoundSampler, claim: Claim | None) -> float | None:
+    if claim is not None and claim.sampled is not None:
+        return claim.sampled
+    if isinstance(sampler, BoundFull):
+        return None
+    cohort = getattr(sampler, "cohort", sampler.denominator)
+    return float(cohort) / sampler.n if cohort < sampler.n else None
+
+
+def _drawn(channel: Channel, draws: int) -> list[np.ndarray]:
+    return [channel.draw(step).numpy() for step in range(draws)]
+
+
+# Records
+
+
+def subsets(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most records."""
+    there = setup.present(np.arange(len(setup.sizes)), np.zeros(len(setup.sizes), dtype=np.int64))
+    sampled = [k for k in range(len(there)) if claims.of(GRADIENT, k).sampled is not None]
+    client = max(sampled, key=lambda k: int(there[k]), default=-1)
+    if setup.one_at_a_time:
+        if client < 0:
+            return [skipped("sampler", "who acts when is public, and every release uses all records")]
+        return _of_activations(setup, claims, client, seed, draws)
+    if client < 0:
+        return [_all_records(setup, seed)]
+    return _of_local_steps(setup, claims, client, sampled, seed, draws)
+
+
+def _of_local_steps(
+    setup: Setup, claims: Claims, client: int, sampled: list[int], seed: int, draws: int
+) -> list[Finding]:
+    n, q, coins = int(setup.sizes[client]), float(claims.of(GRADIENT, client).sampled or 1.0), auditor(seed, "cohorts")
+    first, second = seeds(seed, "cohorts", 2)
+    members = [_drawn_records(setup, one, client, draws) for one in (first, first if setup.secure else second)]
+    drawn = _Drawn("sampler: records, ", members, n, q, coins, setup.secure)
+    findings = [drawn.sizes(), *drawn.independence()]
+    twins = [k for k in sampled if int(setup.sizes[k]) == n and k != client]
+    if twins:  # two clients of one size have subsets of their own
+        pair = [members[0], _drawn_records(setup, first, twins[0], draws)]
+        findings.append(_Drawn("sampler: records of two clients, ", pair, n, q, coins, secure=False).channels())
+    return findings
+
+
+def _drawn_records(setup: Setup, seed: int, client: int, draws: int) -> list[np.ndarray]:
+    """Draw the records of a client in ``draws`` local steps, whether or not so many rounds are paid for."""
+    channel, one, found = setup.open(seed), torch.tensor([client]), []
+    local = int(setup.records.local_steps[client])
+    for draw in range(draws):
+        index, mask = LocalSteps(channel, draw // local, one).batch(one, draw % local)
+        found.append(torch.sort(index[mask]).values.numpy())
+    return found
+
+
+def _all_records(setup: Setup, seed: int) -> Finding:
+    clients = torch.arange(len(setup.sizes))[: 4 * CLIENTS]
+    index, mask = LocalSteps(setup.open(seed), 0, clients).batch(clients, 0)
+    wrong = sum(
+        sorted(i[m].tolist()) != list(range(int(n)))
+        for i, m, n in zip(index, mask, setup.sizes[clients.numpy()], strict=True)
+    )
+    return exact("sampler: all records", wrong, "clients that left records out, with nothing sampled")
+
+
+def _of_activations(setup: Setup, claims: Claims, client: int, seed: int, draws: int) -> list[Finding]:
+    arrivals, coins = setup.records.arrivals, auditor(seed, "subsamples")
+    there = np.arange(setup.sizes[client]) if arrivals is None else np.flatnonzero(arrivals[client] <= 0)
+    chosen = np.sort(coins.permutation(there)[:_RECORDS])
+    if not len(chosen) or not setup.open(seed).caps[client]:
+        return [skipped("sampler", "no client has records at the start and may act")]
+    streams = [_sums(setup, claims, one, client, chosen) for one in (seed, seed if setup.secure else seed + 1)]
+    members: list[list[np.ndarray]] = [[], []]
+    strange = 0
+    for found, stream in zip(members, streams, strict=True):
+        for codes in stream:
+            strange += int((np.abs(codes - np.rint(codes)) > 1e-3).sum())
+            bits = (np.rint(codes).astype(np.int64)[:, None] >> np.arange(len(chosen))) & 1
+            found += [np.flatnonzero(row) for row in bits]
+            if len(found) >= draws:
+                break
+    shorter = min(map(len, members))
+    members = [found[:shorter] for found in members]
+    q = float(claims.of(GRADIENT, client).sampled or 1.0)
+    whole = exact("sampler: records, sums", strange, f"of {shorter} are not sums of the gradients drawn over q n")
+    drawn = _Drawn("sampler: records, ", members, len(chosen), q, coins, setup.secure)
+    return [whole, drawn.sizes(), *drawn.independence()]
+
+
+def _sums(setup: Setup, claims: Claims, seed: int, client: int, chosen: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield sums (T,) of 2^i over the records ``chosen[i]`` drawn by the releases of one channel after the other."""
+    c, d, n = float(setup.privacy.initial_norm), setup.records.dimension, int(setup.sizes[client])
+    quiet = replace(setup, privacy=replace(setup.privacy, epsilon=None, noise_multiplier=_QUIET))
+    axis = torch.zeros(n, d, dtype=torch.float64)
+    axis[:, d // 2] = 1.0
+    rows = [axis if k == client else x for k, x in enumerate(setup.x)]
+    unit = c * 2.0**-_RECORDS
+    factors = np.zeros((1, n))
+    factors[0, chosen] = unit * 2.0 ** np.arange(len(chosen))
+    gradients = torch.from_numpy(factors)[..., None] * axis
+    for index, other in enumerate(seeds(seed, "subsamples", 10_000)):
+        channel = quiet.open(seed if setup.secure else other, x=rows)
+        cap = min(int(channel.caps[client]), 64)
+        channel.begin(0, torch.full((1, cap), client))
+        if index % 2 or not setup.linear:
+            message = RecordGradients(lambda k, which, where: gradients)
+            value = torch.cat([channel.release(GRADIENT, message) for _ in range(cap)])
+        else:
+            scaled = ScaledRows(lambda k, which, where: factors.repeat(len(which), 0))
+            value = channel.release(GRADIENT, scaled, count=cap)
+        present = setup.present(np.full(cap, client), np.arange(cap)) / n
+        yield value[:, 0, d // 2].numpy() * claims.of(GRADIENT, client).denominator * present / unit
