@@ -8,7 +8,7 @@ from ..random import distinct_ranks
 from .accounting.calibration import calibrate_multiplier, calibrate_selection, selection_epsilon
 from .accounting.composition import epsilon, largest_uses
 from .accounting.knorm import KNormDpEvent
-from .accounting.kov import kov_heterogeneous, kov_homogeneous
+from .accounting.kov import kov_heterogeneous
 from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions, selection_event
 from .channel import Channel
@@ -87,7 +87,6 @@ __all__ = [
     "epsilon",
     "grid_width",
     "kov_heterogeneous",
-    "kov_homogeneous",
     "largest_uses",
     "open_channel",
     "selection_epsilon",

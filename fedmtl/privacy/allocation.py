@@ -24,11 +24,11 @@ class Steps(Protocol):
     """The event of each step."""
 
     def __call__(self, multiplier: float, use: int = 0) -> StepEvent:
-        """The event of the step numbered ``use`` (from 0), under the multiplier z of a weight of 1."""
+        """Return the event of the step numbered ``use`` (from 0), under the multiplier z of a weight of 1."""
 
 
 def normalized(weights: Sequence[float]) -> tuple[float, ...]:
-    """The weights over their mean: an allocation.
+    """Return the weights over their mean: an allocation.
 
     Raises:
         ConfigError: no weights, or one that is not positive and finite.
@@ -40,12 +40,12 @@ def normalized(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def allocation_of(plans: tuple[ReleasePlan, ...]) -> int | None:
-    """The number of uses that have weights, or None where all uses are alike."""
+    """Return the number of uses that have weights, or None where all uses are alike."""
     return next((plan.uses for plan in plans if plan.allocation is not None), None)
 
 
 def steps_of(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: SamplingLaw, privacy: ClientPrivacy) -> Steps:
-    """The event of each step under a noise multiplier.
+    """Return the event of each step under a noise multiplier.
 
     Raises:
         ConfigError: an allocation beside a clip norm that follows a quantile.
@@ -67,7 +67,7 @@ def steps_of(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: Samplin
 
 
 def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[Callable[[float], StepEvent], int]:
-    """What calibration composes: an event by multiplier, and how often it happens."""
+    """Return what calibration composes: an event by multiplier, and how often it happens."""
     count = allocation_of(plans)
     if count is None:
         return lambda multiplier: step(multiplier, 0), uses
@@ -77,7 +77,7 @@ def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[C
 def uses_of(
     plans: tuple[ReleasePlan, ...], step: Steps, multiplier: float, uses: int | None = None
 ) -> StepEvent | tuple[StepEvent, ...]:
-    """The event of every step, or of each where they differ, or where their number is fixed to ``uses``."""
+    """Return the event of every step, or of each where they differ, or where their number is fixed to ``uses``."""
     count = allocation_of(plans)
     if count is not None:
         return tuple(step(multiplier, use) for use in range(count))

@@ -40,12 +40,12 @@ class Head:
     digest: str
 
     def text(self) -> str:
-        """One line of fixed length, read by :meth:`parse`."""
+        """Return one line of fixed length, read by :meth:`parse`."""
         return f"{self.lines:>15} {self.digest}\n"
 
     @classmethod
     def parse(cls, text: str) -> Head | None:
-        """The head that :meth:`text` wrote, or None where the text is something else."""
+        """Return the head that :meth:`text` wrote, or None where the text is something else."""
         parts = text.split()
         if len(parts) != 2 or not parts[0].isdecimal() or len(parts[1]) != 64:
             return None
@@ -79,12 +79,12 @@ class Chain:
 
 
 def digest_of(line: bytes) -> str:
-    """SHA-256 of a line as it is written, newline included."""
+    """Return SHA-256 of a line as it is written, newline included."""
     return hashlib.sha256(line).hexdigest()
 
 
 def read_chain(path: Path, *, version: int | None = None) -> Chain:
-    """The lines of the file at ``path``; none where there is no file.
+    """Return the lines of the file at ``path``; none where there is no file.
 
     Args:
         path: of the file.
@@ -98,7 +98,7 @@ def read_chain(path: Path, *, version: int | None = None) -> Chain:
 
 
 def read_first(path: Path) -> dict[str, Any] | None:
-    """The first line of the file at ``path``, or None if there is no complete one."""
+    """Return the first line of the file at ``path``, or None if there is no complete one."""
     if not path.exists():
         return None
     with open(path, "rb") as file:
@@ -107,12 +107,12 @@ def read_first(path: Path) -> dict[str, Any] | None:
 
 
 def head_file(path: Path) -> Path:
-    """Where the number of lines and the head of the chain at ``path`` are kept."""
+    """Return where the number of lines and the head of the chain at ``path`` are kept."""
     return path.with_suffix(".head")
 
 
 def place_of(path: Path) -> dict[str, Any]:
-    """What tells a file from its copies: its resolved path, device and inode."""
+    """Return what tells a file from its copies: its resolved path, device and inode."""
     found = path.stat()
     return {"path": str(path.resolve()), "device": found.st_dev, "inode": found.st_ino}
 
@@ -254,7 +254,7 @@ def _check_first(line: Mapping[str, Any], path: Path, version: int | None) -> No
 
 
 def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
-    """Exclusive lock, released by the system when the process ends, however it ends."""
+    """Take an exclusive lock, released by the system when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:

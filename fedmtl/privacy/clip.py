@@ -61,7 +61,7 @@ CLIPS: dict[Norm, type[L1Clip] | type[L2Clip]] = {"l1": L1Clip, "l2": L2Clip}
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
-    """Factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
+    """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
     clip.
 
     Args:
@@ -77,7 +77,7 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Every row clipped, in its dtype: what a client that keeps an account of what it sent must add.
+    """Return every row clipped, in its dtype: what a client that keeps an account of what it sent must add.
 
     Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut again.
 
@@ -99,7 +99,7 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 
 
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,) float64."""
+    """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,) float64."""
     parts = [_with_norms(chunk, clip)[1] for chunk in rows.detach().split(_block_rows(rows))]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
@@ -150,48 +150,48 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
     return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
 
 
-def clipped_segment_sums(rows: Tensor, owner: Tensor, count: int, clip: Clip | None) -> Tensor:
-    """Sums of clipped rows by owner: per-example clipping of many owners' examples at once.
+def clipped_segment_sums(rows: Tensor, client: Tensor, count: int, clip: Clip | None) -> Tensor:
+    """Return sums of clipped rows by client: per-example clipping of many clients' examples at once.
 
-    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of an owner are
+    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a client are
     added in the order in which they come, whatever stands between them.
 
     Args:
         rows: (N, D), any float dtype and device; N may be 0.
-        owner: (N,) int64 on the same device, each in [0, count).
-        count: k, number of owners.
+        client: (N,) int64 on the same device, each in [0, count).
+        count: k, number of clients.
         clip: the bound on one row, or None for no clipping.
 
     Returns:
-        (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for owners
+        (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for clients
         without rows.
 
     Raises:
-        ConfigError: ``owner`` does not give one owner to each row.
+        ConfigError: ``client`` does not give one client to each row.
     """
-    if rows.ndim != 2 or owner.shape != rows.shape[:1] or owner.dtype != torch.int64:
+    if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
         raise ConfigError(
-            f"clipped_segment_sums takes rows (N, D) and owner (N,) int64, not {tuple(rows.shape)} and "
-            f"{tuple(owner.shape)} {owner.dtype}."
+            f"clipped_segment_sums takes rows (N, D) and client (N,) int64, not {tuple(rows.shape)} and "
+            f"{tuple(client.shape)} {client.dtype}."
         )
     mps = rows.device.type == "mps"
-    owner = owner.cpu() if mps else owner
+    client = client.cpu() if mps else client
     totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device="cpu" if mps else rows.device)
     block = _block_rows(rows)
-    for chunk, owners in zip(rows.detach().split(block), owner.split(block), strict=True):
+    for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)
         clipped = wide * clip_factors(norms, clip)[:, None]
         if totals.device.type == "cpu":
-            totals.index_add_(0, owners, clipped)
+            totals.index_add_(0, chunk_clients, clipped)
         else:
-            totals += _sums_in_order(clipped, owners, count)
+            totals += _sums_in_order(clipped, chunk_clients, count)
     return totals.to(rows.device, torch.float32) if mps else totals
 
 
-def _sums_in_order(rows: Tensor, owner: Tensor, count: int) -> Tensor:
-    """Sums by owner without atomic additions, so that the same rows give the same bits."""
-    order = torch.argsort(owner, stable=True)
-    lengths = torch.bincount(owner, minlength=count)
+def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
+    """Return sums by client without atomic additions, so that the same rows give the same bits."""
+    order = torch.argsort(client, stable=True)
+    lengths = torch.bincount(client, minlength=count)
     return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)
 
 
@@ -201,7 +201,7 @@ def _block_rows(rows: Tensor) -> int:
 
 
 def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
-    """Rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
+    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
     wide = rows.cpu().double() if rows.device.type == "mps" else rows.double()
     norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)

@@ -53,12 +53,12 @@ class _Run:
         return self.sources[0].name == "seeded"
 
     def prior(self, key: str) -> Any:
-        """A field of the header of the ledger that is resumed, or None."""
+        """Return a field of the header of the ledger that is resumed, or None."""
         return (self.header or {}).get(key)
 
     @property
     def header(self) -> dict[str, Any] | None:
-        """That of the ledger that is resumed, or None."""
+        """Return the header of the ledger that is resumed, or None."""
         return read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
 
     def ledger(self, header: dict[str, Any], *, clients: int | None) -> Ledger:
@@ -190,7 +190,7 @@ def _without_noise(sampler: BoundSampler, run: _Run) -> Account:
 
 
 def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSampler) -> Channel:
-    """The channel of R repetitions whose protected unit is a client."""
+    """Open the channel of R repetitions whose protected unit is a client."""
     plans, steps, replicates = run.plans, run.steps, len(run.sources)
     privacy = max(settings, key=lambda one: (not one.noiseless, one.epsilon or 0.0))  # loudest in reports
     law = step_law(plans, sampler, privacy)
@@ -261,14 +261,14 @@ def _uses(
     limit: int | None,
     privacy: ClientPrivacy,
 ) -> StepEvent | tuple[StepEvent, ...]:
-    """What the steps cost under a multiplier; 0 is a repetition without noise."""
+    """Return what the steps cost under a multiplier; 0 is a repetition without noise."""
     if multiplier == 0:
         return (StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant),) * (limit or 1)
     return uses_of(plans, step, multiplier, limit)
 
 
 def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
-    """What the accounting takes from the sampler, for whoever reads the ledger."""
+    """Return what the accounting takes from the sampler, for whoever reads the ledger."""
     return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
 
 
@@ -296,7 +296,8 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
 def _capped(
     sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, step: Callable[[float], StepEvent], delta: float
 ) -> BoundSampler:
-    """The sampler with a hard cap on the participations of one client; within the budget where the noise is fixed."""
+    """Return the sampler with a hard cap on the participations of one client; within the budget where the noise is
+    fixed."""
     prior = run.prior("max_uses")
     if isinstance(prior, int):
         return sampler.with_cap(prior)
@@ -311,8 +312,8 @@ def _capped(
 def _multiplier(
     privacy: ClientPrivacy, prior: float | None, step: Callable[[float], StepEvent], uses: int, delta: float
 ) -> float:
-    """Noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget; 0
-    without noise."""
+    """Return noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget;
+    0 without noise."""
     if isinstance(prior, float):
         return prior
     if privacy.noiseless:
@@ -327,7 +328,8 @@ def _multiplier(
 
 
 def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan | None) -> Channel:
-    """The channel of gradients of single records, in rounds of local training or of clients that act one at a time."""
+    """Open the channel of gradients of single records, in rounds of local training or of clients that act one at a
+    time."""
     records = tuple(one for one in settings if isinstance(one, RecordPrivacy))
     if len(records) < len(settings):
         raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
@@ -390,7 +392,7 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
 
 
 def _participations(sampler: BoundSampler, steps: int) -> int:
-    """Hard cap on the participations of one client: the sampler's, or one above the average, rounded up."""
+    """Return the hard cap on the participations of one client: the sampler's, or one above the average, rounded up."""
     if sampler.cap is not None:
         return sampler.cap
     return min(steps, math.ceil(steps * sampler.probability) + 1)
@@ -400,7 +402,7 @@ def _participations(sampler: BoundSampler, steps: int) -> int:
 
 
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
-    """Settings of all repetitions, or of each, which differ in the budgets alone; none without privacy."""
+    """Return settings of all repetitions, or of each, which differ in the budgets alone; none without privacy."""
     if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
         return () if privacy is None else (privacy,)
     given = tuple(privacy)

@@ -50,7 +50,7 @@ class QuantileClip:
             positive(self, count_noise=self.count_noise)
 
     def count_std(self, denominator: float) -> float:
-        """sigma_b: standard deviation of the noise on the count, in clients.
+        """Return sigma_b: standard deviation of the noise on the count, in clients.
 
         Args:
             denominator: m, the expected cohort.
@@ -58,12 +58,12 @@ class QuantileClip:
         return denominator / 20.0 if self.count_noise is None else self.count_noise
 
     def count_multiplier(self, denominator: float, relation: Relation = "add_remove") -> float:
-        """Multiplier of the count's release: 2 sigma_b for add/remove (sensitivity 1/2), sigma_b for replace-one
-        (sensitivity 1)."""
+        """Return the multiplier of the count's release: 2 sigma_b for add/remove (sensitivity 1/2), sigma_b for
+        replace-one (sensitivity 1)."""
         return self.count_std(denominator) / count_sensitivity(relation)
 
     def updated_norm(self, norm: float, noisy_fraction: float) -> float:
-        """C <- C exp(-eta_C (b - gamma)), Algorithm 1.
+        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1.
 
         Args:
             norm: C, above 0.
@@ -73,12 +73,12 @@ class QuantileClip:
 
 
 def count_sensitivity(relation: Relation) -> float:
-    """Most that the sum of ``b - 1/2`` moves between neighbours: 1/2 for add/remove, 1 for replace-one."""
+    """Return the most that the sum of ``b - 1/2`` moves between neighbours: 1/2 for add/remove, 1 for replace-one."""
     return COUNT_BOUND * (2.0 if relation == "replace" else 1.0)
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:
-    """``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the count.
+    """Return ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the count.
 
     Args:
         norms: (k,) float norms of updates before clipping; one that is not finite counts as above C.
@@ -92,7 +92,7 @@ def count_rows(norms: Tensor, norm: float) -> Tensor:
 
 
 def split_multiplier(multiplier: float, count_multiplier: float) -> float:
-    """z_delta = (z^-2 - z_b^-2)^-1/2: the update's multiplier when the count shares its step (Theorem 1).
+    """Return the update's multiplier when the count shares its step, z_delta = (z^-2 - z_b^-2)^-1/2 (Theorem 1).
 
     Args:
         multiplier: z of both releases together, above 0.

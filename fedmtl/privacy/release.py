@@ -79,12 +79,12 @@ class ReleasePlan:
             check_allocation(f"ReleasePlan {self.name!r}", self.allocation, self.uses)
 
     def weight(self, use: int) -> float:
-        """w_t of the use numbered ``use`` from 0; 1 without an allocation."""
+        """Return w_t of the use numbered ``use`` from 0; 1 without an allocation."""
         return 1.0 if self.allocation is None else self.allocation[use]
 
     @property
     def size(self) -> int:
-        """Number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
+        """Return the number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
         return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
 
 
@@ -148,17 +148,17 @@ class Release:
 
     @property
     def relation(self) -> Relation:
-        """How neighbouring populations differ."""
+        """Return how neighbouring populations differ."""
         return self.law.relation
 
     @property
     def size(self) -> int:
-        """Number of noised coordinates."""
+        """Return the number of noised coordinates."""
         return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
 
     @property
     def sensitivity(self) -> float:
-        """S: the most the sum moves between neighbours, in the norm that the noise needs.
+        """Return S, the most the sum moves between neighbours, in the norm that the noise needs.
 
         A vector moves by w_max C, and by 2 w_max C for replace-one; a matrix w w^T, or its diagonal, by
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
@@ -170,38 +170,38 @@ class Release:
 
     @property
     def contribution_bound(self) -> float:
-        """The most that one client contributes to the sum: w_max C, or w_max C^2 of an outer product."""
+        """Return the most that one client contributes to the sum: w_max C, or w_max C^2 of an outer product."""
         return self.weight_bound * (self.clip.bound if self.form == "vector" else self.clip.bound**2)
 
     @property
     def denominator(self) -> float:
-        """m: the public constant that divides the sum."""
+        """Return m, the public constant that divides the sum."""
         return self.sampling.denominator
 
     @property
     def noise_std(self) -> float:
-        """Root mean square of one noised coordinate of the released mean; 0 without noise."""
+        """Return the root mean square of one noised coordinate of the released mean; 0 without noise."""
         return 0.0 if self.noise is None else self.noise.std(self.sensitivity, self.size) / self.denominator
 
     def weighted(self, weight: float) -> Release:
-        """This release in a use of another weight of the allocation: the noise multiplier is divided by it."""
+        """Return this release in a use of another weight of the allocation: the noise multiplier is divided by it."""
         if self.noise is None or weight == 1.0:
             return self
         return self.with_multiplier(self.noise.multiplier / weight)
 
     def with_multiplier(self, multiplier: float) -> Release:
-        """This release with another noise multiplier."""
+        """Return this release with another noise multiplier."""
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
         return replace(self, noise=replace(self.noise, multiplier=multiplier))
 
     def clipped_at(self, bound: float) -> Release:
-        """This release with another clip norm."""
+        """Return this release with another clip norm."""
         return replace(self, clip=replace(self.clip, bound=bound))
 
 
 def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: ClientPrivacy) -> SamplingLaw:
-    """What the sampler guarantees to the releases of one step together.
+    """Return what the sampler guarantees to the releases of one step together.
 
     Raises:
         PrivacyError: a combination no accountant supports, named.
@@ -229,7 +229,7 @@ def step_event(
     mechanism: Mechanism = "gaussian",
     sizes: tuple[int, ...] = (),
 ) -> StepEvent:
-    """The event of one step with one release per multiplier, all under the same cohort.
+    """Return the event of one step with one release per multiplier, all under the same cohort.
 
     Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
     vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled would
@@ -269,7 +269,8 @@ def bind_releases(
     privacy: ClientPrivacy,
     multiplier: float | None,
 ) -> dict[str, Release]:
-    """The typed releases of an algorithm, by name; with a :class:`QuantileClip`, what the count leaves of the noise."""
+    """Return the typed releases of an algorithm, by name; with a :class:`QuantileClip`, what the count leaves of the
+    noise."""
     noise: NoiseLaw | None = None
     if multiplier is not None:
         if isinstance(privacy.clip_norm, QuantileClip):

@@ -97,21 +97,21 @@ class PrivacyReport:
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
+        """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         fields = {"headline": self.headline, **asdict(self)}
         del fields["private"]  # the headline says it better
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
         return {key: "inf" if value == math.inf else value for key, value in fields.items()}
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
-        """This report with the identity of the run and the end of its ledger, as it is now."""
+        """Return this report with the identity of the run and the end of its ledger, as it is now."""
         if ledger is None or ledger.head is None:
             return self
         return replace(self, run=ledger.run, ledger_lines=ledger.head.lines, ledger_head=ledger.head.digest)
 
     @property
     def headline(self) -> str:
-        """The first line of the printed block."""
+        """Return the first line of the printed block."""
         if not self.names:
             return "nothing is released: epsilon = 0"
         if not self.private:
@@ -125,7 +125,7 @@ class PrivacyReport:
         return f"private: epsilon = {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta or 0.0, 3)}"
 
     def text(self) -> str:
-        """One printed block."""
+        """Return one printed block."""
         if not self.private:
             return self.headline
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
@@ -158,7 +158,7 @@ class PrivacyReport:
 
 
 def channel_report(channel: Channel) -> PrivacyReport:
-    """The report of a channel, as it stands; of repetitions, the worst of them."""
+    """Return the report of a channel, as it stands; of repetitions, the worst of them."""
     privacy, account, law, terms = channel.privacy, channel.account, channel.law, channel.terms
     records = channel.gradients if isinstance(privacy, RecordPrivacy) or channel.sampler is None else None
     names = _names(channel, records)
@@ -213,7 +213,7 @@ def _names(channel: Channel, records: GradientPlan | None) -> tuple[str, ...]:
 
 
 def _releases(channel: Channel, names: int) -> int:
-    """Number of releases charged."""
+    """Return the number of releases charged."""
     account, gradients = channel.account, channel.gradients
     if channel.terms is not None and gradients is not None:
         return int((account.spent.max(0) * gradients.local_steps).sum()) + account.first_releases
@@ -225,7 +225,7 @@ def _releases(channel: Channel, names: int) -> int:
 
 
 def _claimed(channel: Channel) -> float | None:
-    """The published figure, where a published accounting is used."""
+    """Return the published figure, where a published accounting is used."""
     account, terms, privacy = channel.account, channel.terms, channel.privacy
     if terms is not None and channel.gradients is not None:
         published = channel.gradients.published
@@ -262,7 +262,7 @@ def _budget(channel: Channel) -> float | None:
 
 
 def _mechanism(channel: Channel) -> str:
-    """The law of the noise, with the range of its multipliers where there are several."""
+    """Return the law of the noise, with the range of its multipliers where there are several."""
     if channel.privacy is None:
         return "none"
     z, by = np.array(channel.multipliers), "budget"
@@ -275,7 +275,7 @@ def _mechanism(channel: Channel) -> str:
 
 
 def _schedule(channel: Channel) -> str:
-    """Who takes part, what else is charged, and how the budget is divided."""
+    """Return who takes part, what else is charged, and how the budget is divided."""
     if channel.sampler is not None:
         return channel.sampler.describe() + _amplification(channel.law, noised=channel.noised) + _allocation(channel)
     text = f"{channel.schedule}; every activation is charged to the client that acts"
@@ -288,7 +288,7 @@ def _schedule(channel: Channel) -> str:
 
 
 def _allocation(channel: Channel) -> str:
-    """How the budget is divided: the multipliers printed are those at a weight of 1."""
+    """Return how the budget is divided: the multipliers printed are those at a weight of 1."""
     weights = [weight for plan in channel.plans for weight in plan.allocation or ()]
     if not weights or not channel.noised:
         return ""
@@ -343,7 +343,7 @@ class SignalToNoise:
 
     @property
     def warning(self) -> str | None:
-        """Advice when the noise norm exceeds 10 times the clip norm, else None."""
+        """Return advice when the noise norm exceeds 10 times the clip norm, else None."""
         if self.ratio <= 10:
             return None
         return (
@@ -352,7 +352,7 @@ class SignalToNoise:
         )
 
     def text(self) -> str:
-        """One line."""
+        """Return one line."""
         return (
             f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, "
             f"{self.ratio:.3g} times the clip norm {self.clip_norm:g}"

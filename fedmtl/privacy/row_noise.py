@@ -70,15 +70,15 @@ class BoundRowNoise:
 
     @property
     def sensitivity(self) -> float:
-        """2 C."""
+        """Return the sensitivity, 2 C."""
         return 2.0 * self.release.clip.bound
 
     def epsilon_at(self, uses: int) -> float:
-        """Epsilon of each client against the server after ``uses``."""
+        """Return the epsilon of each client against the server after ``uses``."""
         return self.cost.epsilon(uses)
 
     def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
-        """The clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
+        """Return the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
 
         Args:
             rows: (k, D) float; one that is not finite counts as zero.
@@ -94,7 +94,7 @@ class BoundRowNoise:
         return privatize(clipped, noise, source, bound=bound, norm=law.norm, scale=scale)[0]
 
     def text(self, uses: int) -> str:
-        """One line for the report."""
+        """Return one line for the report."""
         return (
             f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = {rounded_up(self.cost.delta, 3)} for the data "
             f"of one client against the server (relation replace): "
@@ -108,7 +108,7 @@ def bind_rows(
     delta: float,
     prior: Callable[[str], Any] = lambda key: None,
 ) -> dict[str, BoundRowNoise]:
-    """The noise on the rows of every release that asks for it, calibrated to its uses.
+    """Return the noise on the rows of every release that asks for it, calibrated to its uses.
 
     Args:
         plans: of the run.
@@ -142,7 +142,7 @@ def bind_rows(
 
 
 def row_key(name: str) -> str:
-    """Where a ledger's header keeps the multiplier."""
+    """Return the key under which a ledger's header keeps the multiplier."""
     return f"row noise of {name}"
 
 

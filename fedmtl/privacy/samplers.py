@@ -86,29 +86,29 @@ class BoundSampler(ABC):
     @property
     @abstractmethod
     def denominator(self) -> float:
-        """The expected cohort size m: a public constant that divides every sum."""
+        """Return the expected cohort size m: a public constant that divides every sum."""
 
     @property
     def probability(self) -> float:
-        """Probability that a given client takes part in a given step."""
+        """Return the probability that a given client takes part in a given step."""
         return self.denominator / self.n
 
     @property
     def cap(self) -> int | None:
-        """Hard cap on the steps in which one client takes part, or None."""
+        """Return the hard cap on the steps in which one client takes part, or None."""
         return None
 
     def capped(self, steps: int) -> BoundSampler:
-        """This sampler with its own cap for a run of ``steps``; itself where it has none."""
+        """Return this sampler with its own cap for a run of ``steps``; itself where it has none."""
         return self
 
     def with_cap(self, max_uses: int) -> BoundSampler:
-        """This sampler with another cap, where it has one."""
+        """Return this sampler with another cap, where it has one."""
         return self
 
     @abstractmethod
     def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
-        """What holds when clients keep state (or not) and ``observer`` sees the releases.
+        """Return what holds when clients keep state (or not) and ``observer`` sees the releases.
 
         Raises:
             PrivacyError: no accountant covers the combination, named.
@@ -116,7 +116,7 @@ class BoundSampler(ABC):
 
     @abstractmethod
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        """The ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn.
+        """Return the ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn.
 
         Raises:
             PrivacyError: no accountant covers the combination, named.
@@ -137,7 +137,7 @@ class BoundSampler(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """One phrase for the report."""
+        """Return one phrase for the report."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,9 @@ class BoundPoisson(BoundSampler):
 
 
 @dataclass(frozen=True)
-class BoundFixed(BoundSampler):
+class _BoundCohort(BoundSampler):
+    """Draws cohorts of ``cohort`` clients, with a hard cap on the uses of one of them."""
+
     cohort: int
     max_uses: int | None = None
 
@@ -190,14 +192,26 @@ class BoundFixed(BoundSampler):
     def cap(self) -> int | None:
         return self.max_uses
 
-    def capped(self, steps: int) -> BoundFixed:
-        """One above the average number of uses, rounded up, so that cohorts stay full."""
-        if self.max_uses is not None:
-            return self
-        return replace(self, max_uses=min(steps, math.ceil(steps * self.probability) + 1))
+    def capped(self, steps: int) -> BoundSampler:
+        return self if self.max_uses is not None else replace(self, max_uses=self._most(steps))
 
-    def with_cap(self, max_uses: int) -> BoundFixed:
+    @abstractmethod
+    def _most(self, steps: int) -> int:
+        """Return the cap for a run of ``steps``."""
+
+    def with_cap(self, max_uses: int) -> BoundSampler:
         return replace(self, max_uses=max_uses)
+
+    @property
+    def _at_most(self) -> str:
+        return f", each at most {self.max_uses} times" if self.max_uses is not None else ""
+
+
+@dataclass(frozen=True)
+class BoundFixed(_BoundCohort):
+    def _most(self, steps: int) -> int:
+        """Return one above the average number of uses, rounded up, so that cohorts stay full."""
+        return min(steps, math.ceil(steps * self.probability) + 1)
 
     def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
         amplified = not stateful and observer == "public"
@@ -230,29 +244,14 @@ class BoundFixed(BoundSampler):
         return eligible[torch.from_numpy(distinct_ranks(eligible.numel(), self.cohort, coins))]
 
     def describe(self) -> str:
-        cap = f", each at most {self.max_uses} times" if self.max_uses is not None else ""
-        return f"fixed cohort of {self.cohort} of {self.n} clients{cap}"
+        return f"fixed cohort of {self.cohort} of {self.n} clients{self._at_most}"
 
 
 @dataclass(frozen=True)
-class BoundCyclic(BoundSampler):
-    cohort: int
-    max_uses: int | None = None
-
-    @property
-    def denominator(self) -> float:
-        return float(self.cohort)
-
-    @property
-    def cap(self) -> int | None:
-        return self.max_uses
-
-    def capped(self, steps: int) -> BoundCyclic:
-        """The most turns that ``steps`` rounds give one client."""
-        return self if self.max_uses is not None else replace(self, max_uses=math.ceil(steps * self.cohort / self.n))
-
-    def with_cap(self, max_uses: int) -> BoundCyclic:
-        return replace(self, max_uses=max_uses)
+class BoundCyclic(_BoundCohort):
+    def _most(self, steps: int) -> int:
+        """Return the most turns that ``steps`` rounds give one client."""
+        return math.ceil(steps * self.cohort / self.n)
 
     def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)
@@ -264,8 +263,7 @@ class BoundCyclic(BoundSampler):
         return torch.sort((step * self.cohort + torch.arange(self.cohort)) % self.n).values
 
     def describe(self) -> str:
-        cap = f", each at most {self.max_uses} times" if self.max_uses is not None else ""
-        return f"{self.cohort} of {self.n} clients in turn, publicly{cap}"
+        return f"{self.cohort} of {self.n} clients in turn, publicly{self._at_most}"
 
 
 @dataclass(frozen=True)

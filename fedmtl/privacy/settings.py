@@ -77,35 +77,35 @@ class ClientPrivacy:
 
     @property
     def noiseless(self) -> bool:
-        """True when the settings ask for clipping only."""
+        """Return whether the settings ask for clipping only."""
         return self.epsilon == math.inf
 
     @property
     def initial_norm(self) -> float:
-        """C of the first step."""
+        """Return C of the first step."""
         return self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else float(self.clip_norm)
 
     def resolved_delta(self, units: int) -> float:
-        """The delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
+        """Return the delta of a population of ``units``: the one given, or ``min(1e-5, units ** -1.1)``."""
         return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPrivacy:
-    """Differential privacy whose protected unit is one record (example) of one client, here called its owner.
+    """Differential privacy whose protected unit is one record (example) of one client.
 
-    Every owner perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
-    are functions of noised values. Every owner has an account of its own. The number of records of each owner is
-    public: in rounds, neighbours differ by one record replaced by nothing (``"zero_out"``), and where owners answer one
+    Every client perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
+    are functions of noised values. Every client has an account of its own. The number of records of each client is
+    public: in rounds, neighbours differ by one record replaced by nothing (``"zero_out"``), and where clients act one
     at a time by one record replaced by another (``"replace"``).
 
     Args:
         clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for ``mechanism="laplace"``,
             else the L2 norm.
-        epsilon: the budget of every owner, or one for each owner by client id. As for :class:`ClientPrivacy`.
-        noise_multiplier: scale of the noise over the sensitivity C, the same for every owner.
+        epsilon: the budget of every client, or one for each by its id. As for :class:`ClientPrivacy`.
+        noise_multiplier: scale of the noise over the sensitivity C, the same for every client.
         delta: in [0, 1), 0 (pure epsilon) only without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N records
-            of all owners.
+            of all clients.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
         source, accountant: as for :class:`ClientPrivacy`.
 
@@ -128,26 +128,28 @@ class RecordPrivacy:
             pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
             _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
-            raise ConfigError("RecordPrivacy.epsilon is inf for some owners; give each a finite budget, or inf to all.")
+            raise ConfigError(
+                "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf to all."
+            )
         one_of(self, SOUND_LAWS, mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
 
     @property
     def noiseless(self) -> bool:
-        """True when the settings ask for clipping only."""
+        """Return whether the settings ask for clipping only."""
         return self.epsilon == math.inf
 
     @property
     def initial_norm(self) -> float:
-        """C."""
+        """Return C."""
         return float(self.clip_norm)
 
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
-        """The budget of each owner.
+        """Return the budget of each client.
 
         Raises:
-            ConfigError: an owner without one, or an unknown owner.
+            ConfigError: a client without one, or an unknown client.
         """
         if not isinstance(self.epsilon, Mapping):
             return (self.epsilon,) * len(ids)
@@ -161,7 +163,7 @@ class RecordPrivacy:
         return tuple(float(self.epsilon[name]) for name in ids)
 
     def resolved_delta(self, units: int) -> float:
-        """The delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
+        """Return the delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""
         return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
 
 

@@ -61,7 +61,7 @@ def audit_search(search: PrivateSearch, *, seed: int = 0, repetitions: int = 3, 
 
 
 def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repetitions: int, seed: int) -> Finding:
-    """Every repetition as the winner, with the same coins: digests of all that it shows."""
+    """Publish every repetition as the winner, with the same coins, and compare digests of all that it shows."""
     digests: list[dict[str, str]] = []
     with TemporaryDirectory() as folder:
         for index in range(repetitions):
@@ -83,7 +83,7 @@ def _forced(settings: PrivateSearch, plan: SearchPlan, candidate: int, *, repeti
 
 
 def _fresh(settings: PrivateSearch, plan: SearchPlan, *, repetitions: int) -> list[Finding]:
-    """Noise, cohorts and scores of repetitions with coins of their own."""
+    """Compare noise, cohorts and scores of repetitions with coins of their own."""
     records = [_Seen(silent=True) for _ in range(repetitions)]
     for index, one in enumerate(records):
         _Search(settings, _watched(plan, one), None)._train(index, 0)

@@ -287,7 +287,7 @@ def _check_releases(
 
 
 def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: bool) -> float:
-    """Epsilon of the steps of one run, such that one more step would exceed it."""
+    """Return epsilon of the steps of one run, such that one more step would exceed it."""
     budget = epsilon(step.event, uses, delta, accountant=step.accountant)
     more = epsilon(step.event, uses + 1, delta, accountant=step.accountant)
     if budget <= 0 or (more <= budget and not per_participation):
@@ -334,7 +334,7 @@ def _problem(trainer: Trainer) -> Iterator[Any]:
 
 
 def _bare(trainer: Trainer) -> Trainer:
-    """Without what belongs to a run of its own."""
+    """Return the trainer without what belongs to a run of its own."""
     return replace(trainer, folder=None, client_store="memory", baselines=(), callbacks=(), progress=False)
 
 
@@ -345,7 +345,7 @@ def _client_privacy(trainer: Trainer) -> ClientPrivacy:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Errors inside the block name the candidate."""
+    """Let errors inside the block name the candidate."""
     try:
         yield
     except FedmtlError as error:

@@ -96,7 +96,7 @@ class SearchResult:
 
     @property
     def epsilon(self) -> float:
-        """Of the whole search."""
+        """Return the epsilon of the whole search."""
         return self.privacy.epsilon
 
     def summary(self) -> str:
@@ -297,7 +297,7 @@ class _Search:
         return None if self.root is None else RunFolder(self.root.private / "candidates" / str(index))
 
     def _coins(self, index: int) -> NoiseSource:
-        """Cohorts and noise of one repetition: all that its number addresses."""
+        """Return the coins of the cohorts and noise of one repetition: all that its number addresses."""
         return SecureSource() if self.secure else SeededSource(self.seed, index + 1)
 
     def _clear(self, index: int) -> None:

@@ -98,7 +98,7 @@ class Verification:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the certificate that can travel with a model."""
+        """Return the certificate that can travel with a model, JSON-ready."""
         whole = asdict(self) | {"checks": [asdict(check) for check in self.checks]}
         return {"fedmtl": __version__, "fits": self.fits, **whole}
 
@@ -170,7 +170,8 @@ class _Charges:
 
     @cached_property
     def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
-        """Steps that stay charged with their ranks: each once in seeded mode, in every session in secure mode."""
+        """Return steps that stay charged with their ranks: each once in seeded mode, in every session in secure
+        mode."""
         if not self.free:
             return [(step, ranks) for (_, step), ranks in self.steps.items()]
         once: dict[int, tuple[int, ...] | None] = {}
@@ -558,8 +559,8 @@ def _made_of(row: Tensor, parts: list[Tensor]) -> bool:
 
 
 def _noise_scale(header: Mapping[str, Any]) -> float | None:
-    """Standard deviation of one coordinate of a noised sum; None where it is not the same for all of a run, or the law
-    is not Gaussian."""
+    """Return the standard deviation of one coordinate of a noised sum; None where it is not the same for all of a run,
+    or the law is not Gaussian."""
     privacy = header["privacy"]
     several = any(key.startswith("allocation of ") for key in header)
     if "releases" not in header or privacy["mechanism"] != "gaussian" or several:
@@ -575,7 +576,7 @@ def _denominator(schedule: Mapping[str, Any]) -> float:
 
 
 def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, GridValue]) -> list[str]:
-    """Releases that have less noise than the ledger says.
+    """Return what is wrong with releases that have less noise than the ledger says.
 
     A sum with Gaussian noise is stochastically at least as long as the noise alone, whatever the clients sent, so a
     length below the quantile of the noise is seen by chance once in a million values.
@@ -603,7 +604,7 @@ def _can_amplify(header: Mapping[str, Any]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equality, of numbers up to rounding."""
+    """Return whether two values are equal, numbers up to rounding."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
     return bool(one == other)
@@ -766,7 +767,7 @@ def _number(text: str) -> float:
 
 
 def _step(checkpoint: Path) -> int | None:
-    """Steps done, of the checkpoint; None without one."""
+    """Return the number of steps done, of the checkpoint; None without one."""
     if not checkpoint.is_file():
         return None
     with safe_open(checkpoint, framework="pt") as file:

@@ -97,12 +97,12 @@ def test_nothing_to_sum(clip):
 
 
 @pytest.mark.parametrize(
-    "owner",
+    "client",
     [torch.zeros(3, dtype=torch.int64), torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)],
 )
-def test_one_owner_a_row(owner):
-    with pytest.raises(ConfigError, match="owner"):
-        clipped_segment_sums(torch.zeros(4, 2), owner, 2, L2Clip(1.0))
+def test_one_client_a_row(client):
+    with pytest.raises(ConfigError, match="client"):
+        clipped_segment_sums(torch.zeros(4, 2), client, 2, L2Clip(1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -23,7 +23,8 @@ from fedmtl.privacy import (
     open_channel,
     step_event,
 )
-from fedmtl.privacy.accounting.kov import kov_homogeneous
+
+from .test_kov import optimum
 
 D, CLIENTS, STEPS = 24, 30, 5
 
@@ -137,7 +138,7 @@ def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
         zeros(channel, step)
     report = channel.report
     assert report.epsilon == channel.epsilon == math.inf
-    assert kov_homogeneous(claimed, STEPS, 1e-5) * (1 - 1e-9) <= report.claimed <= STEPS * claimed
+    assert optimum(claimed, STEPS, 1e-5) * (1 - 1e-9) <= report.claimed <= STEPS * claimed
     assert "impossible with probability" in report.text()
     assert report.headline == "not private: epsilon = inf, the published accounting does not hold"
     calibrated = door(ClientPrivacy(**settings, epsilon=3.0, guarantee="paper"), form="symmetric", steps=60)

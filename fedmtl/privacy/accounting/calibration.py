@@ -22,7 +22,7 @@ _TOLERANCE = 1e-5
 def calibrate_multiplier(
     step: Callable[[float], StepEvent], *, target: float, delta: float, uses: int, within: str = ""
 ) -> float:
-    """The noise multiplier such that ``uses`` steps cost at most ``target``; cached.
+    """Return the noise multiplier such that ``uses`` steps cost at most ``target``; cached.
 
     Args:
         step: the event of one step, and its accountant, under a noise multiplier (scale of the noise over the
@@ -46,7 +46,7 @@ def calibrate_multiplier(
 
 
 def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:
-    """Epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
+    """Return epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
 
     Args:
         event: one candidate: training and noised score, any event with a Renyi divergence.
@@ -64,7 +64,7 @@ def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) ->
 def calibrate_selection(
     candidate: Callable[[float], Any], *, target: float, delta: float, mean: float, shape: float
 ) -> float:
-    """The smallest noise multiplier with which the whole search costs at most ``target``.
+    """Return the smallest noise multiplier with which the whole search costs at most ``target``.
 
     Args:
         candidate: the event of one candidate under a noise multiplier; more noise must not cost more.
@@ -135,14 +135,14 @@ def _calibrated(question: _Question) -> float:
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """A point within the tolerance of where ``excess`` changes sign."""
+    """Return a point within the tolerance of where ``excess`` changes sign."""
     if excess(high) == 0:
         return high
     return float(optimize.brentq(excess, low, high, xtol=tolerance))
 
 
 def _meets(excess: Callable[[float], float], start: float) -> float:
-    """The first point from ``start`` on, in growing steps, where nothing is in excess."""
+    """Return the first point from ``start`` on, in growing steps, where nothing is in excess."""
     step = _TOLERANCE / 2
     while excess(start) > 0:
         start, step = start + step, 2 * step

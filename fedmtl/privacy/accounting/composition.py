@@ -47,7 +47,7 @@ class StepEvent:
 
 
 def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0) -> float:
-    """An upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``; cached.
+    """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``; cached.
 
     Args:
         event: a ``dp_accounting`` event. Both accountants: Gaussian, Laplace, K-norm
@@ -70,7 +70,7 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
 
 
 def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
-    """(m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all above 1.
+    """Return (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all above 1.
 
     Raises:
         PrivacyError: an event without a known Renyi divergence.
@@ -80,7 +80,7 @@ def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def elementary(event: Any) -> Parts:
-    """The distinct elementary events in ``event`` with their numbers of uses, Gaussian ones joined into one.
+    """Return the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones joined into one.
 
     Gaussian releases, also under a shared sampling coin, are one release with ``sum(z ** -2) ** -0.5``.
 
@@ -102,7 +102,7 @@ def elementary(event: Any) -> Parts:
 
 
 def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant, at_least: int = 0) -> int:
-    """The largest number of steps whose epsilon is at most ``budget``.
+    """Return the largest number of steps whose epsilon is at most ``budget``.
 
     Args:
         event, delta, accountant: as for :func:`epsilon`.
@@ -175,7 +175,7 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
-    """Renyi divergences of one use of an elementary event."""
+    """Return Renyi divergences of one use of an elementary event."""
     if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
         return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -195,7 +195,8 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
-    """Elementary events: sampled ones in a form that can be hashed, none without noise, none without an effect."""
+    """Yield elementary events: sampled ones in a form that can be hashed, none without noise, none without an
+    effect."""
     if isinstance(event, dp_event.ComposedDpEvent):
         for part in event.events:
             yield from _flat(part, times)
@@ -234,12 +235,12 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
 
 
 def _together(parts: Parts) -> Any:
-    """One event of all parts that can be hashed."""
+    """Return one event of all parts that can be hashed."""
     return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
 
 
 def check_relation(parts: Parts) -> None:
-    """Sampling without replacement is replace-one, Poisson sampling add/remove: no epsilon covers both.
+    """Refuse events of two relations: sampling without replacement is replace-one, Poisson sampling add/remove.
 
     Raises:
         PrivacyError: both are among the parts.

@@ -63,7 +63,7 @@ class KNormDpEvent(dp_event.DpEvent):
 
 
 def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
-    """The loss of one release as an upper bound on a grid.
+    """Return the loss of one release as an upper bound on a grid.
 
     Args:
         epsilon: pure epsilon of one release.
@@ -86,7 +86,7 @@ def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
 
 @lru_cache(maxsize=1024)
 def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
-    """(standard deviation of the loss of one release, length of the interval that holds it)."""
+    """Return (standard deviation of the loss of one release, length of the interval that holds it)."""
     if dimension == 1:
         return min(epsilon, 1.0), 2 * epsilon
     low, high = _support(epsilon, dimension)
@@ -96,7 +96,7 @@ def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
 
 
 def bessel_ratio(order: float, z: float) -> float:
-    """K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward recurrence (stable)."""
+    """Return K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward recurrence (stable)."""
     at = 0.0 if order == round(order) else -0.5
     ratio = 1.0 if at < 0 else float(special.k1e(z) / special.k0e(z))
     if order > 1e5:  # from a bound on an earlier one: the recurrence contracts its error, which is small already
@@ -118,7 +118,8 @@ def _laplace_law(epsilon: float, width: float) -> LossLaw:
 
 
 def _log_density(b: Any, epsilon: float, dimension: int, curvature: float) -> Any:
-    """Logarithm of the density of b with respect to asin(b), up to a constant; ``curvature`` is kappa - 1."""
+    """Return the logarithm of the density of b with respect to asin(b), up to a constant; ``curvature`` is kappa -
+    1."""
     rest = np.maximum((1 - b) * (1 + b), 1e-300)
     return (dimension - 2) / 2 * np.log(rest) + epsilon * b / 2 + np.log(curvature + rest)
 
@@ -130,7 +131,7 @@ def _curvature(epsilon: float, dimension: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _support(epsilon: float, dimension: int) -> tuple[float, float]:
-    """The interval of b outside which nothing counts; the density (in asin b, d > 2) has one peak."""
+    """Return the interval of b outside which nothing counts; the density (in asin b, d > 2) has one peak."""
     if dimension < 3:
         return -1.0, 1.0
     curvature = _curvature(epsilon, dimension)
@@ -153,7 +154,7 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
 
 
 def _nodes(epsilon: float, dimension: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b between the ``edges``."""
+    """Return losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b between the ``edges``."""
     points, weights = _POINTS, _WEIGHTS
     angles = np.arcsin(edges)
     half = np.diff(angles)[:, None] / 2

@@ -78,7 +78,8 @@ class ReplacedPoissonDpEvent(dp_event.DpEvent):
 
 
 def grid_width(parts: Parts, coarsen: float) -> float:
-    """Grid width for a composition: a part of the root mean square deviation of its losses, or as their range allows.
+    """Return the grid width of a composition: a part of the root mean square deviation of its losses, or as their range
+    allows.
 
     The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of the loss of one step.
     """
@@ -91,7 +92,8 @@ def grid_width(parts: Parts, coarsen: float) -> float:
 
 @lru_cache(maxsize=256)
 def step_pair(event: Any, width: float) -> LossPair | None:
-    """The pair of laws of one elementary event (as ``composition`` makes them), or None where it is not supported."""
+    """Return the pair of laws of one elementary event (as ``composition`` makes them), or None where it is not
+    supported."""
     if isinstance(event, dp_event.GaussianDpEvent):
         return gaussian_pair(event.noise_multiplier, 1.0, width)
     if isinstance(event, dp_event.LaplaceDpEvent):
@@ -121,7 +123,7 @@ def step_pair(event: Any, width: float) -> LossPair | None:
 
 
 def pure_epsilon(event: Any) -> float:
-    """The largest possible loss of one elementary event; infinite where there is none."""
+    """Return the largest possible loss of one elementary event; infinite where there is none."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return 1 / event.noise_multiplier
     if isinstance(event, (KNormDpEvent, PureDpEvent)):
@@ -137,7 +139,7 @@ def pure_epsilon(event: Any) -> float:
 
 
 def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
-    """The laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability`` 1."""
+    """Return the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability`` 1."""
     z, q = multiplier, probability
 
     def loss(x: float) -> float:
@@ -172,7 +174,7 @@ def _truncated_pair(event: Any, width: float) -> LossPair:
 
 
 def _replaced_law(multiplier: float, probability: float, width: float) -> LossLaw:
-    """P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
+    """Return the law of P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
     z, q = multiplier, probability
     log_a = math.log(q) - 0.5 / z**2
 
@@ -213,14 +215,15 @@ def _weighted(a: Cells, b: Cells, share: float) -> Cells:
 
 
 def _gaussian_cells(edges: np.ndarray) -> Cells:
-    """Standard normal probabilities of the cells between the edges (n + 1,), below the first and above the last."""
+    """Return the standard normal probabilities of the cells between the edges (n + 1,), below the first and above the
+    last."""
     below, above = special.ndtr(edges), special.ndtr(-edges)
     cells = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return cells, float(below[0]), float(above[-1])
 
 
 def _reflected(width: float, first: int, p: Cells, q: Cells) -> LossPair:
-    """Both laws from (cells, below, above) under P and under Q."""
+    """Return both laws from (cells, below, above) under P and under Q."""
     remove = pld.from_cells(width, first, p[0], q[0], below=p[1], above=(p[2], q[2]))
     mirrored = -(first + p[0].size)
     add = pld.from_cells(width, mirrored, q[0][::-1], p[0][::-1], below=q[2], above=(q[1], p[1]))
@@ -239,7 +242,7 @@ def _inner(event: Any) -> Parts:
 
 @lru_cache(maxsize=64)
 def _sampled(event: Any) -> tuple[tuple[np.ndarray, np.ndarray, float], ...] | None:
-    """Atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its own."""
+    """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its own."""
     parts = _inner(event.event)
     width = grid_width(parts, 1.0)
     remove, add = [], []
@@ -256,7 +259,7 @@ def _sampled(event: Any) -> tuple[tuple[np.ndarray, np.ndarray, float], ...] | N
 
 @lru_cache(maxsize=1024)
 def _scale(event: Any) -> tuple[float, float]:
-    """(standard deviation of the loss of one event, length of the range of its losses), both approximate."""
+    """Return (standard deviation of the loss of one event, length of the range of its losses), both approximate."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return loss_scale(1 / event.noise_multiplier, 1)
     if isinstance(event, PureDpEvent):
@@ -282,7 +285,8 @@ def _scale(event: Any) -> tuple[float, float]:
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
-    """q sqrt(exp(1 / z^2) - 1) or at most 1 / z; the largest loss is about log(1 + q (exp(10 / z + 1 / (2 z^2)) - 1)).
+    """Return q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q (exp(10 / z + 1 / (2
+    z^2)) - 1)).
 
     Where the loss has a long thin tail (small q and z), the range bounds the number of points instead.
     """

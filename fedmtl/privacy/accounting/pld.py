@@ -35,7 +35,7 @@ class LossLaw:
 
     @property
     def losses(self) -> np.ndarray:
-        """(n,) the losses."""
+        """Return the losses, (n,)."""
         return self.width * (self.first + np.arange(self.masses.size))
 
 
@@ -55,7 +55,7 @@ def from_cells(
     below: float = 0.0,
     above: tuple[float, float] = (0.0, 0.0),
 ) -> LossLaw:
-    """The law of a pair (P, Q) from the probabilities of cells of losses.
+    """Return the law of a pair (P, Q) from the probabilities of cells of losses.
 
     Args:
         width: grid width h.
@@ -78,7 +78,7 @@ def from_cells(
 
 
 def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> LossLaw:
-    """As :func:`from_cells`, given the part (n,) of each cell's mass that belongs at its right end."""
+    """Return the law as :func:`from_cells`, given the part (n,) of each cell's mass that belongs at its right end."""
     upper = np.clip(upper, 0.0, p)
     masses = np.append(p - upper, 0.0)
     masses[1:] += upper
@@ -86,7 +86,7 @@ def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> L
 
 
 def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: float = 0.0) -> LossLaw:
-    """The law of masses (n,) at arbitrary finite losses (n,), on a grid of the given width."""
+    """Return the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given width."""
     cell = np.floor(losses / width).astype(np.int64)
     share = np.clip(np.expm1(cell * width - losses) / math.expm1(-width), 0.0, 1.0)
     first = int(cell.min())
@@ -96,14 +96,14 @@ def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: floa
 
 
 def spread(losses: np.ndarray, masses: np.ndarray) -> float:
-    """Standard deviation of masses (n,) at losses (n,)."""
+    """Return the standard deviation of masses (n,) at losses (n,)."""
     total = masses.sum()
     centred = losses - (masses @ losses) / total
     return math.sqrt(max(float(masses @ centred**2 / total), 0.0))
 
 
 def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
-    """Losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove, add).
+    """Return losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove, add).
 
     With P the law with the unit drawn and Q the law without it, sampling with probability q turns the pair (P, Q) into
     ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition (Zhu, Dong, Wang 2022, Theorem 11).
@@ -122,8 +122,8 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
 
 
 def symmetric(law: LossLaw) -> LossLaw:
-    """The law of a pair that looks the same from both sides, with the hockey-stick divergences of ``law`` at every
-    epsilon of at least 0: its positive losses, their mirror images, and what is left at 0.
+    """Return the law of a pair that looks the same from both sides, with the hockey-stick divergences of ``law`` at
+    every epsilon of at least 0: its positive losses, their mirror images, and what is left at 0.
 
     It dominates every pair (P, Q) whose divergences at epsilon >= 0 are at most those of ``law`` in both directions,
     since ``H_a(P, Q) = 1 - a + a H_{1/a}(Q, P)`` gives those below 0.
@@ -139,7 +139,7 @@ def symmetric(law: LossLaw) -> LossLaw:
 
 
 def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15) -> float:
-    """Epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for :func:`compose`.
+    """Return epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for :func:`compose`.
 
     A transform has rounding errors of up to T 1e-16, which may drown a small delta after many steps. There, the masses
     around the epsilon found are made the largest ones by a tilt (see :func:`compose`), and epsilon is found again.
@@ -158,7 +158,7 @@ def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: f
 
 
 def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: float | None = None) -> LossLaw:
-    """The law of the sum of independent losses.
+    """Return the law of the sum of independent losses.
 
     Args:
         parts: laws on one grid, each with its number of repetitions of at least 1.
@@ -190,7 +190,7 @@ def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: flo
 
 
 def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
-    """As :func:`compose` by direct sums, which keep tiny masses exact; for few repetitions."""
+    """Compose by direct sums, which keep tiny masses exact; as :func:`compose`, for few repetitions."""
     width, first, masses, infinity = parts[0][0].width, 0, np.ones(1), 0.0
     for law, times in parts:
         power, remaining = law.masses, times
@@ -205,7 +205,8 @@ def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
 
 
 def epsilon_at(law: LossLaw, delta: float) -> float:
-    """The smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``; it may be infinite."""
+    """Return the smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``; it may be
+    infinite."""
     if law.infinity > delta:
         return math.inf
     masses = law.masses[max(0, -law.first) :]
@@ -228,7 +229,7 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
 
 
 def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
-    """(m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,) above 1.
+    """Return (m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,) above 1.
 
     ``largest`` is a bound on the true loss; the mass at infinity is counted there.
     """
@@ -248,7 +249,7 @@ def _sampled_loss(losses: np.ndarray, probability: float) -> np.ndarray:
 
 
 def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
-    """The masses times exp(order * index) over their sum, and the logarithm of that sum."""
+    """Return the masses times exp(order * index) over their sum, and the logarithm of that sum."""
     if order == 0:
         return law.masses, 0.0
     with np.errstate(divide="ignore"):
@@ -260,7 +261,7 @@ def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
 
 
 def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | None = None) -> tuple[int, int, float]:
-    """Indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and the order of the tilt.
+    """Return indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and the order of the tilt.
 
     Indices are relative to the sum of the first ones. Chernoff: P(sum >= x) <= exp(log M(s) - s x).
     """
@@ -279,7 +280,7 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
     starts, repeats = np.cumsum(sizes) - sizes, np.array([times for _, times in parts])
 
     def moment(order: float) -> float:
-        """Logarithm of the moment generating function of the sum."""
+        """Return the logarithm of the moment generating function of the sum."""
         exponents = log_masses + order * index
         top = np.maximum.reduceat(exponents, starts)
         sums = np.add.reduceat(np.exp(exponents - np.repeat(top, sizes)), starts)

@@ -30,7 +30,7 @@ from ...random import Coins
 
 
 def selection_event(event: Any, *, mean: float, shape: float) -> Any:
-    """The event of the whole search.
+    """Return the event of the whole search.
 
     Args:
         event: one candidate, its score included.
@@ -45,7 +45,7 @@ def selection_event(event: Any, *, mean: float, shape: float) -> Any:
 
 
 def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, shape: float) -> np.ndarray:
-    """Renyi divergences of the search from those of one candidate.
+    """Return Renyi divergences of the search from those of one candidate.
 
     Args:
         orders: (m,) orders, all above 1.
@@ -68,7 +68,7 @@ def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, s
 
 @lru_cache(maxsize=256)
 def halting_probability(mean: float, shape: float) -> float:
-    """gamma of the law of K with this mean; 1 for a mean of 1. Poisson has none: nan.
+    """Return gamma of the law of K with this mean; 1 for a mean of 1. Poisson has none: nan.
 
     Raises:
         ConfigError: a mean below 1 (or infinite) or a negative shape.
@@ -83,7 +83,7 @@ def halting_probability(mean: float, shape: float) -> float:
         return 1.0
 
     def excess(log_inverse: float) -> float:
-        """Logarithm of the mean at gamma = exp(-log_inverse), less that asked for."""
+        """Return the logarithm of the mean at gamma = exp(-log_inverse), less that asked for."""
         top = math.log(math.expm1(log_inverse))
         if shape == 0:
             return top - math.log(log_inverse) - math.log(mean)
@@ -96,7 +96,7 @@ def halting_probability(mean: float, shape: float) -> float:
 
 
 def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: float) -> int:
-    """K, by inversion of its distribution function from one uniform number.
+    """Return K, by inversion of its distribution function from one uniform number.
 
     Args:
         source: coins of a noise source (they are privacy coins), or a NumPy generator for simulation.
@@ -122,7 +122,7 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
 
 
 def _log_probability(ks: np.ndarray, mean: float, shape: float, gamma: float) -> np.ndarray:
-    """(n,) logarithms of P(K = k)."""
+    """Return (n,) logarithms of P(K = k)."""
     if math.isinf(shape):
         return ks * math.log(mean) - mean - special.gammaln(ks + 1)
     log_inverse = -math.log(gamma)

@@ -39,7 +39,7 @@ _NODES = np.polynomial.legendre.leggauss(4)
 
 
 def least_epsilon(composition: Composition, delta: float, scale: float) -> float | None:
-    """A lower bound on the epsilon of a composition.
+    """Return a lower bound on the epsilon of a composition.
 
     Args:
         composition: events and their numbers of uses.
@@ -87,7 +87,7 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
 
 
 def library_epsilon(composition: Composition, delta: float) -> float | None:
-    """``dp_accounting``'s own figure by Renyi DP, an upper bound: a claim by that accountant is not below it.
+    """Return ``dp_accounting``'s own figure by Renyi DP, an upper bound: a claim by that accountant is not below it.
 
     Args:
         composition: events and their numbers of uses.
@@ -130,7 +130,7 @@ def _sum(pure: Sequence[float | None], counts: Iterable[int]) -> float | None:
 
 
 def _pure(event: Any) -> float | None:
-    """The largest loss of one event."""
+    """Return the largest loss of one event."""
     name = type(event).__name__
     if name == "GaussianDpEvent":
         return math.inf
@@ -145,7 +145,7 @@ def _pure(event: Any) -> float | None:
 
 
 def _grouped(counts: Mapping[Any, int]) -> dict[Any, int]:
-    """Few laws for many: a multiplier counts as the next one of a geometric series, which is more noise."""
+    """Return few laws for many: a multiplier counts as the next one of a geometric series, which is more noise."""
     laws = dict(counts)
     ratio = 1.001
     while len(laws) > _LAWS:
@@ -176,7 +176,8 @@ def _above(multiplier: float, ratio: float) -> float:
 
 @lru_cache(maxsize=256)
 def _law(event: Any, width: float) -> Any | None:
-    """The privacy loss distribution of one event, from below, on a grid of ``width``; None where it is not covered."""
+    """Return the privacy loss distribution of one event, from below, on a grid of ``width``; None where it is not
+    covered."""
     name, inner, q = type(event).__name__, event, 1.0
     options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
     options["use_connect_dots"] = False  # it has no estimate from below
@@ -200,7 +201,7 @@ def _law(event: Any, width: float) -> Any | None:
 
 
 def _alone(event: Any) -> Any | None:
-    """What is under one coin, where that is one law: Gaussian releases are one. None elsewhere."""
+    """Return what is under one coin, where that is one law: Gaussian releases are one. None elsewhere."""
     parts = list(_flat([(event, 1)]))
     if all(type(part).__name__ == "GaussianDpEvent" for part, _ in parts):
         return dp_event.GaussianDpEvent(sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5)
@@ -208,7 +209,7 @@ def _alone(event: Any) -> Any | None:
 
 
 def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any | None:
-    """The losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
+    """Return the losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
     density, nodes = _noise(noise)
     if density is None:
         return None
@@ -266,7 +267,7 @@ def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] 
 
 @lru_cache(maxsize=1)
 def _quantiles() -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities below 1/2 and their masses, of a Gauss-Legendre rule in panels that shrink towards 0."""
+    """Return probabilities below 1/2 and their masses, of a Gauss-Legendre rule in panels that shrink towards 0."""
     edges = np.concatenate([[0.0], np.geomspace(_DEEPEST, 0.1, 40), np.linspace(0.1, 0.5, 41)[1:]])
     points, weights = _NODES
     middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2

@@ -334,7 +334,8 @@ def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
 
 
 def _cap_of_activations(setup: Setup, seed: int) -> Finding:
-    """Every client acts up to its cap; one activation more is refused, with nothing charged and no data read."""
+    """Check that every client acts up to its cap; one activation more is refused, with nothing charged and no data
+    read."""
     wrong, asked = [], []
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         for k in range(min(CLIENTS, len(setup.sizes))):
@@ -441,7 +442,7 @@ def _accountants(setup: Setup, claims: Claims, seed: int) -> Finding:
 
 
 def _published(setup: Setup, seed: int) -> Finding:
-    """A published accounting that is refuted is never stated as the run's epsilon."""
+    """Check that a published accounting that is refuted is never stated as the run's epsilon."""
     check, channel = "charges: published accounting", setup.open(seed)
     if channel.report.guarantee != "paper":
         return skipped(check, "none is used: the guarantee is sound")

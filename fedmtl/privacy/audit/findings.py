@@ -38,7 +38,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """One phrase: refuted with the reason, or that (and at which level) it could not be refuted."""
+        """Return one phrase: refuted with the reason, or that (and at which level) it could not be refuted."""
         if self.skipped:
             return f"not checked: {self.detail}"
         if self.refuted:

@@ -167,7 +167,7 @@ def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]
 
 
 def _long(noise: np.ndarray) -> np.ndarray:
-    """Rows of at least the shortest length: consecutive steps put together."""
+    """Return rows of at least the shortest length: consecutive steps put together."""
     group = -(-_SHORTEST // noise.shape[1])
     usable = len(noise) // group * group
     return noise[:usable].reshape(-1, group * noise.shape[1])
@@ -183,7 +183,8 @@ def fresh_rows(check: str, noise: np.ndarray) -> Finding:
 
 
 def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
-    """No step of one sample shares noise with a step of the other; both (T, D), the first 64 rows of each."""
+    """Check that no step of one sample shares noise with a step of the other; both (T, D), the first 64 rows of
+    each."""
     one, two = _long(first)[:_ROWS], _long(second)[:_ROWS]
     if not len(one) or not len(two):
         return skipped(check, "no noise to compare")
@@ -191,8 +192,8 @@ def fresh_between(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
 
 
 def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """No vector repeats itself at any lag (the first 4,096 of a long one, short ones are put together), and no tensor
-    repeats another one."""
+    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are put together), and
+    no tensor repeats another one."""
     if noise.shape[1] < _SHORTEST:
         noise = noise[: _LAG_ELEMENTS // 128].reshape(1, -1)
         return [_lags(f"freshness: coordinates of {name}", noise)]
@@ -217,7 +218,7 @@ def fresh_within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]])
 
 
 def _lags(check: str, noise: np.ndarray) -> Finding:
-    """Correlation of every vector with itself, shifted: by the Fourier transform, over all steps together."""
+    """Correlate every vector with itself, shifted: by the Fourier transform, over all steps together."""
     steps, d = noise.shape
     lags = np.arange(1, min(d, _MOST_LAGS + 1))
     lags = lags[(d - lags) * steps >= _SHORTEST]
@@ -236,7 +237,7 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
 
 
 def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
-    """Releases of one step have noise of their own."""
+    """Check that releases of one step have noise of their own."""
     names = list(noise)
     findings = []
     for index, one in enumerate(names):
@@ -251,7 +252,8 @@ def fresh_names(noise: Mapping[str, np.ndarray]) -> list[Finding]:
 
 
 def fresh_coordinates(check: str, first: np.ndarray, second: np.ndarray) -> Finding:
-    """No coordinate of one sample follows one of the other from step to step: (T, D) and (T, E), the same steps."""
+    """Check that no coordinate of one sample follows one of the other from step to step: (T, D) and (T, E), the same
+    steps."""
     steps = len(first)
     if steps < _SHORTEST:
         return skipped(check, f"fewer than {_SHORTEST} steps of noise")
@@ -267,14 +269,14 @@ def _correlated(check: str, largest: float, d: int, pairs: int) -> Finding:
 
 
 def fresh_objects(setup: Setup, sample: Sample, first: int, second: int, steps: int) -> list[Finding]:
-    """Two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
+    """Compare two channels: of different seeds, or of the same one in secure mode, where the seed must not matter."""
     seeds = (first, first if setup.secure else second)
     one, two = (sample(setup.open(seed), 0, steps) for seed in seeds)
     return [fresh_between(f"freshness: channels, {name}", one[name], two[name]) for name in one]
 
 
 def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
-    """A channel that is open when the process forks, used on both sides.
+    """Compare the noise of both sides where a process forks with an open channel.
 
     In seeded mode the same step is by design the same release, so the child goes on at the next step; in secure mode
     both take the same step, and copied generator state would repeat the noise.
@@ -298,7 +300,7 @@ def fresh_forks(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Fin
 
 
 def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[Finding]:
-    """A run that ends and is resumed from its ledger: the noise after differs from the noise before."""
+    """Compare the noise before and after a run ends and is resumed from its ledger."""
     half = max(1, steps // 2)
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -311,7 +313,7 @@ def fresh_restores(setup: Setup, sample: Sample, seed: int, steps: int) -> list[
 
 
 def _in_child(work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """What ``work()`` returns in a forked process; None if it fails or takes too long."""
+    """Return what ``work()`` returns in a forked process; None if it fails or takes too long."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none

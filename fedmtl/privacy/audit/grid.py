@@ -32,18 +32,18 @@ Parts = Iterator[tuple[str, np.ndarray, float]]
 
 
 def width_of(bound: float, norm: str, size: int, scale: float) -> float:
-    """The largest power of two that is at most C 2^-21 over the spread of a cell, and 2^-20 of the noise."""
+    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and 2^-20 of the noise."""
     spread = float(size) if norm == "l1" else math.sqrt(size)
     return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, scale * 2.0**-20)))
 
 
 def deviation(claim: Claim, size: int) -> float:
-    """Root mean square of a noised coordinate at sensitivity 1."""
+    """Return the root mean square of a noised coordinate at sensitivity 1."""
     return claim.multiplier * {"gaussian": 1.0, "laplace": math.sqrt(2.0), "knorm": math.sqrt(size + 1.0)}[claim.kind]
 
 
 def on_grid(parts: Parts) -> list[Finding]:
-    """One finding for every name: numbers off the grid, and grids of another width."""
+    """Return one finding for every name: numbers off the grid, and grids of another width."""
     off: dict[str, int] = {}
     seen: dict[str, int] = {}
     odd: dict[str, int] = {}

@@ -42,8 +42,8 @@ def _by_client(setup: Setup, name: str, noise: Noise) -> Finding:
 
 
 def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the spread
-    of the lengths; Kolmogorov-Smirnov.
+    """Make two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the
+    spread of the lengths; Kolmogorov-Smirnov.
 
     Args:
         name: of the release.

@@ -148,7 +148,8 @@ def silence(setup: Setup) -> Rows:
 
 
 def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> dict[str, Noise]:
-    """Where the uses differ, each is in units of its own noise over that of the first use, as the events say.
+    """Return the noise of every release; where the uses differ, each in units of its own noise over that of the first
+    use.
 
     Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
     computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
@@ -271,7 +272,7 @@ class Silent:
         block: int | None = None,
         who: np.ndarray | None = None,
     ) -> Silent:
-        """Activations in which nothing is there to be seen but noise.
+        """Play activations in which nothing is there to be seen but noise.
 
         Activations before ``start`` happen where they are not charged yet, and are left out. They come in blocks of
         ``block`` activations, or None for uneven ones; clients act in turn up to their caps, all or those of ``who``

@@ -34,7 +34,7 @@ Sent = Callable[[int, int], Tensor]
 
 
 def row_claims(setup: Setup, channel: Channel) -> dict[str, Claim]:
-    """The claim on a client's row, of every release whose rows have noise of their own."""
+    """Return the claim on a client's row, of every release whose rows have noise of their own."""
     claims = {}
     for plan in setup.releases:
         name = plan.name
@@ -58,7 +58,7 @@ def row_claims(setup: Setup, channel: Channel) -> dict[str, Claim]:
 
 
 def sent_rows(channel: Channel, name: str, sent: Sent, *, start: int, stop: int) -> np.ndarray:
-    """(T, k, D) rows as the server gets them, of the same first clients in every step."""
+    """Return rows (T, k, D) as the server gets them, of the same first clients in every step."""
     found: list[tuple[int, str, Tensor]] = []
     channel.record, kept = found, []
     dimensions = {plan.name: plan.dimension for plan in channel.plans}
@@ -88,7 +88,7 @@ def _one_apart(row: Tensor, step: int, count: int) -> Tensor:
 def rows_noise(
     setup: Setup, claims: dict[str, Claim], channel: Channel, start: int, stop: int
 ) -> dict[str, np.ndarray]:
-    """Standardized noise (T k, D) on rows of zeros, by release."""
+    """Return the standardized noise (T k, D) on rows of zeros, by release."""
     found = {}
     for name, claim in claims.items():
         rows = sent_rows(channel, name, partial(_zeros, claim.size), start=start, stop=stop)
@@ -97,7 +97,7 @@ def rows_noise(
 
 
 def row_noise_law(setup: Setup, claims: dict[str, Claim], seed: int, wanted: int) -> list[Finding]:
-    """The tests of :func:`~fedmtl.privacy.audit.noise.noise_law` on what the server gets."""
+    """Make the tests of :func:`~fedmtl.privacy.audit.noise.noise_law` on what the server gets."""
     findings = []
     for name, claim in claims.items():
         rows, least = [], -(-wanted // claim.size)
@@ -113,7 +113,7 @@ def row_noise_law(setup: Setup, claims: dict[str, Claim], seed: int, wanted: int
 
 
 def row_freshness(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Finding]:
-    """No two steps and no two clients share noise, and no row repeats itself."""
+    """Check that no two steps and no two clients share noise, and no row repeats itself."""
     findings = []
     for name, claim in claims.items():
         steps = min(setup.steps, 16)
@@ -140,7 +140,8 @@ def row_freshness(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Fin
 
 
 def row_sensitivity(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Finding]:
-    """With equal noise, the row of a client whose data are replaced moves by at most 2 C, and nobody else's at all."""
+    """Check that with equal noise the row of a client whose data are replaced moves by at most 2 C, and nobody else's
+    at all."""
     setup, findings = setup.seeded(), []
     for name, claim in claims.items():
         worst, others = Worst(), 0
@@ -162,7 +163,7 @@ def row_sensitivity(setup: Setup, claims: dict[str, Claim], seed: int) -> list[F
 
 
 def row_charges(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Finding]:
-    """The event agrees with the noise, and its composition over all uses stays within what was asked for."""
+    """Check that the event agrees with the noise, and its composition over all uses stays within what was asked for."""
     findings = []
     done = played(setup, seed)
     for name, claim in claims.items():

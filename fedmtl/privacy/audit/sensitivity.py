@@ -72,7 +72,7 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
 
 
 def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
-    """Random and aligned cohorts with and without an adversary, and every client of a cohort as the adversary.
+    """Try random and aligned cohorts with and without an adversary, and every client of a cohort as the adversary.
 
     Add/remove: the adversary's row is there or is missing. Replace: it is there, or its opposite is.
     """
@@ -103,7 +103,7 @@ class _Game:
         self.setup, self.name, self.claim, self.count = setup, name, claim, count
 
     def cohort(self, seed: int, step: int) -> tuple[Tensor, int]:
-        """The next cohort that is not empty, and its step."""
+        """Return the next cohort that is not empty, and its step."""
         channel = self.setup.open(seed)
         channel.start(0)
         for later in range(step + 1, step + 10_000):
@@ -113,21 +113,21 @@ class _Game:
         raise AssertionError("no client was drawn in 10,000 steps")
 
     def moved(self, seed: int, step: int, ranks: Tensor, rows: Tensor, place: int, adversary: Tensor) -> float:
-        """Norm of the difference of the two releases over S / m; infinite if a release is not finite."""
+        """Return the norm of the difference of the two releases over S / m; infinite if a release is not finite."""
         present = rows.clone()
         present[place] = adversary
         if self.claim.relation == "replace":
-            other, owners = rows.clone(), ranks
+            other, there = rows.clone(), ranks
             other[place] = self.opposite(adversary)
         else:
             keep = torch.arange(len(ranks)) != place
-            other, owners = rows[keep], ranks[keep]
-        change = self._release(seed, step, present, ranks) - self._release(seed, step, other, owners)
+            other, there = rows[keep], ranks[keep]
+        change = self._release(seed, step, present, ranks) - self._release(seed, step, other, there)
         norm = float(np.linalg.norm(change, ord=1 if self.claim.norm == "l1" else 2))
         return norm * self.claim.denominator / self.claim.sensitivity
 
     def opposite(self, adversary: Tensor) -> Tensor:
-        """The row farthest from the adversary's: its negative, or for outer products an orthogonal one."""
+        """Return the row farthest from the adversary's: its negative, or for outer products an orthogonal one."""
         if self.claim.form == "vector":
             return -adversary
         return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
@@ -143,7 +143,7 @@ class _Game:
 
 
 def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
-    """One record more or less moves its client's release by at most C / (q n), and nobody else's at all."""
+    """Check that one record more or less moves its client's release by at most C / (q n), and nobody else's at all."""
     plan, worst = setup.records, Worst()
     direction = torch.nn.functional.normalize(torch.ones(plan.dimension), dim=0)
     crowd = max(2, min(24, MOST_ELEMENTS // plan.dimension // 2))
@@ -172,7 +172,7 @@ def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
 
 
 def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Finding:
-    """One record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i).
+    """Check that one record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i).
 
     The other records pull one way, at random, or have factors that are not numbers.
     """
@@ -224,8 +224,8 @@ def _message(setup: Setup, rows: Tensor, factors: Tensor, case: int) -> Gradient
 
 
 def bounded_sensitivity(setup: Setup, claims: Claims, seed: int) -> Finding:
-    """Means that the domain is said to bound are refused beyond C, and are released within it; all of them are refused
-    where releases take a subsample of the records."""
+    """Check that means that the domain is said to bound are refused beyond C, and released within it; all of them are
+    refused where releases take a subsample of the records."""
     channel, wrong, ids = setup.open(seed), [], setup.records.ids
     order = turns(np.minimum(channel.caps, 1), CLIENTS)
     order = order[setup.present(order, np.zeros_like(order)) > 0]

@@ -76,7 +76,7 @@ class Setup:
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
-        """The releases of gradients under these settings, where the protected unit is one record."""
+        """Return the releases of gradients under these settings, where the protected unit is one record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
         found = next(plan for plan in self.plans if isinstance(plan, GradientPlan))
@@ -84,17 +84,17 @@ class Setup:
 
     @property
     def records(self) -> GradientPlan:
-        """As :attr:`gradients`, where there are some."""
+        """Return :attr:`gradients`, where there are some."""
         assert self.gradients is not None
         return self.gradients
 
     @property
     def releases(self) -> tuple[ReleasePlan, ...]:
-        """The releases of rows."""
+        """Return the releases of rows."""
         return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
 
     def release(self, name: str) -> ReleasePlan:
-        """One of them."""
+        """Return the release of rows of this name."""
         return next(plan for plan in self.releases if plan.name == name)
 
     @property
@@ -104,24 +104,24 @@ class Setup:
 
     @property
     def sampler(self) -> BoundSampler:
-        """Of the rounds."""
+        """Return the sampler of the rounds."""
         assert isinstance(self.schedule, BoundSampler)
         return self.schedule
 
     @property
     def clocks(self) -> Clocks:
-        """Of clients that act one at a time."""
+        """Return the schedule of clients that act one at a time."""
         assert isinstance(self.schedule, Clocks)
         return self.schedule
 
     @property
     def adaptive(self) -> QuantileClip | None:
-        """The settings of a clip norm that follows a quantile, or None."""
+        """Return the settings of a clip norm that follows a quantile, or None."""
         return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) else None
 
     @property
     def delta(self) -> float:
-        """Of every epsilon; the number of protected units sets the default."""
+        """Return the delta of every epsilon; the number of protected units sets the default."""
         return self.privacy.resolved_delta(int(self.sizes.sum()) if self.gradients is not None else self.sampler.n)
 
     @property
@@ -168,7 +168,7 @@ class Setup:
         )
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
-        """(start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
+        """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
         sizes = self.tensors if sum(self.tensors) == dimension else (dimension,)
         if len(sizes) == 1 and self.one_at_a_time and 1 < dimension <= 64:
             sizes = (1,) * dimension
@@ -184,12 +184,12 @@ class Setup:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """(n,) int64: numbers of records."""
+        """Return (n,) int64: numbers of records."""
         return self.records.counts if self.counts is None else np.array(self.counts, dtype=np.int64)
 
     @property
     def first(self) -> WarmStartRelease | None:
-        """The release before all activations, or None."""
+        """Return the release before all activations, or None."""
         return None if self.gradients is None else self.gradients.first
 
     def rate(self, client: int) -> float:
@@ -225,7 +225,7 @@ class Setup:
 
     @cached_property
     def x(self) -> list[Tensor]:
-        """(n_i, D) float64 rows of every client: those of the run, or any, where gradients are of none."""
+        """Return (n_i, D) float64 rows of every client: those of the run, or any, where gradients are of none."""
         given = self.records.x
         if given is not None:
             return list(given)
@@ -270,7 +270,7 @@ class Claim:
 
     @property
     def sensitivity(self) -> float:
-        """S, from the clip norm and the relation: C, doubled for replace-one. Of outer products w w^T, C^2; for
+        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer products w w^T, C^2; for
         replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2 norm and 2 C^2 in the L1 norm."""
         if self.form == "vector":
             return self.bound * (2.0 if self.relation == "replace" else 1.0)
@@ -279,7 +279,7 @@ class Claim:
 
     @property
     def scale(self) -> float:
-        """Scale of the noise on the released mean: the standard deviation, for the Gaussian."""
+        """Return the scale of the noise on the released mean: the standard deviation, for the Gaussian."""
         return self.multiplier * self.sensitivity / self.denominator
 
 
@@ -310,7 +310,7 @@ class Claims:
 
     @property
     def cost(self) -> Cost:
-        """What is charged."""
+        """Return what is charged."""
         assert self._cost is not None
         return self._cost
 

@@ -39,7 +39,7 @@ class Stated:
 
 
 def second_accountant(stated: Sequence[Stated], delta: float, check: str = CHECK) -> Finding:
-    """Every stated epsilon is at least what the second accountant computes of the same charges.
+    """Check that every stated epsilon is at least what the second accountant computes of the same charges.
 
     Args:
         stated: what is stated.
@@ -64,7 +64,7 @@ def second_accountant(stated: Sequence[Stated], delta: float, check: str = CHECK
 
 
 def _least(one: Stated, delta: float) -> float | None:
-    """What the second accountant computes; of Renyi DP also the library's own figure, which the claim is by."""
+    """Return what the second accountant computes; of Renyi DP also the library's own figure, which the claim is by."""
     if one.epsilon <= 0:
         return math.inf if any(count for _, count in one.composition) else 0.0
     least = least_epsilon(one.composition, delta, one.epsilon)
@@ -74,7 +74,7 @@ def _least(one: Stated, delta: float) -> float | None:
 
 
 def _spread(stated: Sequence[Stated]) -> list[Stated]:
-    """Some accounts: of the least and the largest epsilon per use, and between."""
+    """Return some accounts: of the least and the largest epsilon per use, and between."""
     ordered = sorted(stated, key=lambda one: one.epsilon / max(1, sum(count for _, count in one.composition)))
     if len(ordered) <= _EXAMINED:
         return ordered
@@ -147,7 +147,8 @@ def _report(stated: float, largest: float) -> Finding:
 
 
 def early_stop(stated: float, stopped: str, setup: Setup, seed: int) -> Finding:
-    """A run that stopped because of what it showed states the epsilon of everything planned, no less and no more.
+    """Check that a run that stopped because of what it showed states the epsilon of everything planned, no less and no
+    more.
 
     Args:
         stated: epsilon of the stopped run.

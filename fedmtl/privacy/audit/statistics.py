@@ -17,17 +17,18 @@ from ...random import derive_key
 
 
 def auditor(seed: int, purpose: str) -> np.random.Generator:
-    """The audit's own random numbers, apart from all those of the run."""
+    """Return the audit's own random numbers, apart from all those of the run."""
     return np.random.Generator(np.random.PCG64(derive_key(seed, f"audit/{purpose}")))
 
 
 def seeds(seed: int, purpose: str, count: int) -> Iterator[int]:
-    """Seeds of ``count`` channels."""
+    """Yield seeds of ``count`` channels."""
     return (derive_key(seed, f"audit/{purpose}", index) >> 1 for index in range(count))
 
 
 def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndarray:
-    """Two-sided p-values of sums of ``degrees`` squares under the chi-square law; 0 for a sum that is not finite."""
+    """Return two-sided p-values of sums of ``degrees`` squares under the chi-square law; 0 for a sum that is not
+    finite."""
     energy, degrees = np.asarray(energy, float), np.asarray(degrees, float)
     finite = np.isfinite(energy)
     half = np.where(finite, energy, 0.0) / 2
@@ -36,8 +37,8 @@ def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndar
 
 
 def kolmogorov_p(values: np.ndarray) -> float:
-    """Kolmogorov-Smirnov p-value of ``values`` (any shape) against N(0, 1), by the asymptotic law with Stephens'
-    correction for finite samples; 0 if a value is not a number."""
+    """Return the Kolmogorov-Smirnov p-value of ``values`` (any shape) against N(0, 1), by the asymptotic law with
+    Stephens' correction for finite samples; 0 if a value is not a number."""
     flat = np.sort(values, axis=None)
     n = flat.size
     if n == 0 or not np.isfinite(flat).all():
@@ -49,7 +50,8 @@ def kolmogorov_p(values: np.ndarray) -> float:
 
 
 def normal_p(values: np.ndarray) -> float:
-    """The smaller of the energy's and the Kolmogorov-Smirnov p-value, doubled: values that should be i.i.d. N(0, 1)."""
+    """Return the smaller of the energy's and the Kolmogorov-Smirnov p-value, doubled, of values that should be i.i.d.
+    N(0, 1)."""
     if values.size == 0:
         return 1.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -58,7 +60,7 @@ def normal_p(values: np.ndarray) -> float:
 
 
 def from_discrete(below: np.ndarray, mass: np.ndarray, coins: np.random.Generator) -> np.ndarray:
-    """N(0, 1) numbers from P(X < x) and P(X = x) at the observations: the randomized distribution function.
+    """Return N(0, 1) numbers from P(X < x) and P(X = x) at the observations: the randomized distribution function.
 
     An impossible observation (mass 0, nothing on one side) gives an infinity.
     """
@@ -67,7 +69,7 @@ def from_discrete(below: np.ndarray, mass: np.ndarray, coins: np.random.Generato
 
 
 def from_binomial(count: np.ndarray, trials: int, probability: float, coins: np.random.Generator) -> np.ndarray:
-    """N(0, 1) numbers from binomial counts."""
+    """Return N(0, 1) numbers from binomial counts."""
     law = stats.binom(trials, probability)
     return from_discrete(law.cdf(count - 1), law.pmf(count), coins)
 
@@ -75,13 +77,13 @@ def from_binomial(count: np.ndarray, trials: int, probability: float, coins: np.
 def from_hypergeometric(
     overlap: np.ndarray, n: int, first: np.ndarray, second: np.ndarray, coins: np.random.Generator
 ) -> np.ndarray:
-    """N(0, 1) numbers from the overlaps of two uniform subsets of ``n`` with the given sizes."""
+    """Return N(0, 1) numbers from the overlaps of two uniform subsets of ``n`` with the given sizes."""
     law = stats.hypergeom(n, first, second)
     return from_discrete(law.cdf(overlap - 1), law.pmf(overlap), coins)
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Confidence limits of a probability; each is missed with probability at most ``alpha / 2``."""
+    """Return confidence limits of a probability; each is missed with probability at most ``alpha / 2``."""
     if trials == 0:
         return 0.0, 1.0
     low = 0.0 if successes == 0 else float(special.betaincinv(successes, trials - successes + 1, alpha / 2))
@@ -90,7 +92,7 @@ def clopper_pearson(successes: int, trials: int, alpha: float) -> tuple[float, f
 
 
 def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosines between the rows of (a, d) and (b, d): (a, b); a zero row has cosine 1 with everything."""
+    """Return cosines between the rows of (a, d) and (b, d): (a, b); a zero row has cosine 1 with everything."""
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None]
         cosines = np.abs(first @ second.T) / np.where(lengths > 0, lengths, 1.0)

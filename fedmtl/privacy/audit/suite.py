@@ -51,7 +51,7 @@ class Effort:
 
 
 def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) -> list[Finding]:
-    """Every check of the release path of a run, except those that need the algorithm.
+    """Make every check of the release path of a run, except those that need the algorithm.
 
     Args:
         setup: how the run opens its channel.
@@ -100,7 +100,7 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 
 def _audit_rows(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
-    """The checks of noise that clients add to their own rows, where releases have it."""
+    """Make the checks of noise that clients add to their own rows, where releases have it."""
     if setup.gradients is not None or all(plan.rows is None for plan in setup.releases):
         return []
     claims = row_claims(setup, setup.open(seed))

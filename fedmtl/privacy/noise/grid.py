@@ -42,13 +42,14 @@ class GridValue:
 
     @property
     def off_grid(self) -> int:
-        """Number of coordinates that are not on the grid."""
+        """Return the number of coordinates that are not on the grid."""
         cells = torch.round(self.value * self.divisor / self.width)
         return int((cells * self.width / self.divisor != self.value).sum())
 
 
 def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: float | Tensor) -> float | Tensor:
-    """Width of the public grid: a power of two, at most ``scale * 2**-20``; a number, or float64 (k,) by row.
+    """Return the width of the public grid: a power of two, at most ``scale * 2**-20``; a number, or float64 (k,) by
+    row.
 
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
     apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
@@ -103,7 +104,7 @@ def privatize(
 
 
 def to_grid(total: Tensor, noise: Tensor, width: float | Tensor, dither: Tensor | None = None) -> Tensor:
-    """``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
+    """Return ``total`` and ``noise`` rounded to multiples of ``width`` apart, then added.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53. The total goes to the
     nearest multiple; so does the noise, or with ``dither`` to the multiple above where the fraction left over exceeds

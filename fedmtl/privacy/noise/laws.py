@@ -64,12 +64,12 @@ class NoiseLaw(ABC):
 
     @abstractmethod
     def event(self, dimension: int) -> Any:
-        """The ``dp_accounting`` event of one release of a vector of ``dimension`` coordinates; its parameter
-        is relative to the full sensitivity."""
+        """Return the ``dp_accounting`` event of one release of a vector of ``dimension`` coordinates; its parameter is
+        relative to the full sensitivity."""
 
     @abstractmethod
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Root mean square of one coordinate of the noise, in units of the released sum.
+        """Return the root mean square of one coordinate of the noise, in units of the released sum.
 
         Args:
             sensitivity: S, in those units.
@@ -77,19 +77,19 @@ class NoiseLaw(ABC):
         """
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Noise of one release at sensitivity 1: (size,) float64."""
+        """Return noise of one release at sensitivity 1: (size,) float64."""
         return self._invert(*source.tails(purpose, step, self._coins(size)))
 
     def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
-        """Noise of several owners at once, at sensitivity 1.
+        """Return noise of several clients at once, at sensitivity 1.
 
         Args:
             source: where the bits come from.
             purpose: name of the release.
             step: number of the step; (k,) int64 where every row has one of its own.
-            keys: (k,) int64 keys of the owners; with a seeded source row i is a function of (seed, purpose,
+            keys: (k,) int64 keys of the clients; with a seeded source row i is a function of (seed, purpose,
                 step, keys[i]) whatever else is drawn, with a secure one only k matters.
-            size: length of one owner's noise.
+            size: length of one client's noise.
 
         Returns:
             (k, size) float64.
@@ -99,7 +99,7 @@ class NoiseLaw(ABC):
     def draw_each(
         self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
     ) -> np.ndarray:
-        """Noise of several clients in several repetitions, at sensitivity 1.
+        """Return noise of several clients in several repetitions, at sensitivity 1.
 
         Args:
             sources: of each of R repetitions.
@@ -117,12 +117,12 @@ class NoiseLaw(ABC):
         return self._invert(sign, tail).reshape(shape)
 
     def _coins(self, size: int) -> int:
-        """Number of tails that one vector of ``size`` coordinates takes."""
+        """Return the number of tails that one vector of ``size`` coordinates takes."""
         return size
 
     @abstractmethod
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        """Noise from (..., coins) signs and tails: (..., size)."""
+        """Return noise from (..., coins) signs and tails: (..., size)."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class GaussianNoise(NoiseLaw):
     joint = True
 
     def event(self, dimension: int | None = None) -> Any:
-        """``GaussianDpEvent(z)``, whatever the dimension."""
+        """Return ``GaussianDpEvent(z)``, whatever the dimension."""
         return dp_event.GaussianDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """z S: the standard deviation of a coordinate."""
+        """Return z S: the standard deviation of a coordinate."""
         return self.multiplier * sensitivity
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Noise of one release at sensitivity 1: (size,) float64."""
+        """Return noise of one release at sensitivity 1: (size,) float64."""
         return source.normal(purpose, step, size) * self.multiplier
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
@@ -171,11 +171,11 @@ class LaplaceNoise(NoiseLaw):
     pure = True
 
     def event(self, dimension: int | None = None) -> Any:
-        """``LaplaceDpEvent(b)``, whatever the dimension."""
+        """Return ``LaplaceDpEvent(b)``, whatever the dimension."""
         return dp_event.LaplaceDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """sqrt(2) b S: the standard deviation of a coordinate."""
+        """Return sqrt(2) b S: the standard deviation of a coordinate."""
         return math.sqrt(2.0) * self.multiplier * sensitivity
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
@@ -201,13 +201,13 @@ class L2LaplaceNoise(NoiseLaw):
     pure = True
 
     def event(self, dimension: int) -> Any:
-        """``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and
-        depends on the dimension."""
+        """Return ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and depends
+        on the dimension."""
         positive_int(self, dimension=dimension)
         return KNormDpEvent(epsilon=1.0 / self.multiplier, dimension=dimension)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""
+        """Return b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""
         return self.multiplier * sensitivity * math.sqrt(dimension + 1.0)
 
     def _coins(self, size: int) -> int:

@@ -26,15 +26,15 @@ class NoiseSource(Protocol):
 
     @property
     def name(self) -> str:
-        """``"seeded"`` or ``"secure"``."""
+        """Return ``"seeded"`` or ``"secure"``."""
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """(size,) float64 standard normal numbers for one release of one step."""
+        """Return (size,) float64 standard normal numbers for one release of one step."""
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Random signs and tail probabilities, from which every law of noise is made by inversion.
+        """Return random signs and tail probabilities, from which every law of noise is made by inversion.
 
         Args:
             purpose: name of the release.
@@ -49,7 +49,7 @@ class NoiseSource(Protocol):
         """
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Coins for one draw of a cohort."""
+        """Return coins for one draw of a cohort."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class SeededSource:
 
     @property
     def name(self) -> str:
-        """``"seeded"``."""
+        """Return ``"seeded"``."""
         return "seeded"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """(size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
+        """Return (size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
         return keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate).standard_normal(size)
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
+        """Return signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
         where there are keys: which clients are drawn together does not matter."""
         if keys is None:
             assert isinstance(step, int)
@@ -86,12 +86,12 @@ class SeededSource:
         return signs_and_tails(*client_words(self.key(purpose), keys.cpu(), step, size))
 
     def key(self, purpose: str) -> int:
-        """Of the random numbers of clients, signed 64 bits."""
+        """Return the key of the random numbers of clients, signed 64 bits."""
         key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
         return key - (1 << 64) if key >> 63 else key
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Coins that are a function of (seed, purpose, replicate, step)."""
+        """Return coins that are a function of (seed, purpose, replicate, step)."""
         return GeneratorCoins(keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate))
 
 
@@ -101,25 +101,25 @@ class SecureSource:
 
     @property
     def name(self) -> str:
-        """``"secure"``."""
+        """Return ``"secure"``."""
         return "secure"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """(size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about
-        2**-53 out to 9 standard deviations."""
+        """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about 2**-53
+        out to 9 standard deviations."""
         sign, tail = self.tails(purpose, step, size)
         return sign * ndtri(tail)
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh signs and tails; of ``keys`` only the number matters."""
+        """Return fresh signs and tails; of ``keys`` only the number matters."""
         shape = (size,) if keys is None else (keys.numel(), size)
         words = np.frombuffer(os.urandom(16 * math.prod(shape)), dtype=np.uint64).reshape(2, *shape)
         return signs_and_tails(words[0], words[1])
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Coins straight from the operating system."""
+        """Return coins straight from the operating system."""
         return SystemCoins()
 
 
@@ -142,7 +142,7 @@ _BLOCK_ELEMENTS = 1 << 16  # the words of a block stay in the cache
 
 
 def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
+    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
     the bit left over is the sign."""
     sign = (first & np.uint64(1)).astype(np.float64)
     sign *= -2.0
@@ -160,7 +160,7 @@ def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, 
 def tails_of(
     sources: Sequence[NoiseSource], purpose: str, uses: Tensor, size: int, keys: Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Signs and tails of several clients in several repetitions.
+    """Return signs and tails of several clients in several repetitions.
 
     Args:
         sources: of each of R repetitions.
@@ -182,7 +182,7 @@ def tails_of(
 
 
 def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two (k, size) arrays of 64 random bits: Philox under ``key`` at the counters (index, step, client).
+    """Return two (k, size) arrays of 64 random bits: Philox under ``key`` at the counters (index, step, client).
 
     Args:
         key: of all rows, or int64 (k,).

@@ -45,11 +45,12 @@ class WishartNoise(NoiseLaw):
     refuted = REFUTED
 
     def event(self, dimension: int) -> Any:
-        """What the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
+        """Return what the paper claims: pure epsilon 1 / ``multiplier`` and nothing more."""
         return PureDpEvent(1.0 / self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Root mean square of a coordinate: b S sqrt(d + 1), its mean included, for d (d + 1) / 2 coordinates."""
+        """Return the root mean square of a coordinate: b S sqrt(d + 1), its mean included, for d (d + 1) / 2
+        coordinates."""
         return self.multiplier * sensitivity * math.sqrt(_side(dimension) + 1.0)
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
@@ -59,7 +60,7 @@ class WishartNoise(NoiseLaw):
         return svec(torch.from_numpy(normals @ normals.T / (2.0 / self.multiplier))).numpy()
 
     def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
-        """Refused: no published method releases Wishart noise by client."""
+        """Refuse: no published method releases Wishart noise by client."""
         raise PrivacyError("Wishart noise by client is not supported.")
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
@@ -67,5 +68,5 @@ class WishartNoise(NoiseLaw):
 
 
 def _side(size: int) -> int:
-    """d of d (d + 1) / 2 coordinates."""
+    """Return d of d (d + 1) / 2 coordinates."""
     return (math.isqrt(8 * size + 1) - 1) // 2

@@ -51,7 +51,8 @@ class Seen:
 
 
 def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """One client's data replaced, by extreme values and, where they are private, by other numbers of records.
+    """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
+    the others'.
 
     Args:
         trainer: the configuration, on the CPU; secret coins are drawn from a seed here, so that all runs share them.
@@ -96,7 +97,7 @@ def seen(
     record: list[tuple[int, str, Tensor]] | None = None,
     replay: Recording | None = None,
 ) -> Seen:
-    """All that single clients have, keep and hand to releases in a run on ``data``."""
+    """Return all that single clients have, keep and hand to releases in a run on ``data``."""
     found, everybody = Seen(), torch.arange(len(data))
 
     def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
@@ -120,7 +121,8 @@ def seen(
 
 
 def row_marks(rows: Tensor) -> Tensor:
-    """A number for each of ``rows`` (k, ...) that changes, but for a chance of 2^-64, when any bit does: int64 (k,)."""
+    """Return a number for each of ``rows`` (k, ...) that changes, but for a chance of 2^-64, when any bit does: int64
+    (k,)."""
     flat = rows.detach().cpu().reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
     if flat.dtype == torch.bool or not flat.numel():
         flat = flat.to(torch.uint8)
@@ -131,7 +133,8 @@ def row_marks(rows: Tensor) -> Tensor:
 
 
 def replaced_client(data: FederatedDataset, client: int, records: int, seed: int) -> FederatedDataset:
-    """The same data, but ``client`` has ``records`` training examples, whose features are as large as any, or tiny.
+    """Return the same data, but ``client`` has ``records`` training examples, whose features are as large as any, or
+    tiny.
 
     Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
     its labels are the first or the last class, its targets the largest or the smallest.
@@ -150,15 +153,15 @@ def replaced_client(data: FederatedDataset, client: int, records: int, seed: int
 
 def _replaced_part(side: Examples, client: int, records: int, generator: torch.Generator) -> Examples:
     counts = side.counts.clone()
-    index, owner = ranges(side.offsets[:-1], counts.index_fill(0, torch.tensor([client]), records))
-    index[owner == client] = side.offsets[client] + torch.arange(records) % max(1, int(counts[client]))
+    index, whose = ranges(side.offsets[:-1], counts.index_fill(0, torch.tensor([client]), records))
+    index[whose == client] = side.offsets[client] + torch.arange(records) % max(1, int(counts[client]))
     counts[client] = records
-    own = owner == client
+    own = whose == client
     x, y = select(side.x, index), side.y[index]
     if x.layout == torch.sparse_csr:
         values = x.values().clone()
         entries = torch.repeat_interleave(own, x.crow_indices().diff())
-        row = torch.repeat_interleave(torch.arange(len(owner)), x.crow_indices().diff())[entries]
+        row = torch.repeat_interleave(torch.arange(len(whose)), x.crow_indices().diff())[entries]
         values[entries] = _every_second_tiny(_extremes(side.x.values(), values[entries], generator), row - int(row[0]))
         x = csr(x.crow_indices(), x.col_indices(), values, x.shape[1])
     else:
@@ -169,7 +172,7 @@ def _replaced_part(side: Examples, client: int, records: int, generator: torch.G
 
 
 def _every_second_tiny(values: Tensor, row: Tensor) -> Tensor:
-    """Floating ``values`` (k, ...) times 2^-10 where the number ``row`` (k,) is odd."""
+    """Return floating ``values`` (k, ...), times 2^-10 where the number ``row`` (k,) is odd."""
     if not values.is_floating_point():
         return values
     factor = torch.where(row % 2 == 1, 2.0**-10, 1.0).to(values.dtype)
@@ -177,7 +180,7 @@ def _every_second_tiny(values: Tensor, row: Tensor) -> Tensor:
 
 
 def _extremes(values: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    """The largest and the smallest of ``values`` at random, in the shape of ``like``."""
+    """Return the largest and the smallest of ``values`` at random, in the shape of ``like``."""
     if not values.numel():
         return like
     choice = torch.rand(like.shape, generator=generator) < 0.5

@@ -29,7 +29,7 @@ def states(
     opened: Callable[[Channel], None] | None = None,
     finish: Callable[[Problem, State], None] | None = None,
 ) -> Generator[tuple[State, Any], None, None]:
-    """The states of a run of the trainer's algorithm on ``data``: the first one, then that after every block.
+    """Yield the states of a run of the trainer's algorithm on ``data``: the first one, then that after every block.
 
     Under record-level privacy the messages of clients are functions of the released gradients, and only these are
     forced.
@@ -71,7 +71,7 @@ def states(
 
 
 def problem_of(trainer: Trainer, data: FederatedDataset) -> Problem:
-    """The problem of a run on ``data``, on the CPU and with the clients' own tensors in memory."""
+    """Return the problem of a run on ``data``, on the CPU and with the clients' own tensors in memory."""
     return build_problem(
         data,
         trainer.model,

@@ -91,8 +91,8 @@ def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
 
 
 def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tuple[str, int], int]:
-    """Fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients keep
-    other numbers than at the start."""
+    """Return fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients
+    keep other numbers than at the start."""
     marks: dict[tuple[str, int], int] = {}
 
     def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
@@ -178,7 +178,7 @@ Neighbours = Iterator[tuple[FederatedDataset, list[tuple[str, FederatedDataset]]
 
 
 def _neighbours(data: FederatedDataset, seed: int) -> Neighbours:
-    """Data sets, each with others in which one record of every client is replaced."""
+    """Return data sets, each with others in which one record of every client is replaced."""
     train, generator = data.train, torch.Generator().manual_seed(seed)
     counts = train.counts
     some = counts > 0

@@ -41,7 +41,7 @@ _ROUNDS = 10
 def audit_trainer(
     trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS, effort: Effort | None = None
 ) -> list[Finding]:
-    """Every check on the configuration of ``trainer``, on the CPU.
+    """Make every check on the configuration of ``trainer``, on the CPU.
 
     Args:
         trainer: what would be run; its folder, baselines and callbacks are not used.
@@ -68,7 +68,7 @@ def audit_trainer(
 
 
 def setup_of(trainer: Trainer) -> Setup | None:
-    """How a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
+    """Return how a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None:
         return None
     problem, schedule = problem_of(trainer, trainer.data), trainer.schedule
@@ -90,7 +90,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
 
 
 def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
-    """The run's own activations, in its own blocks."""
+    """Return the public schedule of the run's own activations, in its own blocks."""
     cuts = () if trainer.checkpoint_every is None else (trainer.checkpoint_every,)
 
     def blocks(channel: Channel, seed: int) -> Iterator[tuple[int, Tensor]]:
@@ -104,7 +104,7 @@ def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
 
 
 def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Finding:
-    """The public state is a function of the releases alone.
+    """Check that the public state is a function of the releases alone.
 
     A run's releases are recorded; the run is repeated with every client's examples and numbers of examples replaced,
     the secret coins drawn anew, and the releases forced to the recording. The public state, the shared model and the
@@ -143,7 +143,7 @@ def public_states(
     replay: Recording | None = None,
     coins: int | None = None,
 ) -> list[str]:
-    """Digests of the public state at the start and after every round, of the trainer's algorithm on ``data``.
+    """Return digests of the public state at the start and after every round, of the trainer's algorithm on ``data``.
 
     Args:
         trainer, data: the configuration.
@@ -174,7 +174,7 @@ def _redraw(channel: Channel, source: NoiseSource) -> None:
 
 
 def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
-    """The same clients with other examples, and other numbers of them: only public facts stay.
+    """Return the same clients with other examples, and other numbers of them: only public facts stay.
 
     Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
     uniform numbers; the total number of examples stays.
@@ -203,7 +203,7 @@ def _replaced_side(side: Examples, classes: int | None, generator: torch.Generat
 
 
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
+    """Return other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
     mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
     half = len(mixed) // 2
     giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
@@ -213,7 +213,7 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
+    """Return uniform numbers over the lower half of the range of ``values``, in its shape and dtype."""
     if not values.numel():
         return values.clone()
     low, high = float(values.min()), float(values.max())
@@ -226,7 +226,7 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _resolved(trainer: Trainer) -> Trainer:
-    """With its settings from public rows, chosen once for all that is checked."""
+    """Return the trainer with its settings from public rows, chosen once for all that is checked."""
     problem = problem_of(trainer, trainer.data)
     with closing(problem.executor):
         if isinstance(trainer.schedule, AsynchronousSchedule):
@@ -235,7 +235,8 @@ def _resolved(trainer: Trainer) -> Trainer:
 
 
 def _digest_of(algorithm: Algorithm, channel: Channel, state: State, *, private: bool) -> str:
-    """Of all that is a function of the releases: under record-level privacy also the clients' own tensors."""
+    """Return the digest of all that is a function of the releases: under record-level privacy also the clients' own
+    tensors."""
     public = dict(state.public)
     if channel.gradients is None:
         public |= {f"clip norm of {name}": value for name, value in channel.state().items()}
