@@ -140,14 +140,8 @@ class _Addressed(SeededSource):
 
 @dataclass
 class _Seen:
-    """What passed the channel of one run.
-
-    Attributes:
-        silent: rows are replaced by zeros, such that a release is its noise.
-        rows: handed to each release.
-        released: what came out.
-        cohorts: of each step.
-    """
+    """Records what passes the channel of one run; with ``silent``, rows become zeros, such that a release is its
+    noise."""
 
     silent: bool = False
     rows: list[Tensor] = field(default_factory=list)

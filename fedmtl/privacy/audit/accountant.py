@@ -89,12 +89,7 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
 def library_epsilon(composition: Composition, delta: float) -> float | None:
     """Return ``dp_accounting``'s own figure by Renyi DP, an upper bound: a claim by that accountant is not below it.
 
-    Args:
-        composition: events and their numbers of uses.
-        delta: in (0, 1).
-
-    Returns:
-        Epsilon; None where the library does not support an event.
+    It is None where the library does not support an event; ``delta`` is in (0, 1).
     """
     parts = list(_flat(composition))
     without = any(type(event).__name__ == "SampledWithoutReplacementDpEvent" for event, _ in parts)

@@ -37,14 +37,8 @@ Sample = Callable[[Any, int, int], dict[str, np.ndarray]]
 
 
 def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: int, *, processes: bool) -> list[Finding]:
-    """Make all checks of freshness.
-
-    Args:
-        setup, claims: of the run.
-        noise: of one channel or several, by release.
-        seed: of the channels opened here.
-        processes: also compare with a forked process and a restored run.
-    """
+    """Make all checks of freshness of ``noise``, by release; with ``processes`` also against a forked process and a
+    restored run."""
     first, second = seeds(seed, "noise", 2)
     findings = []
     for name, one in noise.items():

@@ -45,10 +45,7 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
     """Make two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the
     spread of the lengths; Kolmogorov-Smirnov.
 
-    Args:
-        name: of the release.
-        noise: (T, D), standardized.
-        parts: (start, stop) of every tensor.
+    ``noise`` (T, D) is standardized; ``parts`` are (start, stop) of every tensor.
     """
     if not noise.size:
         return [skipped(f"noise law: {name}", "no step fits the budget")]

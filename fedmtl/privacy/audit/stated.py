@@ -23,14 +23,7 @@ CHECK = "charges: second accountant"
 
 @dataclass(frozen=True)
 class Stated:
-    """One epsilon that a run states.
-
-    Attributes:
-        epsilon: as stated.
-        composition: what it was charged for.
-        accountant: that the run says it is by.
-        whose: a phrase.
-    """
+    """Says an epsilon as a run does: what it was charged for, by which accountant, and whose it is, in a phrase."""
 
     epsilon: float
     composition: Composition
@@ -39,13 +32,8 @@ class Stated:
 
 
 def second_accountant(stated: Sequence[Stated], delta: float, check: str = CHECK) -> Finding:
-    """Check that every stated epsilon is at least what the second accountant computes of the same charges.
-
-    Args:
-        stated: what is stated.
-        delta: of the settings, and of every epsilon.
-        check: name of the finding.
-    """
+    """Check that every stated epsilon, at the settings' ``delta``, is at least what the second accountant computes of
+    the same charges."""
     worst, text = 0.0, ""
     uncovered: list[str] = []
     for one in _spread([one for one in stated if math.isfinite(one.epsilon)]):
@@ -83,13 +71,7 @@ def _spread(stated: Sequence[Stated]) -> list[Stated]:
 
 @dataclass(frozen=True)
 class Played:
-    """A channel after all the steps that its budget allows.
-
-    Attributes:
-        channel: still open.
-        uses: participations of every account, int64 (n,).
-        steps: number of steps.
-    """
+    """Holds an open channel after all the ``steps`` that its budget allows, and the participations (n,) of accounts."""
 
     channel: Channel
     uses: np.ndarray
@@ -147,15 +129,8 @@ def _report(stated: float, largest: float) -> Finding:
 
 
 def early_stop(stated: float, stopped: str, setup: Setup, seed: int) -> Finding:
-    """Check that a run that stopped because of what it showed states the epsilon of everything planned, no less and no
-    more.
-
-    Args:
-        stated: epsilon of the stopped run.
-        stopped: why it ended.
-        setup: of the run.
-        seed: of the channels opened here.
-    """
+    """Check that a run that ended early, because of what it showed, states the epsilon of everything planned, no less
+    and no more."""
     check = "charges: early stop"
     if stopped != "early":
         return skipped(check, f"the run did not stop early: {stopped}")

@@ -34,12 +34,8 @@ CHECK = "independence"
 
 @dataclass
 class Seen:
-    """A fingerprint of everything that is a single client's, in a run.
-
-    Attributes:
-        values: (when, what, client) -> fingerprint; ``when`` is the number of the event, or -1 for the start.
-        first: the clients of the first event.
-    """
+    """Holds fingerprints of everything that is a single client's in a run, by (when, what, client), ``when`` being the
+    number of the event, or -1 for the start; and the clients of the ``first`` event."""
 
     values: dict[tuple[int, str, int], int] = field(default_factory=dict)
     first: tuple[int, ...] = ()
@@ -54,10 +50,7 @@ def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Findin
     """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
     the others'.
 
-    Args:
-        trainer: the configuration, on the CPU; secret coins are drawn from a seed here, so that all runs share them.
-        seed: of the replacement.
-        rounds: rounds, or activations, that are run.
+    The trainer is on the CPU; secret coins are drawn from a seed here, so that all runs share them.
     """
     if trainer.privacy is not None and trainer.privacy.source == "secure":
         trainer = replace(trainer, privacy=replace(trainer.privacy, source="seeded"))
@@ -138,12 +131,6 @@ def replaced_client(data: FederatedDataset, client: int, records: int, seed: int
 
     Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
     its labels are the first or the last class, its targets the largest or the smallest.
-
-    Args:
-        data: the clients' data.
-        client: whose examples are replaced.
-        records: how many training examples it has then, at least 1.
-        seed: of the replacement.
     """
     generator = torch.Generator().manual_seed(derive_key(seed, "audit/one client") >> 1)
     train = _replaced_part(data.train, client, records, generator)

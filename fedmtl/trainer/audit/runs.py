@@ -33,14 +33,7 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str]) -> list[Finding]:
-    """Check the sensitivity of first releases, and the charge of an early stop.
-
-    Args:
-        trainer: the configuration, settled, on the CPU.
-        setup: how it opens its channel.
-        seed: of the audit.
-        checks: kinds of checks that are made.
-    """
+    """Check the sensitivity of first releases, and the charge of an early stop, of a trainer on the CPU."""
     findings = []
     if setup.first is not None and "sensitivity" in checks:
         findings.append(first_sensitivity(trainer, setup, seed))
@@ -54,12 +47,7 @@ def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str])
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
     """Check that what ends a run early reads the released model alone: the same decision, whatever was measured on
-    private data.
-
-    Args:
-        trainer: its rule, or that of the defaults.
-        seed: of the histories.
-    """
+    private data."""
     rule, coins = trainer.early_stopping or EarlyStopping(), auditor(seed, "stop")
     wrong = 0
     for _ in range(_HISTORIES):
@@ -74,13 +62,7 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
 
 def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
     """Check that rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers
-    amplify those alone. Nothing where every release is stateful.
-
-    Args:
-        trainer: the configuration.
-        setup: how it opens its channel.
-        seed: of what the clients are made to keep.
-    """
+    amplify those alone. Nothing where every release is stateful."""
     names = {plan.name for plan in setup.releases if not plan.stateful}
     if not names:
         return []
@@ -133,11 +115,6 @@ def first_sensitivity(trainer: Trainer, setup: Setup, seed: int) -> Finding:
 
     The run's own first step is made on neighbouring data sets with the same noise: records that pull one way, that
     nothing else opposes, or as they are, and one record among them that turns round, vanishes or is not a number.
-
-    Args:
-        trainer: the configuration.
-        setup: how it opens its channel.
-        seed: of the records.
     """
     check = "sensitivity: first releases"
     assert setup.first is not None

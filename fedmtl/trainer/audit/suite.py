@@ -111,11 +111,6 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
     clip norms must be bit-identical from the start to the last round. Secret coins are the cohorts; under record-level
     privacy who takes part when and the numbers of examples are public and stay, the coins are the subsamples of
     records, and the clients' own models must be bit-identical too.
-
-    Args:
-        trainer: the configuration.
-        seed: of the replacement.
-        rounds: rounds that are run.
     """
     check = "transcript: public state"
     recording: list[tuple[int, str, Tensor]] = []
@@ -145,12 +140,7 @@ def public_states(
 ) -> list[str]:
     """Return digests of the public state at the start and after every round, of the trainer's algorithm on ``data``.
 
-    Args:
-        trainer, data: the configuration.
-        rounds: rounds that are run.
-        record: where releases are appended.
-        replay: releases that are forced.
-        coins: seed of the secret coins, in place of the run's.
+    Releases are appended to ``record``, or forced to ``replay``; ``coins`` seeds the secret coins in place of the run.
     """
     private = isinstance(trainer.privacy, RecordPrivacy)
     channels: list[Channel] = []
@@ -179,10 +169,7 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
     uniform numbers; the total number of examples stays.
 
-    Args:
-        data: the clients' data.
-        seed: of the replacement.
-        counts: also replace the numbers of examples, which are public under record-level privacy.
+    Without ``counts`` the numbers of examples stay, which are public under record-level privacy.
     """
     generator = torch.Generator().manual_seed(derive_key(seed, "audit/replaced") >> 1)
     train, test = (_replaced_side(side, data.classes, generator, counts) for side in (data.train, data.test))
