@@ -24,12 +24,11 @@ from scipy import special
 from torch import Tensor
 
 from ..._rounding import rounded_up
-from ...errors import BudgetExhausted
 from ..accounting.composition import epsilon
 from ..channel import GRADIENT, Channel
 from ..noise.registry import LAWS
 from .findings import LEVEL, Finding, skipped, too_large
-from .play import begin_round, first_cohort, local_of, play
+from .play import first_cohort, local_of, play, rounds
 from .setup import MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import auditor, clopper_pearson, seeds
 
@@ -210,7 +209,7 @@ class _Rows(_Games):
         dimension = setup.release(name).dimension
         chosen: dict[int, Trials] = {}
 
-        def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        def sent(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
             if plan != name:
                 return setup.zeros(setup.release(plan).dimension, ranks[:0])
             width = 1 if _alone(claim) else min(dimension, max(1, MOST_ELEMENTS // dimension))
@@ -222,7 +221,7 @@ class _Rows(_Games):
         stop = 1 if setup.adaptive is not None or setup.uses_differ else setup.steps
         for seed in seeds(self.seed, f"canary/{name}", _TRIES):
             played = False
-            for step, _, values in play(setup.open(seed), rows, start=0, stop=stop):
+            for step, _, values in play(setup, setup.open(seed), sent, start=0, stop=stop):
                 places, inside = chosen[step]
                 units = values[name] * claim.denominator / claim.sensitivity
                 at = places * dimension - places * (places - 1) // 2 if claim.form == "symmetric" else places
@@ -278,7 +277,7 @@ class _Rows(_Games):
         index[clients] = np.arange(width)
         score, uses = np.zeros(width), np.zeros(width, dtype=np.int64)
 
-        def rows(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        def sent(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
             if plan != name:
                 return setup.zeros(setup.release(plan).dimension, ranks[:0])
             drawn = ranks[torch.from_numpy(index[ranks.numpy()] >= 0)]
@@ -287,7 +286,7 @@ class _Rows(_Games):
 
         done = 0
         q = 1.0 if claim.sampled is None else claim.sampled
-        for _, ranks, values in play(setup.open(seed), rows, start=0, stop=steps):
+        for _, ranks, values in play(setup, setup.open(seed), sent, start=0, stop=steps):
             units = values[name][places] * claim.denominator / claim.sensitivity
             which = index[ranks.numpy()]
             which = which[which >= 0]
@@ -368,16 +367,12 @@ class _Records(_Games):
         setup, coins, d = self.setup, self.coins, self.setup.records.dimension
         for seed in seeds(self.seed, "canary/records", 200):
             channel = setup.open(seed)
-            for step in range(setup.steps):
-                try:
-                    clients = begin_round(setup, channel, step)
-                except BudgetExhausted:
-                    break
-                clients = clients[: max(1, MOST_ELEMENTS // d)]
-                axis, inside = coins.integers(d, size=len(clients)), coins.random(len(clients)) < 0.5
-                value = self._loud(channel, clients, 0, axis[inside], np.flatnonzero(inside))
-                scales = np.array([each[client].scale for client in clients.tolist()])
-                yield value[np.arange(len(clients)), axis] / scales, inside
+            for _, clients in rounds(setup, channel):
+                some = clients[: max(1, MOST_ELEMENTS // d)]
+                axis, inside = coins.integers(d, size=len(some)), coins.random(len(some)) < 0.5
+                value = self._loud(channel, some, 0, axis[inside], np.flatnonzero(inside))
+                scales = np.array([each[client].scale for client in some.tolist()])
+                yield value[np.arange(len(some)), axis] / scales, inside
 
     def _participation(self) -> Finding:
         client = int(np.argmax(self.setup.sizes))

@@ -22,7 +22,7 @@ from ..channel import FIRST, GRADIENT, Channel
 from ..settings import RecordPrivacy
 from ..sums import ClientVectors
 from .findings import Finding, exact, skipped, too_large
-from .play import begin_round, local_of, silence, turns, zero_factors, zero_gradients
+from .play import local_of, rounds, silence, turns, zero_factors, zero_gradients
 from .setup import ACTIVATIONS, CLIENTS, Claim, Claims, Setup
 
 _SLACK = 1 + 1e-6
@@ -272,13 +272,9 @@ def _begins(channel: Channel, first: int, clients: Tensor) -> bool:
 def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
     """Go on with rounds until they are refused: each once, its releases once, and no client past its cap; return the
     uses of every account too."""
-    channel, again, step = setup.open(seed), 0, 0
+    channel, again, steps = setup.open(seed), 0, 0
     taken = np.zeros(setup.sampler.n, dtype=np.int64)
-    while step < 4 * setup.steps + 64:
-        try:
-            members = begin_round(setup, channel, step)
-        except BudgetExhausted:
-            break
+    for step, members in rounds(setup, channel, stop=4 * setup.steps + 64):
         if step % 16 == 0 and setup.gradients is None:
             sent = silence(setup)
             again += sum(_releases_twice(channel, p.name, sent(step, p.name, members)) for p in channel.plans)
@@ -287,14 +283,14 @@ def _rounds(setup: Setup, seed: int) -> tuple[list[Finding], np.ndarray]:
         if step % 16 == 0:
             again += _begins_again(channel, step)
         taken[members.numpy()] += 1
-        step += 1
-    findings = [exact("charges: a step happens once", again, f"second or unpaid times accepted, in {step} steps")]
+        steps += 1
+    findings = [exact("charges: a step happens once", again, f"second or unpaid times accepted, in {steps} steps")]
     if channel.account.caps is not None:
         over = int((taken - channel.account.caps).max())
         findings.append(
-            too_large("charges: cap on uses", over, 0, f"uses of one client above its cap, in {step} steps")
+            too_large("charges: cap on uses", over, 0, f"uses of one client above its cap, in {steps} steps")
         )
-    return findings, taken if channel.account.by_client else np.array([step])
+    return findings, taken if channel.account.by_client else np.array([steps])
 
 
 def _begins_again(channel: Channel, step: int) -> int:

@@ -15,11 +15,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ...errors import BudgetExhausted
 from ..channel import FIRST, GRADIENT
 from ..sums import ClientVectors, RecordGradients
 from .findings import Finding, exact, skipped
-from .play import begin_round, coordinates, local_of, turns
+from .play import coordinates, local_of, rounds, turns
 from .rows import row_claims, sent_rows
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, count_std, expected_cohort
 from .statistics import auditor
@@ -97,12 +96,7 @@ def _of_rows(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator
     noted: list[tuple[int, str, torch.Tensor]] = []
     channel.record = noted
     growth = dict.fromkeys(claims.names, 1.0)
-    for step in range(min(_STEPS, setup.steps)):
-        ranks = channel.draw(step)
-        try:
-            channel.begin(step, ranks)
-        except BudgetExhausted:
-            return
+    for step, ranks in rounds(setup, channel, stop=min(_STEPS, setup.steps)):
         for name in claims.names:
             claim = claims.of(name, use=channel.account.steps_charged - 1 if setup.uses_differ else 0)
             dimension = setup.release(name).dimension
@@ -123,12 +117,8 @@ def _of_rows(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator
 
 def _of_local_steps(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> Parts:
     d, channel = setup.records.dimension, setup.open(seed)
-    for step in range(min(_STEPS, setup.steps)):
-        try:
-            clients = begin_round(setup, channel, step)
-        except BudgetExhausted:
-            return
-        clients = clients[: min(CLIENTS, max(1, MOST_ELEMENTS // d))]
+    for step, everybody in rounds(setup, channel, stop=min(_STEPS, setup.steps)):
+        clients = everybody[: min(CLIENTS, max(1, MOST_ELEMENTS // d))]
         local = local_of(channel)
         for index in range(_LOCAL):
             active = clients[local.steps(clients) > index]

@@ -107,18 +107,15 @@ def steps_for(setup: Setup, wanted: int) -> int:
 # Rows of cohorts
 
 
-def play(channel: Channel, rows: Rows, *, start: int, stop: int) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
+def play(
+    setup: Setup, channel: Channel, rows: Rows, *, start: int, stop: int
+) -> Iterator[tuple[int, Tensor, dict[str, np.ndarray]]]:
     """Play rounds through the production path (draw, begin, release every plan) until the budget ends.
 
     Yields:
         step, the ranks drawn, and the released values by name, float64 coordinates (size,).
     """
-    for step in range(start, stop):
-        try:
-            ranks = channel.draw(step)
-            channel.begin(step, ranks)
-        except BudgetExhausted:
-            return
+    for step, ranks in rounds(setup, channel, start, stop):
         values = {}
         for plan in channel.plans:
             sent, who = rows(step, plan.name, ranks)
@@ -163,7 +160,7 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
         channel.record = noted
         kept |= {f"{name}/count": [] for name in names}
     growth, rows = dict.fromkeys(names, 1.0), silence(setup)
-    for step, ranks, values in play(channel, rows, start=start, stop=stop):
+    for step, ranks, values in play(setup, channel, rows, start=start, stop=stop):
         if setup.uses_differ:
             use = channel.account.steps_charged - 1
             growth = {name: claims.of(name, use=use).multiplier / claims.of(name).multiplier for name in names}
@@ -192,17 +189,23 @@ def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
     return torch.argsort(setup.gradients.ranks)[ranks]
 
 
+def rounds(setup: Setup, channel: Channel, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with who takes part."""
+    for step in range(start, setup.steps if stop is None else stop):
+        try:
+            clients = begin_round(setup, channel, step)
+        except BudgetExhausted:
+            return
+        yield step, clients
+
+
 def first_cohort(setup: Setup, *channels: Channel, having: int | None = None) -> Tensor:
     """Begin rounds in all channels until somebody, or the client ``having``, takes part.
 
     Returns:
         Who takes part, int64 (k,) as :func:`begin_round` has them; empty where nobody does within the budget.
     """
-    for step in range(setup.steps):
-        try:
-            clients, *_ = [begin_round(setup, channel, step) for channel in channels]
-        except BudgetExhausted:
-            break
+    for (_, clients), *_ in zip(*(rounds(setup, channel) for channel in channels), strict=True):
         if len(clients) and (having is None or having in clients.tolist()):
             return clients
     return torch.zeros(0, dtype=torch.int64)
@@ -218,11 +221,7 @@ def _of_local_steps(setup: Setup, claims: Claims, channel: Channel, start: int, 
     """Play clients whose records have zero gradients, or (every other step) none."""
     d = setup.records.dimension
     rows, who = [np.zeros((0, d))], [np.zeros(0, dtype=np.int64)]
-    for step in range(start, stop):
-        try:
-            clients = begin_round(setup, channel, step)
-        except BudgetExhausted:
-            break
+    for _, clients in rounds(setup, channel, start, stop):
         releases = local_of(channel)
         local = releases.steps(clients)
         for index in range(min(int(local.max()) if len(local) else 0, _LOCAL)):

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..._rounding import rounded_up
-from ...errors import BudgetExhausted
 from ..channel import Channel
 from .accountant import Composition, least_epsilon, library_epsilon
 from .findings import Finding, exact, skipped, too_large
-from .play import begin_round
+from .play import rounds
 from .setup import Claims, Setup
 
 _SLACK = 1 + 1e-5
@@ -81,15 +80,11 @@ class Played:
 def played(setup: Setup, seed: int) -> Played:
     """Make all planned steps of a channel, in which nothing is released."""
     channel = setup.open(seed)
-    uses, step = np.zeros(setup.sampler.n, dtype=np.int64), 0
-    while step < setup.steps:
-        try:
-            members = begin_round(setup, channel, step)
-        except BudgetExhausted:
-            break
+    uses, steps = np.zeros(setup.sampler.n, dtype=np.int64), 0
+    for _, members in rounds(setup, channel):
         uses[members.numpy()] += 1
-        step += 1
-    return Played(channel, uses, step)
+        steps += 1
+    return Played(channel, uses, steps)
 
 
 def stated_figures(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
