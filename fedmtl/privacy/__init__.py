@@ -6,20 +6,18 @@ has not already charged. :func:`open_channel` is the one door.
 
 from ..random import distinct_ranks
 from .accounting.calibration import calibrate_multiplier, calibrate_selection, selection_epsilon
-from .accounting.composition import epsilon, largest_uses
+from .accounting.composition import epsilon
 from .accounting.knorm import KNormDpEvent
-from .accounting.kov import kov_heterogeneous
 from .accounting.losses import PureDpEvent
-from .accounting.selection import draw_repetitions, selection_event
+from .accounting.selection import draw_repetitions
 from .channel import Channel
-from .clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
+from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim, WarmStartRelease
 from .ledger import Ledger
 from .local_steps import LocalSteps
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .noise.symmetric import smat, svec
 from .noise.wishart import WishartNoise
 from .opening import open_channel
 from .quantile import QuantileClip
@@ -78,21 +76,14 @@ __all__ = [
     "WishartNoise",
     "calibrate_multiplier",
     "calibrate_selection",
-    "clip_factors",
     "clip_rows",
-    "clipped_segment_sums",
     "clipped_sum",
     "distinct_ranks",
     "draw_repetitions",
     "epsilon",
     "grid_width",
-    "kov_heterogeneous",
-    "largest_uses",
     "open_channel",
     "selection_epsilon",
-    "selection_event",
-    "smat",
     "step_event",
-    "svec",
     "to_grid",
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import dp_event
 
-from .._check import one_of, positive, positive_int
+from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.composition import StepEvent
 from .clip import CLIPS, L1Clip, L2Clip
@@ -27,7 +27,6 @@ from .settings import Accountant, ClientPrivacy, Mechanism, Observer
 if TYPE_CHECKING:
     from .row_noise import RowNoise
 
-Unit = Literal["client", "record"]
 Form = Literal["vector", "symmetric", "diagonal"]
 
 
@@ -39,7 +38,6 @@ class ReleasePlan:
         name: key of the release, unique within an algorithm, such as ``"update"``.
         dimension: length d of the row that each client contributes.
         uses: number of steps in which it is released.
-        unit: what is protected.
         stateful: whether clients keep private state between steps that later releases depend on.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
@@ -59,7 +57,6 @@ class ReleasePlan:
     name: str
     dimension: int
     uses: int
-    unit: Unit = "client"
     stateful: bool
     form: Form = "vector"
     from_training: bool = False
@@ -73,7 +70,6 @@ class ReleasePlan:
         if self.name.endswith("/count"):  # addresses the noise of the count of adaptive clipping
             raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not end in '/count'.")
         positive_int(self, dimension=self.dimension, uses=self.uses, trainings=self.trainings)
-        one_of(self, ("client", "record"), unit=self.unit)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
         if self.allocation is not None:
             check_allocation(f"ReleasePlan {self.name!r}", self.allocation, self.uses)
@@ -101,36 +97,27 @@ def check_allocation(owner: str, weights: Sequence[float], uses: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One release of a noised, clipped sum over a cohort, divided by a public constant.
+    """One release of a noised, clipped sum over a cohort of clients, the protected units, divided by a public constant.
 
     Attributes:
-        name, dimension, form, unit: from the plan.
+        name, dimension, form: from the plan.
         observer: who sees the release.
         clip: bound C on one client's row.
         noise: law of the noise, or None for clipping only.
         sampling: who takes part.
         law: what the sampler guarantees against this observer.
-        weight_bound: public bound w_max on the weight of one client in the sum; 1 for uniform weights.
     """
 
     name: str
     dimension: int
     form: Form = "vector"
-    unit: Unit
     observer: Observer
     clip: L1Clip | L2Clip
     noise: NoiseLaw | None
     sampling: BoundSampler
     law: SamplingLaw
-    weight_bound: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(self, weight_bound=self.weight_bound)
-        if self.unit != "client":
-            raise PrivacyError(
-                f"Release {self.name!r}: unit={self.unit!r} with {type(self.sampling).__name__} is not "
-                f"supported; this sampler draws clients."
-            )
         if self.noise is None:
             return
         if self.form == "vector" and self.noise.norm != self.clip.norm:
@@ -160,18 +147,18 @@ class Release:
     def sensitivity(self) -> float:
         """Return S, the most the sum moves between neighbours, in the norm that the noise needs.
 
-        A vector moves by w_max C, and by 2 w_max C for replace-one; a matrix w w^T, or its diagonal, by
+        A vector moves by C, and by 2 C for replace-one; a matrix w w^T, or its diagonal, by
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
         """
         if self.form == "vector":
             return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
         norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
-        return self.weight_bound * outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
+        return outer_sensitivity(self.clip.bound, self.relation, diagonal_norm=norm)
 
     @property
     def contribution_bound(self) -> float:
-        """Return the most that one client contributes to the sum: w_max C, or w_max C^2 of an outer product."""
-        return self.weight_bound * (self.clip.bound if self.form == "vector" else self.clip.bound**2)
+        """Return the most that one client contributes to the sum: C, or C^2 of an outer product."""
+        return self.clip.bound if self.form == "vector" else self.clip.bound**2
 
     @property
     def denominator(self) -> float:
@@ -283,7 +270,6 @@ def bind_releases(
             name=plan.name,
             dimension=plan.dimension,
             form=plan.form,
-            unit=plan.unit,
             observer=privacy.observer,
             clip=clip if plan.form == "vector" else L2Clip(privacy.initial_norm),
             noise=noise,

@@ -172,7 +172,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
     relation = law.relation if law is not None else "none" if records is None else records.relation
     return PrivacyReport(
         private=privacy is not None,
-        unit="record" if records is not None else channel.plans[0].unit if channel.plans else "client",
+        unit="record" if records is not None else "client",
         relation=relation,
         observer=_observer(privacy),
         epsilon=float(epsilons.max()),

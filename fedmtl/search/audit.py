@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -133,9 +133,7 @@ class _Forced(_Search):
 class _Addressed(SeededSource):
     """Seeded coins on the path of secret ones, which rounds to a grid."""
 
-    @property
-    def name(self) -> str:
-        return "secure"
+    name: ClassVar[str] = "secure"
 
 
 @dataclass

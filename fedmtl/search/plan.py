@@ -201,7 +201,6 @@ def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
     release = Release(
         name=SCORE,
         dimension=1,
-        unit="client",
         observer="public",
         clip=L2Clip(SCORE_BOUND),
         noise=None,

@@ -15,11 +15,31 @@ from fedmtl.privacy import (
     ClientVectors,
     GradientPlan,
     RecordGradients,
+    RecordPrivacy,
     ScaledRows,
     open_channel,
 )
 
+COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
+PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
 _PLAN = ("allocation", "first", "arrivals", "rate", "published", "keys")
+
+
+def rows(counts: Sequence[int] = COUNTS, dimension: int = D) -> list[Tensor]:
+    """Random rows of each client."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in counts]
+
+
+def door(privacy: Any = PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, seed: int = 0, **options: Any):
+    """The channel of clients with such rows."""
+    x = rows(counts, dimension)
+    return open_activations(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
+
+
+def nothing(client: int, *where: Tensor) -> Tensor:
+    """Factors of records without a gradient."""
+    return torch.zeros(len(where[-1]), COUNTS[client], dtype=torch.float64)
 
 
 def open_activations(

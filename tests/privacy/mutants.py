@@ -781,7 +781,7 @@ _events = gradients.AccountKind.events
 
 
 def _charged_at_clip(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    patch.setattr(release.Release, "sensitivity", property(lambda self: self.weight_bound * self.clip.bound))
+    patch.setattr(release.Release, "sensitivity", property(lambda self: self.clip.bound))
 
 
 def _kinds(change: Callable[..., object]) -> _Patch:

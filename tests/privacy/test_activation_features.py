@@ -17,25 +17,9 @@ from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeErro
 from fedmtl.privacy import RecordPrivacy, WarmStartRelease
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from tests.privacy.activations import open_activations
+from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
-COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
-PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
 WEIGHTS = [np.array([1.0, 2.0, 3.0, 10.0]), np.ones(4), np.array([5.0, 5.0, 1.0, 1.0])]
-
-
-def rows(counts=COUNTS, dimension: int = D) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in counts]
-
-
-def door(privacy=PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, seed: int = 0, **options):
-    x = rows(counts, dimension)
-    return open_activations(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
-
-
-def nothing(owner: int, *where: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(where[-1]), COUNTS[owner], dtype=torch.float64)
 
 
 # Weights of answers

@@ -28,30 +28,11 @@ from fedmtl.privacy import (
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
 from fedmtl.privacy.sums import NOBODY
-from tests.privacy.activations import open_activations
-
-COUNTS, D = (5, 20, 60), 4
-IDS = ("a", "b", "c")
-
-
-def rows(dimension: int = D, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(n, dimension, generator=generator, dtype=torch.float64) for n in COUNTS]
-
-
-LAPLACE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
-
-
-def door(privacy: RecordPrivacy | None = LAPLACE, *, caps=(4, 4, 4), dimension: int = D, seed: int = 0, **options):
-    return open_activations(privacy, rows(dimension), ids=IDS, caps=np.array(caps), seed=seed, **options)
+from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
 def ones(owner: int, where: torch.Tensor) -> torch.Tensor:
     return torch.ones(len(where), COUNTS[owner], dtype=torch.float64)
-
-
-def nothing(owner: int, where: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(where), COUNTS[owner], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
@@ -95,7 +76,7 @@ def test_replacing_one_record_moves_a_release_by_at_most_its_sensitivity() -> No
     for one, other in ((1e9, -1e9), (math.inf, -1e9), (math.nan, 3e300), (1e-3, -1e300), (0.0, math.inf)):
         values = []
         for factor in (one, other):
-            channel = open_activations(LAPLACE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
+            channel = open_activations(PURE, x, ids=IDS, caps=np.array([4] * 3), seed=0)
             channel.begin(0, torch.tensor([[0]]))
             scale = torch.tensor([[5.0, -2.0, factor, 0.1, 7.0]], dtype=torch.float64)
             values.append(channel.release(lambda k, where, scale=scale: scale))
@@ -195,11 +176,11 @@ def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
 
 def test_settings_of_repetitions_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 privacy settings were given for 3 repetitions"):
-        door([LAPLACE, LAPLACE], replicates=3)
+        door([PURE, PURE], replicates=3)
     with pytest.raises(ConfigError, match="differ in epsilon or noise_multiplier alone"):
-        door([LAPLACE, replace(LAPLACE, clip_norm=1.0)], replicates=2)
+        door([PURE, replace(PURE, clip_norm=1.0)], replicates=2)
     with pytest.raises(ConfigError, match="give epsilon or noise_multiplier"):
-        door([LAPLACE, replace(LAPLACE, noise_multiplier=2.0)], replicates=2)
+        door([PURE, replace(PURE, noise_multiplier=2.0)], replicates=2)
 
 
 def test_bounded_means_are_checked_and_noised() -> None:
@@ -300,7 +281,7 @@ def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begi
     with pytest.raises(PrivacyError):
         channel.begin(6, owners[:, 6:])
     channel.close()
-    secure = door(replace(LAPLACE, source="secure"), ledger_path=secret)
+    secure = door(replace(PURE, source="secure"), ledger_path=secret)
     secure.reserve(0, owners)  # a crash would spend what is charged ahead of its noise
     assert not reserved(secret)
     secure.begin(0, owners[:, :3])
@@ -397,18 +378,18 @@ def test_plans_that_activations_do_not_follow_are_refused() -> None:
         {"ranks": torch.arange(3)},
     ):
         with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for clients that act one at a time"):
-            open_channel(LAPLACE, (replace(plan, **unused),), "a schedule", seed=0)
+            open_channel(PURE, (replace(plan, **unused),), "a schedule", seed=0)
     with pytest.raises(PrivacyError, match="caps"):
-        open_channel(LAPLACE, (replace(plan, caps=None),), "a schedule", seed=0)
+        open_channel(PURE, (replace(plan, caps=None),), "a schedule", seed=0)
     rows_of = ReleasePlan(name="update", dimension=D, uses=4, stateful=True)
     with pytest.raises(PrivacyError, match="'update' is of rows"):
-        open_channel(LAPLACE, (plan, rows_of), "a schedule", seed=0)
+        open_channel(PURE, (plan, rows_of), "a schedule", seed=0)
     with pytest.raises(ConfigError, match="source"):
-        open_channel(LAPLACE, (plan,), "a schedule", seed=0, replicates=2, source=SeededSource(0))
+        open_channel(PURE, (plan,), "a schedule", seed=0, replicates=2, source=SeededSource(0))
     with pytest.raises(ConfigError, match="None"):
         open_channel([None, None], (plan,), "a schedule", seed=0, replicates=2)
     nobody = replace(plan, counts=np.zeros(3, dtype=np.int64))
-    assert open_channel(replace(LAPLACE, delta=None), (nobody,), "a schedule", seed=0).delta == 1e-5
+    assert open_channel(replace(PURE, delta=None), (nobody,), "a schedule", seed=0).delta == 1e-5
 
 
 def test_a_reservation_neither_interrupts_a_block_nor_outlives_another_one() -> None:

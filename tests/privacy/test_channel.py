@@ -171,22 +171,19 @@ def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     fields = {
         "name": "a",
         "dimension": 3,
-        "unit": "client",
         "observer": "clients",
         "sampling": sampler,
         "law": law,
     }
-    release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), weight_bound=2.0, **fields)
-    assert release.sensitivity == 1.0
-    assert release.noise_std == 0.75
+    release = Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **fields)
+    assert release.sensitivity == 0.5
+    assert release.noise_std == 0.375
 
     class L1Clip(L2Clip):
         norm = "l1"
 
     with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*L1Clip.*l1"):
         Release(clip=L1Clip(0.5), noise=GaussianNoise(3.0), **fields)
-    with pytest.raises(PrivacyError, match="record"):
-        Release(clip=L2Clip(0.5), noise=GaussianNoise(3.0), **{**fields, "unit": "record"})
 
 
 def test_recording_forces_the_releases() -> None:

@@ -101,19 +101,18 @@ def elementary(event: Any) -> Parts:
     return tuple(counts.items())
 
 
-def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant, at_least: int = 0) -> int:
+def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant) -> int:
     """Return the largest number of steps whose epsilon is at most ``budget``.
 
     Args:
         event, delta, accountant: as for :func:`epsilon`.
         budget: finite epsilon.
-        at_least: a number of steps known to fit, where the search starts.
     """
 
     def fits(uses: int) -> bool:
         return epsilon(event, uses, delta, accountant=accountant) <= budget
 
-    low, high = at_least, max(1, at_least + max(1, at_least // 8))
+    low, high = 0, 1
     while fits(high):
         low, high = high, 2 * high
         if high > 1 << 40:

@@ -340,20 +340,20 @@ class Claims:
         repeats = self.cost.repeats
         return int(repeats[self.cost.kind[0, client] if len(repeats) > 1 else 0])
 
-    def composition(self, client: int, uses: int, *, first: bool = True) -> list[tuple[Any, int]]:
-        """Return the events of an account after ``uses`` and, where it has one and ``first``, the release before, with
-        their numbers; uses beyond an allocation are taken for the last one."""
+    def composition(self, client: int, uses: int) -> list[tuple[Any, int]]:
+        """Return the events of an account after ``uses`` and, where it has one, the release before, with their numbers;
+        uses beyond an allocation are taken for the last one."""
         charged = self.cost.uses_of(client)
         if isinstance(charged, StepEvent):
             return [(charged.event, uses * self.repeats(client))]
         start = int(self.starts(client))
-        some = [*charged[: start * first], *charged[start : start + uses]]
-        some += [charged[-1]] * (uses + start * first - len(some))
+        some = [*charged[: start + uses]]
+        some += [charged[-1]] * (uses + start - len(some))
         return [(one.event, 1) for one in some]
 
-    def spent(self, client: int, uses: int, *, first: bool = True) -> float:
+    def spent(self, client: int, uses: int) -> float:
         """Return epsilon of :meth:`composition`, at the delta of the settings."""
-        parts = [(event, count) for event, count in self.composition(client, uses, first=first) if count]
+        parts = [(event, count) for event, count in self.composition(client, uses) if count]
         if not parts:
             return 0.0
         whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)

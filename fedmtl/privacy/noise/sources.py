@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -63,11 +63,7 @@ class SeededSource:
 
     seed: int
     replicate: int = 0
-
-    @property
-    def name(self) -> str:
-        """Return ``"seeded"``."""
-        return "seeded"
+    name: ClassVar[str] = "seeded"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
         """Return (size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
@@ -99,10 +95,7 @@ class SeededSource:
 class SecureSource:
     """Fresh bits from the operating system's generator at every call; the arguments address nothing."""
 
-    @property
-    def name(self) -> str:
-        """Return ``"secure"``."""
-        return "secure"
+    name: ClassVar[str] = "secure"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
         """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about 2**-53
