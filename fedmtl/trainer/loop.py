@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +21,6 @@ from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, metric_name, summarize
 from .folder import RunFolder
-from .interruption import held_interruption
 from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
 from .result import Result
 from .sources import Source
@@ -27,6 +30,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedmtl")
 _CHECKPOINT_SECONDS = 20.0
+
+
+@contextmanager
+def held_interruption() -> Iterator[Callable[[], bool]]:
+    """Hold back the first SIGINT until the event that is being computed is over; a second one interrupts at once.
+
+    Only where SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay as they are.
+
+    Yields:
+        A function that says whether one came. Whoever asks raises KeyboardInterrupt when it is safe.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass

@@ -15,6 +15,8 @@ from fedmtl.data import load_data, read_adult
 from fedmtl.data.readers.adult import CATEGORIES, DROPPED, RANGES
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import moved_rows, spoiled, write_csv
+
 COLUMNS = (
     "age,workclass,fnlwgt,education,educational-num,marital-status,occupation,relationship,race,gender,"
     "capital-gain,capital-loss,hours-per-week,native-country,income"
@@ -47,14 +49,9 @@ def persons(*special: dict, rows: int = 40, seed: int = 0) -> pd.DataFrame:
     return pd.concat([pd.DataFrame(list(special)), frame], ignore_index=True)[HEADER]
 
 
-def write(path, frame):
-    frame.to_csv(path, index=False)
-    return path
-
-
 def alone(tmp_path, person: dict, **options) -> tuple[list[float], float]:
     """The one private row of a file whose other rows are public."""
-    file = write(tmp_path / "one.csv", persons(person))
+    file = write_csv(tmp_path / "one.csv", persons(person))
     given = read_adult(file, clients=1, public_rows=40, test_fraction=None, **options)
     assert len(given.train) == 1
     return given.train.x[0].tolist(), given.train.y[0].item()
@@ -91,7 +88,7 @@ def test_integer_rows_are_those_made_by_hand(tmp_path):
 
 
 def test_labels_as_classes(tmp_path):
-    file = write(tmp_path / "adult.csv", persons(rows=60))
+    file = write_csv(tmp_path / "adult.csv", persons(rows=60))
     signed = read_adult(file, public_rows=20)
     data = load_data("adult", root=tmp_path, public_rows=20, labels="class")
     assert (data.classes, data.train.y.dtype, signed.classes, signed.train.y.dtype) == (
@@ -105,17 +102,14 @@ def test_labels_as_classes(tmp_path):
 @pytest.mark.parametrize(("l1", "l2"), [(None, None), (3.0, None), (None, 1.2), (2.0, 1.9)])
 def test_no_person_leaves_the_domain_and_each_moves_its_own_row_only(tmp_path, coding, l1, l2):
     options = {"public_rows": 10, "clients": 2, "coding": coding, "l1": l1, "l2": l2}
-    first = read_adult(write(tmp_path / "a.csv", persons(FIRST)), **options)
-    second = read_adult(write(tmp_path / "b.csv", persons(WIDE)), **options)
-    moved = 0
+    first = read_adult(write_csv(tmp_path / "a.csv", persons(FIRST)), **options)
+    second = read_adult(write_csv(tmp_path / "b.csv", persons(WIDE)), **options)
+    assert moved_rows(first, second) == 1
     for side in ("train", "test"):
-        a, b = first.side(side), second.side(side)
-        moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
-        wide = b.x.double()
+        wide = second.side(side).x.double()
         assert (wide.abs().sum(1) <= first.domain.l1).all()
         assert (wide.square().sum(1) <= first.domain.l2**2 * (1 + 1e-12)).all()
         assert (wide[:, -1] == 1).all()
-    assert moved == 1
     assert first.public.x.equal(second.public.x)
     natural = 12.0
     assert first.domain.l1 == (l1 or natural) + 1
@@ -127,7 +121,7 @@ def test_whitened_features_are_those_of_scikit_learn(tmp_path):
     """The public rows alone fit z-scores and principal components; what is clipped keeps the domain."""
     frame, public = persons(FIRST, SECOND, rows=118), 60
     given = read_adult(
-        write(tmp_path / "a.csv", frame), public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0,
+        write_csv(tmp_path / "a.csv", frame), public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0,
         l2=2.5, test_fraction=None,
     )  # fmt: skip
     plain = read_adult(tmp_path / "a.csv", public_rows=public, clients=1, intercept=False, test_fraction=None)
@@ -149,12 +143,11 @@ def test_whitened_features_are_those_of_scikit_learn(tmp_path):
 
 def test_a_person_moves_its_own_row_only_with_components_too(tmp_path):
     options = {"public_rows": 40, "clients": 2, "components": 4}
-    first = read_adult(write(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
-    second = read_adult(write(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
+    first = read_adult(write_csv(tmp_path / "a.csv", persons(FIRST, rows=60)), **options)
+    second = read_adult(write_csv(tmp_path / "b.csv", persons(WIDE, rows=60)), **options)
     assert first.public.x.equal(second.public.x)
-    sides = [(first.side(side), second.side(side)) for side in ("train", "test")]
-    assert sum(int((a.x != b.x).any(1).sum()) for a, b in sides) == 1
-    assert all((b.x.double().abs().sum(1) <= first.domain.l1).all() for _, b in sides)
+    assert moved_rows(first, second) == 1
+    assert all((second.side(side).x.double().abs().sum(1) <= first.domain.l1).all() for side in ("train", "test"))
 
 
 def test_a_natural_bound_is_reached(tmp_path):
@@ -167,18 +160,18 @@ def test_a_natural_bound_is_reached(tmp_path):
 
 def test_other_spellings_are_read(tmp_path):
     frame = persons(FIRST, SECOND)
-    data = read_adult(write(tmp_path / "a.csv", frame), public_rows=20)
+    data = read_adult(write_csv(tmp_path / "a.csv", frame), public_rows=20)
     other = frame.rename(columns={"gender": "sex", "educational-num": "education-num"}).astype(str)
     other = other.apply(lambda column: " " + column)
     other["income"] += "."
-    assert read_adult(write(tmp_path / "b.csv", other), public_rows=20).fingerprint() == data.fingerprint()
+    assert read_adult(write_csv(tmp_path / "b.csv", other), public_rows=20).fingerprint() == data.fingerprint()
     other["workclass"] = other["workclass"].replace(" ?", "")
-    assert read_adult(write(tmp_path / "c.csv", other), public_rows=20).fingerprint() == data.fingerprint()
+    assert read_adult(write_csv(tmp_path / "c.csv", other), public_rows=20).fingerprint() == data.fingerprint()
 
 
 def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     frame = persons(rows=50)
-    given = read_adult(write(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
+    given = read_adult(write_csv(tmp_path / "adult.csv", frame), public_rows=20, clients=4)
     assert given.public.y.tolist() == [1.0 if v == ">50K" else -1.0 for v in frame["income"][-20:]]
     assert len(given.train) + len(given.test) == 30
     (note,) = given.notes
@@ -200,13 +193,9 @@ def test_public_rows_are_the_last_and_the_note_says_so(tmp_path):
     ],
 )
 def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
-    frame = persons().astype(object)
-    if value is None:
-        frame = frame.drop(columns=column)
-    else:
-        frame.loc[3, column] = value
+    frame = spoiled(persons(), column, 3, value)
     with pytest.raises(DataError, match=rf"bad\.csv.*{message}"):
-        read_adult(write(tmp_path / "bad.csv", frame), public_rows=10)
+        read_adult(write_csv(tmp_path / "bad.csv", frame), public_rows=10)
 
 
 @pytest.mark.parametrize(
@@ -226,4 +215,4 @@ def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
 )
 def test_impossible_settings_are_refused(tmp_path, options, error, message):
     with pytest.raises(error, match=message):
-        read_adult(write(tmp_path / "adult.csv", persons()), **{"public_rows": 10} | options)
+        read_adult(write_csv(tmp_path / "adult.csv", persons()), **{"public_rows": 10} | options)

@@ -14,6 +14,8 @@ from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDatas
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.random import id_key
 
+from .rows import client_rows, rows_of
+
 
 def ragged(sizes=(5, 9, 2, 17), shape=(3,), classes=4, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -24,23 +26,13 @@ def ragged(sizes=(5, 9, 2, 17), shape=(3,), classes=4, dtype=torch.float32, seed
     return clients
 
 
-def client_rows(side: Examples, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    start, stop = int(side.offsets[i]), int(side.offsets[i + 1])
-    return side.x[start:stop], side.y[start:stop]
-
-
-def as_sets(data: FederatedDataset, i: int, side: str) -> list[tuple[float, ...]]:
-    x, y = client_rows(data.side(side), i)
-    return sorted((*row.flatten().tolist(), label.item()) for row, label in zip(x, y, strict=True))
-
-
 def test_every_example_is_on_exactly_one_side_of_its_own_client():
     clients = ragged()
     data = FederatedDataset.from_tensors(clients, classes=4)
     for i, name in enumerate(data.ids):
         x, y = clients[name]
         expected = sorted((*row.tolist(), label.item()) for row, label in zip(x, y, strict=True))
-        assert sorted(as_sets(data, i, "train") + as_sets(data, i, "test")) == expected
+        assert rows_of(data, i) == expected
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
@@ -156,8 +148,7 @@ def test_split_again_keeps_each_clients_examples():
     again = data.split(0.5, seed=1)
     assert again.test.counts.tolist() == [2, 4, 1, 8]  # round half to even of 2.5, 4.5, 1, 8.5
     for i in range(len(data)):
-        both = [sorted(as_sets(d, i, "train") + as_sets(d, i, "test")) for d in (data, again)]
-        assert both[0] == both[1]
+        assert rows_of(data, i) == rows_of(again, i)
 
 
 def test_given_test_data_are_used_as_they_are():

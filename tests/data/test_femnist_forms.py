@@ -17,6 +17,8 @@ from fedmtl.data import FederatedDataset, read_femnist
 from fedmtl.errors import ConfigError, DataError
 from tests.test_cli import command
 
+from .rows import rows_of
+
 Writers = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -77,20 +79,13 @@ def write_leaf(file: Path, rows: Writers) -> Path:
 
 
 def everything(data: FederatedDataset) -> dict[str, list]:
-    """Every writer's (inverted pixels, label) pairs, sorted."""
-    found = {}
-    for i, client in enumerate(data.ids):
-        rows = []
-        for part in (data.train, data.test):
-            own = slice(int(part.offsets[i]), int(part.offsets[i + 1]))
-            rows += [(x.flatten().tolist(), int(y)) for x, y in zip(part.x[own], part.y[own], strict=True)]
-        found[client] = sorted(rows)
-    return found
+    """Every writer's inverted pixels and labels."""
+    return {client: rows_of(data, i) for i, client in enumerate(data.ids)}
 
 
 def expected(rows: Writers, least: int = 2) -> dict[str, list]:
     return {
-        name: sorted(((255 - x).flatten().tolist(), int(y)) for x, y in zip(images, labels, strict=True))
+        name: sorted((*(255 - x).flatten().tolist(), int(y)) for x, y in zip(images, labels, strict=True))
         for name, (images, labels) in rows.items()
         if len(labels) >= least
     }

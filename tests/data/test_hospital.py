@@ -10,6 +10,8 @@ from fedmtl.data import load_data, read_hospital
 from fedmtl.data.readers.hospital import TABLES, public_places
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import moved_rows, rows_of, spoiled, write_csv
+
 AZPRO = ("rownames", "los", "procedure", "sex", "age75", "admit", "hospital")
 MEDPAR = ("rownames", "los", "hmo", "white", "died", "age80", "type", "type1", "type2", "type3", "provnum")
 
@@ -28,11 +30,6 @@ def stays(table: str = "azpro", rows: int = 80, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
-def write(path, frame):
-    frame.to_csv(path, index=False)
-    return path
-
-
 def test_every_column_is_used_or_dropped_for_a_reason():
     for table, header in (("azpro", AZPRO), ("medpar", MEDPAR)):
         used = TABLES[table]
@@ -42,7 +39,7 @@ def test_every_column_is_used_or_dropped_for_a_reason():
 @pytest.mark.parametrize("table", ["azpro", "medpar"])
 def test_stays_are_those_of_the_file(tmp_path, table):
     frame = stays(table)
-    write(tmp_path / f"{table}.csv", frame)
+    write_csv(tmp_path / f"{table}.csv", frame)
     given = read_hospital(tmp_path, table=table, test_fraction=None, min_examples=1)
     assert given.ids == (
         ("hospital-2", "hospital-3.6", "hospital-10.5")
@@ -56,11 +53,7 @@ def test_stays_are_those_of_the_file(tmp_path, table):
         rows.append((float(row["provnum" if table == "medpar" else "hospital"]), *x, min(row["los"], 30) / 30))
     hospitals = sorted({row[0] for row in rows})
     train, public = given.train, given.public
-    got = [
-        (hospitals[i], *train.x[j].tolist(), train.y[j].item())
-        for i in range(3)
-        for j in range(int(train.offsets[i]), int(train.offsets[i + 1]))
-    ]
+    got = [(name, *row) for i, name in enumerate(hospitals) for row in rows_of(given, i, "train")]
     assert train.counts[0] == 1
     assert len(public) == 8
     # private rows under their hospital, and with the public ones every row of the file once
@@ -80,18 +73,14 @@ def test_stays_are_those_of_the_file(tmp_path, table):
 
 def test_a_private_record_moves_its_own_row_only(tmp_path):
     frame = stays()
-    first = read_hospital(write(tmp_path / "a.csv", frame))
+    first = read_hospital(write_csv(tmp_path / "a.csv", frame))
     row = int(np.flatnonzero(~public_places(80, 0.1))[3])
     for name in ("procedure", "sex", "age75", "admit"):
         frame.loc[row, name] = 1 - frame.loc[row, name]
     frame.loc[row, "los"] = 30000
-    second = read_hospital(write(tmp_path / "b.csv", frame))
-    moved = 0
-    for side in ("train", "test"):
-        a, b = first.side(side), second.side(side)
-        moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
-        assert (b.y <= 1).all()
-    assert moved == 1
+    second = read_hospital(write_csv(tmp_path / "b.csv", frame))
+    assert moved_rows(first, second) == 1
+    assert max(second.train.y.max(), second.test.y.max()) <= 1
     assert first.public.x.equal(second.public.x)
     assert first.public.y.equal(second.public.y)
 
@@ -99,7 +88,7 @@ def test_a_private_record_moves_its_own_row_only(tmp_path):
 def test_the_public_rows_are_the_same_whatever_the_seed(tmp_path):
     frame = stays()
     frame["los"] = np.linspace(0.1, 29, 80)  # every stay once
-    file = write(tmp_path / "azpro.csv", frame)
+    file = write_csv(tmp_path / "azpro.csv", frame)
     first, second = read_hospital(file, seed=0), read_hospital(file, seed=1)
     assert first.public.y.equal(second.public.y)
     assert not first.train.y.equal(second.train.y)
@@ -114,7 +103,7 @@ def test_the_public_rows_are_the_same_whatever_the_seed(tmp_path):
 
 
 def test_small_hospitals_are_left_out_where_they_cannot_be_split(tmp_path):
-    file = write(tmp_path / "azpro.csv", stays())
+    file = write_csv(tmp_path / "azpro.csv", stays())
     assert read_hospital(file).ids == ("hospital-3.6", "hospital-10.5")
     assert read_hospital(file, test_fraction=None).ids == ("hospital-3.6", "hospital-10.5")
     assert len(read_hospital(file, test_fraction=None, min_examples=1)) == 3
@@ -139,12 +128,7 @@ def test_small_hospitals_are_left_out_where_they_cannot_be_split(tmp_path):
     ],
 )
 def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
-    frame = stays().astype(object)
-    if value is None:
-        frame = frame.drop(columns=column)
-    else:
-        frame.loc[5, column] = value
-    file = write(tmp_path / "bad.csv", frame)
+    file = write_csv(tmp_path / "bad.csv", spoiled(stays(), column, 5, value))
     with pytest.raises(DataError, match=rf"bad\.csv.*{message}"):
         read_hospital(file)
 
@@ -162,6 +146,6 @@ def test_bad_tables_have_a_clear_error(tmp_path, column, value, message):
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        read_hospital(write(tmp_path / "azpro.csv", stays()), **options)
+        read_hospital(write_csv(tmp_path / "azpro.csv", stays()), **options)
     with pytest.raises(DataError, match=r"holds none of medpar\.csv"):
         read_hospital(tmp_path, table="medpar")

@@ -12,6 +12,8 @@ import torch
 from fedmtl.data import Affine, load_data, read_femnist, read_leaf
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import rows_of
+
 
 def leaf(users):
     return {
@@ -44,14 +46,6 @@ def zipped(path, **members):
     return path
 
 
-def examples(data, i):
-    rows = []
-    for side in (data.train, data.test):
-        start, stop = side.offsets[i], side.offsets[i + 1]
-        rows += [(*x.flatten().tolist(), y.item()) for x, y in zip(side.x[start:stop], side.y[start:stop], strict=True)]
-    return sorted(rows)
-
-
 def test_the_file_holds_what_is_read(tmp_path):
     users = some_users()
     data = read_leaf(put(tmp_path / "all.json", leaf(users)), classes=3)
@@ -59,7 +53,7 @@ def test_the_file_holds_what_is_read(tmp_path):
     assert data.name == "all.json"
     assert data.train.x.dtype == torch.float32
     for i, (x, y) in enumerate(users.values()):
-        assert examples(data, i) == sorted((*map(float, row), label) for row, label in zip(x, y, strict=True))
+        assert rows_of(data, i) == sorted((*map(float, row), label) for row, label in zip(x, y, strict=True))
 
 
 def test_a_file_a_folder_of_parts_and_zips_are_the_same_data(tmp_path):
@@ -90,7 +84,7 @@ def test_leafs_own_split_is_kept_or_made_again(tmp_path):
     again = read_leaf(tmp_path, classes=3, test_fraction=0.5)
     assert again.test.counts.tolist() == [2, 2, 3]
     for i in range(3):
-        assert examples(again, i) == examples(kept, i)
+        assert rows_of(again, i) == rows_of(kept, i)
 
 
 def test_shapes_targets_and_small_clients(tmp_path):

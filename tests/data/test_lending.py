@@ -14,6 +14,8 @@ from fedmtl.data import FederatedDataset, load_data, read_lending
 from fedmtl.data.readers.lending import CATEGORIES, DROPPED, NUMBERS
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import moved_rows, spoiled, write_csv
+
 COLUMNS = (
     "rownames,emp_title,emp_length,state,homeownership,annual_income,verified_income,debt_to_income,"
     "annual_income_joint,verification_income_joint,debt_to_income_joint,delinq_2y,months_since_last_delinq,"
@@ -50,11 +52,6 @@ def loans(rows: int = 100, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
-def write(path, frame):
-    frame.to_csv(path, index=False)
-    return path
-
-
 def everything(data: FederatedDataset) -> tuple[np.ndarray, np.ndarray]:
     """Features and targets of a dataset with one client, training and test rows together, sorted by target."""
     x = np.concatenate([data.train.x.numpy(), data.test.x.numpy()])
@@ -70,7 +67,7 @@ def test_every_column_of_the_original_is_used_once_or_dropped_for_a_reason():
 
 def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
     frame = loans()
-    file = write(tmp_path / "loans.csv", frame)
+    file = write_csv(tmp_path / "loans.csv", frame)
     given = read_lending(file, clients=1, **SMALL | {"l1": 1e6, "l2": 1e6, "target": 1e6})
     encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
     text = frame[list(CATEGORIES)].replace("", np.nan)
@@ -94,24 +91,22 @@ def test_features_are_those_of_scikit_learn_fitted_on_the_public_rows(tmp_path):
 def test_a_private_record_moves_its_own_row_only(tmp_path):
     """Replace-one neighbours differ in one row of the dataset, and no record, however extreme, leaves the domain."""
     frame = loans()
-    first = read_lending(write(tmp_path / "a.csv", frame), clients=4, **SMALL)
+    first = read_lending(write_csv(tmp_path / "a.csv", frame), clients=4, **SMALL)
     wild = frame.copy()
     for column in (*NUMBERS, *DROPPED):
         if column not in TEXT:
             wild.loc[17, column] = -1e12
     wild.loc[17, list(TEXT)] = "never seen"
     wild.loc[17, "interest_rate"] = 100.0
-    second = read_lending(write(tmp_path / "b.csv", wild), clients=4, **SMALL)
-    moved = 0
+    second = read_lending(write_csv(tmp_path / "b.csv", wild), clients=4, **SMALL)
+    assert moved_rows(first, second) == 1
     for side in ("train", "test"):
         a, b = first.side(side), second.side(side)
         assert a.offsets.tolist() == b.offsets.tolist()
-        moved += int(((a.x != b.x).any(1) | (a.y != b.y)).sum())
         for x, y in ((a.x, a.y), (b.x, b.y)):
             assert (x.double().abs().sum(1) <= first.domain.l1).all()
             assert (x.double().square().sum(1) <= first.domain.l2**2).all()
             assert (y.double().abs() <= first.domain.target).all()
-    assert moved == 1
     assert first.public.x.equal(second.public.x)
     assert first.notes == second.notes
     assert first.domain == second.domain
@@ -119,13 +114,13 @@ def test_a_private_record_moves_its_own_row_only(tmp_path):
 
 def test_a_public_record_does_move_the_coding(tmp_path):
     frame = loans()
-    first = read_lending(write(tmp_path / "a.csv", frame), **SMALL)
+    first = read_lending(write_csv(tmp_path / "a.csv", frame), **SMALL)
     frame.loc[99, "annual_income"] = 1e6
-    assert not first.train.x.equal(read_lending(write(tmp_path / "b.csv", frame), **SMALL).train.x)
+    assert not first.train.x.equal(read_lending(write_csv(tmp_path / "b.csv", frame), **SMALL).train.x)
 
 
 def test_bounds_bind_and_the_intercept_stays_outside_of_them(tmp_path):
-    file = write(tmp_path / "a.csv", loans())
+    file = write_csv(tmp_path / "a.csv", loans())
     plain, more = read_lending(file, **SMALL), read_lending(file, **SMALL, intercept=True)
     sizes = plain.train.x.double().abs().sum(1)
     assert ((sizes > 3.99).sum() > 5) & ((sizes < 3.9).sum() > 5)  # some rows are clipped, some are not
@@ -139,19 +134,19 @@ def test_bounds_bind_and_the_intercept_stays_outside_of_them(tmp_path):
 
 def test_dropped_columns_have_no_influence(tmp_path):
     frame = loans()
-    data = read_lending(write(tmp_path / "a.csv", frame), **SMALL)
+    data = read_lending(write_csv(tmp_path / "a.csv", frame), **SMALL)
     shuffled = frame.copy()
     for column in DROPPED:
         shuffled[column] = frame[column].to_numpy()[::-1]
-    assert read_lending(write(tmp_path / "b.csv", shuffled), **SMALL).fingerprint() == data.fingerprint()
+    assert read_lending(write_csv(tmp_path / "b.csv", shuffled), **SMALL).fingerprint() == data.fingerprint()
     fewer = frame.drop(columns=list(DROPPED))
-    assert read_lending(write(tmp_path / "c.csv", fewer), **SMALL).fingerprint() == data.fingerprint()
+    assert read_lending(write_csv(tmp_path / "c.csv", fewer), **SMALL).fingerprint() == data.fingerprint()
 
 
 def test_public_rows_belong_to_nobody_and_the_notes_name_them(tmp_path):
     frame = loans()
     frame["interest_rate"] = np.linspace(6, 30, 100)  # every rate once
-    file = write(tmp_path / "loans_full_schema.csv", frame)
+    file = write_csv(tmp_path / "loans_full_schema.csv", frame)
     whole = SMALL | {"target": 1e6}
     given = read_lending(tmp_path, clients=3, **whole)
     targets = np.concatenate([given.train.y.numpy(), given.test.y.numpy()])
@@ -169,7 +164,7 @@ def test_public_rows_belong_to_nobody_and_the_notes_name_them(tmp_path):
 
 
 def test_sizes_and_training_on_every_row(tmp_path):
-    file = write(tmp_path / "a.csv", loans())
+    file = write_csv(tmp_path / "a.csv", loans())
     given = read_lending(file, clients=3, sizes=(1, 20, 5), test_fraction=None, **SMALL)
     assert given.train.counts.tolist() == [1, 20, 5]
     assert given.test.counts.tolist() == [PUBLIC] * 3
@@ -180,30 +175,27 @@ def test_sizes_and_training_on_every_row(tmp_path):
     assert not read_lending(file, clients=3, sizes=10, seed=1, **SMALL).train.y.equal(split.train.y)
 
 
-def change(column, row, value):
-    def apply(frame):
-        frame[column] = frame[column].astype(object)
-        frame.loc[row, column] = value
-        return frame
-
-    return apply
-
-
-BAD = {
-    "text": (change("loan_amount", 3, "many"), r"row 3, column 'loan_amount' holds 'many'; accepted: a finite number"),
-    "infinite": (change("annual_income", 4, np.inf), r"row 4, column 'annual_income' holds inf"),
-    "no rate": (change("interest_rate", 5, ""), r"row 5, column 'interest_rate' is empty; accepted: a number from 0"),
-    "rate": (change("interest_rate", 99, 101), r"row 99, column 'interest_rate' holds 101.*from 0 to 100"),
-    "column": (lambda f: f.drop(columns="term"), r"column 'term' is missing; the columns are 'rownames'"),
-    "few": (lambda f: f.iloc[:60], r"has 60 rows, and lending\.public_rows is 60; some rows must remain"),
-    "none": (lambda f: f.iloc[:0], r"has no rows"),
-}
+@pytest.mark.parametrize(
+    ("row", "column", "value", "message"),
+    [
+        (3, "loan_amount", "many", r"row 3, column 'loan_amount' holds 'many'; accepted: a finite number"),
+        (4, "annual_income", np.inf, r"row 4, column 'annual_income' holds inf"),
+        (5, "interest_rate", "", r"row 5, column 'interest_rate' is empty; accepted: a number from 0"),
+        (99, "interest_rate", 101, r"row 99, column 'interest_rate' holds 101.*from 0 to 100"),
+        (0, "term", None, r"column 'term' is missing; the columns are 'rownames'"),
+    ],
+)
+def test_bad_tables_have_a_clear_error(tmp_path, row, column, value, message):
+    file = write_csv(tmp_path / "loans.csv", spoiled(loans(), column, row, value))
+    with pytest.raises(DataError, match=rf"loans\.csv.*{message}"):
+        read_lending(file, **SMALL)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_tables_have_a_clear_error(tmp_path, case):
-    apply, message = BAD[case]
-    file = write(tmp_path / "loans.csv", apply(loans()))
+@pytest.mark.parametrize(
+    ("rows", "message"), [(60, r"has 60 rows, and lending\.public_rows is 60"), (0, "has no rows")]
+)
+def test_tables_without_private_rows_are_refused(tmp_path, rows, message):
+    file = write_csv(tmp_path / "loans.csv", loans().iloc[:rows])
     with pytest.raises(DataError, match=rf"loans\.csv.*{message}"):
         read_lending(file, **SMALL)
 
@@ -236,6 +228,6 @@ def test_unreadable_files_are_named(tmp_path):
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, options, message):
-    file = write(tmp_path / "loans.csv", loans())
+    file = write_csv(tmp_path / "loans.csv", loans())
     with pytest.raises(ConfigError, match=message):
         read_lending(file, **SMALL | options)

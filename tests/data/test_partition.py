@@ -10,6 +10,8 @@ import torch
 from fedmtl.data import by_column, dirichlet, from_partition, shards
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import rows_of
+
 LABELS = np.random.default_rng(0).integers(0, 10, 6000)
 
 
@@ -101,11 +103,7 @@ def test_from_partition_gives_each_client_its_rows():
     data = from_partition(x, LABELS, parts, classes=10, name="pool")
     assert data.ids == tuple(parts)
     for i, part in enumerate(parts.values()):
-        rows = [
-            data.side(side).x[data.side(side).offsets[i] : data.side(side).offsets[i + 1], 0]
-            for side in ("train", "test")
-        ]
-        assert sorted(torch.cat(rows).long().tolist()) == part.tolist()
+        assert [x for x, _ in rows_of(data, i)] == part.tolist()
     flat = torch.cat([data.train.x, data.test.x])[:, 0].long()
     assert torch.equal(torch.cat([data.train.y, data.test.y]), torch.from_numpy(LABELS)[flat])
     sparse = from_partition(scipy.sparse.csr_array(x.numpy()), LABELS, parts, classes=10)

@@ -10,6 +10,8 @@ import torch
 from fedmtl.data import FederatedDataset, load_data, read_school
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import client_rows
+
 PUPILS = (12, 7, 20, 2)
 
 
@@ -35,9 +37,8 @@ def write(path, x, y, **more):
 
 
 def side(data: FederatedDataset, client: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    part = data.side(name)
-    rows = slice(int(part.offsets[client]), int(part.offsets[client + 1]))
-    return part.x[rows].numpy(), part.y[rows].numpy()
+    x, y = client_rows(data.side(name), client)
+    return x.numpy(), y.numpy()
 
 
 def test_schools_become_clients_and_no_pupil_is_lost(tmp_path):

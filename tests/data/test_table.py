@@ -12,6 +12,8 @@ import torch
 from fedmtl.data import Affine, read_table
 from fedmtl.errors import ConfigError, DataError
 
+from .rows import rows_of
+
 
 def frame(rows=60, seed=0):
     rng = np.random.default_rng(seed)
@@ -25,14 +27,6 @@ def frame(rows=60, seed=0):
             "cost": rng.normal(size=rows).round(3),
         }
     )
-
-
-def rows_of(data, i):
-    parts = []
-    for side in (data.train, data.test):
-        start, stop = side.offsets[i], side.offsets[i + 1]
-        parts.append(torch.cat([side.x[start:stop], side.y[start:stop, None].float()], 1))
-    return np.array(sorted(torch.cat(parts).tolist()))
 
 
 WRITERS = {
@@ -52,7 +46,7 @@ def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
     assert (data.spec.shape, data.classes, data.train.y.dtype) == ((2,), 4, torch.int64)
     for i, (_, group) in enumerate(table.groupby("ward")):
         expected = np.array(sorted(group[["age", "dose", "stay"]].to_numpy(np.float32).tolist()))
-        np.testing.assert_array_equal(rows_of(data, i), expected)
+        np.testing.assert_array_equal(np.array(rows_of(data, i)), expected)
         assert data.test.counts[i] == round(0.2 * len(group))
 
 
@@ -83,7 +77,7 @@ def test_text_columns_are_coded_when_asked(tmp_path):
     for i, name in enumerate(data.ids):
         mine = table.ward == name
         both = np.column_stack([expected[mine].to_numpy(np.float32), table.cost[mine].to_numpy(np.float32)])
-        np.testing.assert_array_equal(rows_of(data, i), np.array(sorted(both.tolist())))
+        np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(sorted(both.tolist())))
 
 
 def test_labels_number_the_values_of_a_text_target(tmp_path):
@@ -96,7 +90,7 @@ def test_labels_number_the_values_of_a_text_target(tmp_path):
     for i, name in enumerate(data.ids):
         mine = table[table.ward == name]
         expected = sorted(zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True))
-        np.testing.assert_array_equal(rows_of(data, i), np.array(expected))
+        np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(expected))
 
 
 def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path):

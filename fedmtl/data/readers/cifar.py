@@ -77,7 +77,7 @@ def _read(files: list[Path], field: str, classes: int) -> tuple[np.ndarray, np.n
     images, labels = [], []
     for file in files:
         entry = _unpickle(file)
-        x, y = (_field(entry, name) for name in ("data", field))
+        x, y = (entry.get(name, entry.get(name.encode())) for name in ("data", field))
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
             found = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
             raise DataError(f"{file}: field 'data' is {found}; accepted: uint8 (images, 3072).")
@@ -90,10 +90,6 @@ def _read(files: list[Path], field: str, classes: int) -> tuple[np.ndarray, np.n
         images.append(x.reshape(-1, *SHAPE))
         labels.append(np.array(y, dtype=np.int64))
     return np.concatenate(images), np.concatenate(labels)
-
-
-def _field(entry: dict[Any, Any], name: str) -> Any:
-    return entry.get(name, entry.get(name.encode()))
 
 
 class _Arrays(pickle.Unpickler):

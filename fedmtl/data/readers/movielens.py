@@ -123,7 +123,7 @@ def movielens_users(
     positive(where, reg=reg, constant=constant, **given(feature_norm=feature_norm))
     check_fraction(test_fraction)
     if centre != "user":
-        _check_centre(where, centre)
+        _check_centre(centre)
     items, train, test, public = _read(root, public_users, test_fraction, min_examples, seed)
     if public is not None:
         source = public.centred()
@@ -274,34 +274,30 @@ def _read(
 ) -> tuple[np.ndarray, _Users, _Users, _Users | None]:
     """Return the numbers of items (items,), the training and the test ratings of the clients, and those of the public
     users."""
-    _check_public("movielens", public_users)
+    if isinstance(public_users, bool) or public_users != 0:
+        positive_int("movielens", public_users=public_users)
     ratings = read_ratings(root)
     items, item = np.unique(ratings.item, return_inverse=True)
-    public = _public_rows(ratings, public_users, "movielens")
+    public = _public_rows(ratings, public_users)
     clients = _Users.of(ratings, item, ~public, min_examples)
     return items, *clients.split(test_fraction, seed), _Users.of(ratings, item, public, 1) if public_users else None
 
 
-def _public_rows(ratings: Ratings, count: int, where: str) -> np.ndarray:
+def _public_rows(ratings: Ratings, count: int) -> np.ndarray:
     """Return which rows are of public users, bool (N,): users are ordered by a hash of their numbers."""
     users = np.unique(ratings.user)
     if count >= len(users):
         raise ConfigError(
-            f"{where}.public_users is {count}, but there are {len(users)} users; some must remain as clients."
+            f"movielens.public_users is {count}, but there are {len(users)} users; some must remain as clients."
         )
     keys = client_keys([f"user-{user}" for user in users])
     score = keyed_bits(derive_key(0, "movielens/public"), keys, 0, torch.zeros(len(keys), dtype=torch.int64))
     return np.isin(ratings.user, users[np.argsort(score.numpy(), kind="stable")[:count]])
 
 
-def _check_centre(where: str, centre: float) -> None:
+def _check_centre(centre: float) -> None:
     low, high = RATINGS
     if isinstance(centre, (bool, str)) or not low <= centre <= high:
         raise ConfigError(
-            f"{where}.centre is {centre!r}; accepted: 'user', or a public number from {low:g} to {high:g}."
+            f"movielens.centre is {centre!r}; accepted: 'user', or a public number from {low:g} to {high:g}."
         )
-
-
-def _check_public(where: str, public_users: int) -> None:
-    if isinstance(public_users, bool) or public_users != 0:
-        positive_int(where, public_users=public_users)
