@@ -188,59 +188,46 @@ def test_a_cache_that_cannot_be_written_and_the_progress_bar(tmp_path, capsys):
     assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
 
 
-BAD = {
-    "no images": (lambda b: (b / "img_align_celeba").rename(b / "elsewhere"), r"img_align_celeba is missing; it must"),
-    "lost image": (lambda b: (b / "img_align_celeba/000003.jpg").unlink(), r"000003\.jpg does not exist"),
-    "cut image": (
-        lambda b: (b / "img_align_celeba/000003.jpg").write_bytes(
-            (b / "img_align_celeba/000003.jpg").read_bytes()[:400]
-        ),
-        r"000003\.jpg is not a readable image .*truncated",
-    ),
-    "attribute value": (
-        lambda b: replace_line(b / "list_attr_celeba.txt", 4, "000002.jpg 1 0 1"),
-        r"list_attr_celeba\.txt: line 4, column 'Smiling' holds '0'; accepted: 1 or -1",
-    ),
-    "columns": (
-        lambda b: replace_line(b / "list_attr_celeba.txt", 5, "000003.jpg 1 1"),
-        r"list_attr_celeba\.txt: line 5 has 3 columns; accepted: 4",
-    ),
-    "count": (
-        lambda b: replace_line(b / "list_attr_celeba.txt", 1, "99"),
-        r"list_attr_celeba\.txt: line 1 says 99 images and 10 follow",
-    ),
-    "no header": (lambda b: replace_line(b / "list_attr_celeba.txt", 1, "x"), r"line 1 must be the number of images"),
-    "identity": (
-        lambda b: replace_line(b / "identity_CelebA.txt", 2, "000002.jpg Ann"),
-        r"identity_CelebA\.txt: line 2, column 'identity' holds 'Ann'; accepted: a whole number",
-    ),
-    "twice": (
-        lambda b: replace_line(b / "identity_CelebA.txt", 2, "000001.jpg 4"),
-        r"identity_CelebA\.txt: line 2, column 'image' holds '000001.jpg', which is on an earlier line",
-    ),
-    "unknown": (
-        lambda b: replace_line(b / "identity_CelebA.txt", 2, "999999.jpg 4"),
-        r"list_attr_celeba\.txt: image '999999.jpg' of identity_CelebA\.txt has no line",
-    ),
-    "path": (
-        lambda b: replace_line(b / "identity_CelebA.txt", 2, "../2.jpg 4"),
-        r"line 2, column 'image' holds '\.\./2\.jpg', which is no name of a file",
-    ),
-    "too few": (lambda b: (b / "identity_CelebA.txt").write_text("000001.jpg 4\n"), r"no client has 5 or more"),
-}
+ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
 
 
-def replace_line(file: Path, number: int, text: str) -> None:
-    lines = file.read_text().splitlines()
-    lines[number - 1] = text
-    file.write_text("\n".join(lines))
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_malformed_files_are_refused_with_file_line_and_column(tmp_path, case):
+@pytest.mark.parametrize(
+    ("file", "line", "text", "message"),
+    [
+        (ATTRIBUTES, 4, "000002.jpg 1 0 1", r"attr_celeba\.txt: line 4, column 'Smiling' holds '0'; accepted: 1 or -1"),
+        (ATTRIBUTES, 5, "000003.jpg 1 1", r"list_attr_celeba\.txt: line 5 has 3 columns; accepted: 4, image, Bald"),
+        (ATTRIBUTES, 1, "99", r"list_attr_celeba\.txt: line 1 says 99 images and 10 follow"),
+        (ATTRIBUTES, 1, "x", r"line 1 must be the number of images"),
+        (IDENTITIES, 2, "000002.jpg Ann", r"CelebA\.txt: line 2, column 'identity' holds 'Ann'; accepted: a whole num"),
+        (IDENTITIES, 2, "000001.jpg 4", r"line 2, column 'image' holds '000001.jpg', which is on an earlier line"),
+        (IDENTITIES, 2, "999999.jpg 4", r"attr_celeba\.txt: image '999999.jpg' of identity_CelebA\.txt has no line"),
+        (IDENTITIES, 2, "../2.jpg 4", r"line 2, column 'image' holds '\.\./2\.jpg', which is no name of a file"),
+    ],
+)
+def test_malformed_files_are_refused_with_file_line_and_column(tmp_path, file, line, text, message):
     base = write_celeba(tmp_path, {1: 5, 2: 5}, size=(60, 60))
-    break_it, message = BAD[case]
-    break_it(base)
+    lines = (base / file).read_text().splitlines()
+    lines[line - 1] = text
+    (base / file).write_text("\n".join(lines))
+    with pytest.raises(DataError, match=message):
+        read_celeba(tmp_path, size=8, progress=False)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:400])
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda b: (b / "img_align_celeba").rename(b / "elsewhere"), r"img_align_celeba is missing; it must"),
+        (lambda b: (b / "img_align_celeba/000003.jpg").unlink(), r"000003\.jpg does not exist"),
+        (lambda b: cut(b / "img_align_celeba/000003.jpg"), r"000003\.jpg is not a readable image .*truncated"),
+        (lambda b: (b / IDENTITIES).write_text("000001.jpg 4\n"), r"no client has 5 or more"),
+    ],
+)
+def test_missing_and_damaged_images_are_named(tmp_path, break_it, message):
+    break_it(write_celeba(tmp_path, {1: 5, 2: 5}, size=(60, 60)))
     with pytest.raises(DataError, match=message):
         read_celeba(tmp_path, size=8, progress=False)
 

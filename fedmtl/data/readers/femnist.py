@@ -11,7 +11,6 @@ All have 28 x 28 pixels with a white background, and number the 62 characters 0-
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..dataset import FederatedDataset
 from ..examples import pixel_domain
 from ..loaders import reader
 from ..transforms import Affine
+from .columns import Table
 from .h5 import Fields, read_h5
 from .images import decode, shown
 from .leaf import numbers, read_sides
@@ -32,7 +32,6 @@ SHAPE = (1, 28, 28)
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 """The 62 classes in order."""
 _COLUMNS = ("image", "writer_id", "character")
-_ROWS = 4096
 
 
 @reader("femnist")
@@ -160,14 +159,16 @@ def _read_h5(file: Path, background: str, progress: bool) -> dict[str, Pair]:
 def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[str, Pair]:
     rows: dict[str, tuple[list[np.ndarray], list[int]]] = {}
     for file in files:
-        count, batches = _batches(file)
-        for row, image, writer, character in shown(batches, f"decoding {file.name}", count, progress):
+        table = Table.read(file)
+        table.check_columns(_COLUMNS)
+        values = zip(*(table.frame[column] for column in _COLUMNS), strict=True)
+        for row, (image, writer, character) in enumerate(shown(values, f"decoding {file.name}", len(table), progress)):
             where = f"{file}: row {row}"
             pixels = decode(_content(image, where), f"{where}, column 'image'", mode="L")
             if pixels.shape != SHAPE:
                 found = "x".join(map(str, pixels.shape[1:]))
                 raise DataError(f"{where}, column 'image' is {found} pixels; FEMNIST images have 28x28.")
-            if writer is None or str(writer) == "":
+            if writer is None or writer != writer or str(writer) == "":
                 raise DataError(f"{where}, column 'writer_id' is empty; every row must name its writer.")
             xs, ys = rows.setdefault(str(writer), ([], []))
             xs.append(pixels)
@@ -176,35 +177,6 @@ def _read_parquet(files: list[Path], background: str, progress: bool) -> dict[st
         writer: (_pixels(np.stack(xs), f"writer {writer!r}", background), np.array(ys, dtype=np.int64))
         for writer, (xs, ys) in rows.items()
     }
-
-
-def _batches(file: Path) -> tuple[int, Iterator[tuple[int, Any, Any, Any]]]:
-    """Return the number of rows, and (row, image, writer_id, character) of each."""
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    if not file.is_file():
-        raise DataError(f"{file} does not exist or is not a file.")
-    try:
-        content = ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as parquet ({error}); it may be truncated.") from error
-    for column in _COLUMNS:
-        if column not in content.schema_arrow.names:
-            known = ", ".join(map(repr, content.schema_arrow.names))
-            raise DataError(f"{file}: column {column!r} is missing; the columns are {known}.")
-
-    def rows() -> Iterator[tuple[int, Any, Any, Any]]:
-        row = 0
-        try:
-            for batch in content.iter_batches(_ROWS, columns=list(_COLUMNS)):
-                for values in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
-                    yield (row, *values)
-                    row += 1
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file}: row {row} cannot be read ({error}); the file may be damaged.") from error
-
-    return int(content.metadata.num_rows), rows()
 
 
 def _content(image: Any, where: str) -> bytes:
@@ -222,6 +194,7 @@ def _label(character: Any, where: str) -> int:
     """Return the class of a character: its number, or the character itself."""
     if isinstance(character, str) and len(character) == 1 and character in CHARACTERS:
         return CHARACTERS.index(character)
-    if isinstance(character, int) and not isinstance(character, bool) and 0 <= character < len(CHARACTERS):
-        return character
+    number = isinstance(character, (int, float)) and not isinstance(character, bool)  # floats where a row has none
+    if number and character in range(len(CHARACTERS)):
+        return int(character)
     raise DataError(f"{where}, column 'character' holds {character!r}; accepted: 0 to 61, or one of 0-9, A-Z, a-z.")

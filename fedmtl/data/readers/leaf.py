@@ -11,7 +11,6 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +26,8 @@ from .sides import Pair, check_choice, dataset_of
 Stored = TypeVar("Stored")
 Store = Callable[[list[Any], list[Any], str], Stored]
 """(a client's x and y as in the file, of the same length; where it stands) -> what is kept of it."""
+Part = tuple[str, Callable[[], bytes]]
+"""A file's name for messages, and what reads it."""
 
 
 @reader("leaf")
@@ -83,12 +84,6 @@ def read_leaf(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    where: str
-    read: Callable[[], bytes]
-
-
 def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[dict[str, Stored], dict[str, Stored]]:
     """Return all clients of the train side (or of the undivided parts) and of the test side; ``other`` names what else
     would be accepted in the place of LEAF data."""
@@ -103,60 +98,54 @@ def read_sides(root: Path, store: Store[Stored], *, other: str = "") -> tuple[di
 def _read_parts(root: Path, store: Store[Stored], other: str) -> dict[str, Stored]:
     clients: dict[str, Stored] = {}
     origin: dict[str, str] = {}
-    for part in _parts(root, other):
-        for client, pair in _read_part(part, store):
+    for part, read in _parts(root, other):
+        for client, pair in _read_part(part, read, store):
             if client in clients:
                 raise DataError(
-                    f"{part.where}: client {client!r} is already in {origin[client]}; "
-                    "each client must be in one part only."
+                    f"{part}: client {client!r} is already in {origin[client]}; each client must be in one part only."
                 )
-            clients[client], origin[client] = pair, part.where
+            clients[client], origin[client] = pair, part
     if not clients:
         raise DataError(f"{root}: there are no clients; field 'users' must list at least one.")
     return clients
 
 
-def _parts(root: Path, other: str) -> Iterator[_Part]:
+def _parts(root: Path, other: str) -> list[Part]:
+    """Return the parts of a file or of a folder, each with its name and what reads it."""
     files = sorted(p for p in root.iterdir() if p.suffix in (".json", ".zip")) if root.is_dir() else [root]
-    any_part = False
+    parts: list[Part] = []
     for file in files:
-        if file.suffix == ".zip":
-            for part in _zip_parts(file):
-                any_part = True
-                yield part
-        else:
-            any_part = True
-            yield _Part(str(file), file.read_bytes)
-    if not any_part:
-        if other:
-            raise DataError(f"{root} holds neither {other} nor LEAF data, .json files or a .zip of them.")
-        raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
+        parts += _zip_parts(file) if file.suffix == ".zip" else [(str(file), file.read_bytes)]
+    if parts:
+        return parts
+    if other:
+        raise DataError(f"{root} holds neither {other} nor LEAF data, .json files or a .zip of them.")
+    raise DataError(f"{root} holds no LEAF data; give a .json file, a .zip of them, or a folder of either.")
 
 
-def _zip_parts(file: Path) -> Iterator[_Part]:
+def _zip_parts(file: Path) -> list[Part]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            for name in sorted(archive.namelist()):
-                hidden = name.startswith("__MACOSX/") or name.rsplit("/", 1)[-1].startswith(".")
-                if name.endswith(".json") and not hidden:
-                    yield _Part(f"{file}/{name}", partial(archive.read, name))
+        archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
         raise DataError(f"{file} is not a readable zip file ({error}); it may be truncated.") from error
+    names = (name for name in sorted(archive.namelist()) if name.endswith(".json") and not name.startswith("__MACOSX/"))
+    shown = (name for name in names if not name.rsplit("/", 1)[-1].startswith("."))
+    return [(f"{file}/{name}", partial(archive.read, name)) for name in shown]
 
 
-def _read_part(part: _Part, store: Store[Stored]) -> Iterator[tuple[str, Stored]]:
+def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> Iterator[tuple[str, Stored]]:
     try:
-        content = json.loads(part.read())
+        content = json.loads(read())
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{part.where} cannot be read ({error}); it may be truncated or damaged.") from error
+        raise DataError(f"{part} cannot be read ({error}); it may be truncated or damaged.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{part.where} is not UTF-8 text ({error}); accepted: LEAF JSON.") from error
+        raise DataError(f"{part} is not UTF-8 text ({error}); accepted: LEAF JSON.") from error
     except ValueError as error:
         raise DataError(
-            f"{part.where} is not valid JSON ({error}); it may be truncated. Accepted: one LEAF JSON object."
+            f"{part} is not valid JSON ({error}); it may be truncated. Accepted: one LEAF JSON object."
         ) from error
     if not isinstance(content, dict):
-        raise DataError(f"{part.where} holds a JSON {type(content).__name__}; accepted: a LEAF JSON object.")
+        raise DataError(f"{part} holds a JSON {type(content).__name__}; accepted: a LEAF JSON object.")
     for key, kind, accepted in (
         ("users", list, "a list of client ids"),
         ("num_samples", list, "a list of numbers of examples, one a client"),
@@ -164,16 +153,15 @@ def _read_part(part: _Part, store: Store[Stored]) -> Iterator[tuple[str, Stored]
     ):
         if not isinstance(content.get(key), kind):
             state = "is malformed" if key in content else "is missing"
-            raise DataError(f"{part.where}: field {key!r} {state}; it must be {accepted}.")
+            raise DataError(f"{part}: field {key!r} {state}; it must be {accepted}.")
     users, counts, data = content["users"], content["num_samples"], content["user_data"]
     if len(counts) != len(users):
         raise DataError(
-            f"{part.where}: field 'num_samples' has {len(counts)} entries for {len(users)} users; "
-            "it must have one a client."
+            f"{part}: field 'num_samples' has {len(counts)} entries for {len(users)} users; it must have one a client."
         )
     seen: set[str] = set()
     for client, count in zip(users, counts, strict=True):
-        where = f"{part.where}: client {client!r}"
+        where = f"{part}: client {client!r}"
         if not isinstance(client, str) or client in seen:
             raise DataError(f"{where} in field 'users' is not a text or occurs twice; ids must be distinct texts.")
         seen.add(client)
@@ -182,7 +170,7 @@ def _read_part(part: _Part, store: Store[Stored]) -> Iterator[tuple[str, Stored]
         yield client, _read_client(data.pop(client), count, where, store)
     if data:
         raise DataError(
-            f"{part.where}: client {next(iter(data))!r} of field 'user_data' is not in field 'users'; "
+            f"{part}: client {next(iter(data))!r} of field 'user_data' is not in field 'users'; "
             "every client must be listed there."
         )
 
