@@ -119,21 +119,26 @@ def test_an_agent_that_is_away_cannot_wake() -> None:
             PeerToPeer(row_norm=1.0, graph=random_graph(N), absences=absences).network(agents())
 
 
-def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
+def trainer(away: Dropouts | None, activations: int, algorithm: dict, **settings) -> Trainer:
+    """Six clients of eight records on a ring."""
     rng = np.random.default_rng(0)
     clients = {f"c{k}": (rng.normal(size=(8, 3)), rng.integers(0, 2, 8)) for k in range(6)}
-    data = FederatedDataset.from_tensors(clients, test=clients, classes=2)
-    away = Dropouts(intervals={"c1": [(0, 3.0)], "c2": [(1.0, 4.0)], "c4": [(2.0, math.inf)]})
-    result = Trainer(
-        algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), absences=away),
-        data=data,
+    return Trainer(
+        algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), **algorithm),
+        data=FederatedDataset.from_tensors(clients, test=clients, classes=2),
         model=models.linear_regression(bias=False),
-        schedule=Latencies(latency=ExponentialLatency(1.0), activations=5, dropouts=away),
+        schedule=Latencies(latency=ExponentialLatency(1.0), activations=activations, dropouts=away),
         privacy=RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
         rounds=1000,
         device="cpu",
         progress=False,
-    ).fit()
+        **settings,
+    )
+
+
+def test_budgets_persist_over_absences_in_a_run_of_the_trainer() -> None:
+    away = Dropouts(intervals={"c1": [(0, 3.0)], "c2": [(1.0, 4.0)], "c4": [(2.0, math.inf)]})
+    result = trainer(away, 5, {"absences": away}).fit()
     low, _, high = result.privacy.by_client
     assert high == pytest.approx(2.0, rel=1e-3), "all five answers, before and after an absence"
     assert low < 1.9, "c4 never came back"
@@ -153,28 +158,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(at: int, options: dict, tmp
                 raise Stop
 
     quick_figures(monkeypatch)
-    rng = np.random.default_rng(0)
-    clients = {f"c{k}": (rng.normal(size=(8, 3)), rng.integers(0, 2, 8)) for k in range(6)}
     away = Dropouts(intervals={"c1": [(0, 3.0)], "c2": [(1.0, 2.0)]}) if "absences" in options else None
     if away is not None:
         options = {"absences": away, "arrivals": {"c3": [0, 0, 5, 5, 9, 9, 9, 30]}}
 
     def run_of(folder: str, *callbacks: Callback) -> Trainer:
-        return Trainer(
-            algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), **options),
-            data=FederatedDataset.from_tensors(clients, test=clients, classes=2),
-            model=models.linear_regression(bias=False),
-            schedule=Latencies(latency=ExponentialLatency(1.0), activations=3, dropouts=away),
-            privacy=RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
-            rounds=1000,
-            device="cpu",
-            progress=False,
-            dtype="float64",
-            eval_every=100,
-            checkpoint_every=2,
-            folder=tmp_path / folder,
-            callbacks=callbacks,
-        )
+        times = {"eval_every": 100, "checkpoint_every": 2}
+        return trainer(away, 3, options, dtype="float64", folder=tmp_path / folder, callbacks=callbacks, **times)
 
     whole = run_of("whole").fit()
     with pytest.raises(Stop):
