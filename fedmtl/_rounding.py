@@ -1,4 +1,5 @@
-"""How privacy figures are written: an epsilon or a delta that is shown is never below the one that was spent."""
+"""How numbers are written: an epsilon or a delta that is shown is never below the one that was spent, and a score has
+the same digits wherever it is shown."""
 
 from __future__ import annotations
 
@@ -21,3 +22,20 @@ def rounded_up(value: float, digits: int = 4) -> str:
         return f"{value:g}"
     up = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
     return f"{float(up):.{digits}g}"
+
+
+def number_text(value: float, mean: float | None = None) -> str:
+    """Return a metric in print: three decimals, or four significant digits of what they would leave too little of or
+    too much.
+
+    The twelfth decimal is rounded first, so that sums in another order are written alike.
+
+    Args:
+        value: the metric.
+        mean: that ``value`` is printed beside, such as that of a deviation: it then has three decimals where that has.
+    """
+    value = round(float(value), 12)
+    size = abs(value if mean is None else round(float(mean), 12))
+    if not math.isfinite(value) or value == 0 or 0.1 <= size < 100:
+        return f"{value:.3f}"
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -72,6 +72,10 @@ class Finetune:
         if self.kind == "mean":
             self.local.check(self.lam)
 
+    def text(self) -> str:
+        """Return the kind and its strength in words."""
+        return self.kind if self.kind == "vanilla" else f"{self.kind}, lambda {self.lam:g}"
+
     def check(self, problem: Problem) -> None:
         """Refuse a loss that this kind has no objective for.
 

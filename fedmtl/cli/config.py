@@ -66,7 +66,7 @@ def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | Non
         ConfigError: the first problem, naming the key.
     """
     for combination in combinations(overrides, multirun=multirun):
-        _check_names(combination, extra)
+        check_names(combination, extra)
         settings(resolve(compose(tuple(combination), extra)))
 
 
@@ -161,9 +161,10 @@ def settings(config: Config) -> Config:
     from ..local import Execution
     from ..trainer import EarlyStopping
     from ..trainer.baselines import named_baselines, usual_baselines
+    from ..trainer.metrics import check_metrics
     from ..trainer.replicates import Replicates
 
-    objects = {group: _instantiate(config, group) for group in GROUPS if group != "data"}
+    objects = {group: instantiate_group(config, group) for group in GROUPS if group != "data"}
     logger = config.get("logger")
     if logger and "_target_" not in logger:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
@@ -183,6 +184,9 @@ def settings(config: Config) -> Config:
             raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
         one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
+        asked = config.get("metrics") or ()
+        check_metrics(asked)
+        objects["metrics"] = tuple(asked)
         objects["baselines"] = config["baselines"] or ()
         repeated = Replicates(config["replicates"], config["epsilons"])
         if objects["baselines"] == "auto":
@@ -225,8 +229,8 @@ def build(config: Config, folder: Path) -> Trainer:
     logger = dict(config.get("logger") or {})
     if "folder" in logger:
         logger["folder"] = str(folder / logger["folder"])
-    callbacks = (_instantiate({"logger": logger}, "logger"),) if logger else ()
-    data = _instantiate(config, "data")
+    callbacks = (instantiate_group({"logger": logger}, "logger"),) if logger else ()
+    data = instantiate_group(config, "data")
     with ByKey(config):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
@@ -258,7 +262,7 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*same, *alike, *near]))[:3]
 
 
-def _check_names(overrides: Sequence[str], extra: Path | None) -> None:
+def check_names(overrides: Sequence[str], extra: Path | None) -> None:
     """Check that every key and option exists, given the options that were chosen."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import DictConfig, OmegaConf
@@ -342,7 +346,7 @@ def _keys(config: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{name}.")
 
 
-def _instantiate(config: Config, group: str) -> Any:
+def instantiate_group(config: Config, group: str) -> Any:
     """Return the object that ``config[group]`` describes; None for an empty description."""
     from hydra.utils import instantiate
     from omegaconf import OmegaConf

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
+from .adapt import adapt
 from .config import ByKey, build, check, choices, config_folder, resolve
 from .inspect import audit, profile, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, write_config
@@ -35,6 +36,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl report FOLDER...           one table and one privacy-utility plot of many runs
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
        fedmtl resume FOLDER              continue an interrupted run or search
+       fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
        fedmtl verify FOLDER              what the files of a finished run confirm
        fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
@@ -49,7 +51,7 @@ examples
   fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
 
 common settings
-  rounds, seed, replicates, epsilons, baselines, device, execution, scale, guarantee
+  rounds, seed, replicates, epsilons, baselines, metrics, device, execution, scale, guarantee
   privacy.epsilon, privacy.delta, privacy.clip_norm, schedule.cohort
   algorithm.lam, algorithm.local.lr, algorithm.local.epochs, algorithm.local.batch_size
 
@@ -195,6 +197,7 @@ def _resume(words: list[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report,
+    "adapt": adapt,
     "search": search,
     "resume": _resume,
     "audit": audit,

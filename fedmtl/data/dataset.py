@@ -107,6 +107,15 @@ class FederatedDataset:
         else:
             checks.check_labels(part.y, self.classes, part.offsets, self.ids, where)
 
+    def __repr__(self) -> str:
+        spec = self.spec
+        kind = f"{spec.classes} classes" if not spec.labels else f"{spec.labels} labels"
+        kind = "real targets" if self.classes is None else kind
+        return (
+            f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training and "
+            f"{len(self.test):,} test examples of shape {spec.shape}, {kind}"
+        )
+
     def __len__(self) -> int:
         """Return the number of clients n."""
         return len(self.ids)

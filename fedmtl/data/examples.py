@@ -110,6 +110,10 @@ class Examples:
         if offsets[0] != 0 or offsets[-1] != len(self) or (offsets.diff() < 0).any():
             raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
 
+    def __repr__(self) -> str:
+        x, y = (f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (self.x, self.y))
+        return f"Examples of {len(self.offsets) - 1:,} clients: x {x}, y {y}"
+
     def __len__(self) -> int:
         """Return the number of examples N, all clients together."""
         return int(self.y.shape[0])

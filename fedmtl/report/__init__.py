@@ -15,11 +15,12 @@ __all__ = ["CHOICE_NOT_COVERED", "Report", "report"]
 
 @dataclass(frozen=True)
 class Report:
-    """The files of one report and the runs that were left out because they have not finished."""
+    """The files of one report, without a figure where no run has a finite score, and the runs that were left out
+    because they have not finished."""
 
     table: Path
     markdown: Path
-    figure: Path
+    figure: Path | None
     unfinished: tuple[Path, ...]
 
 
@@ -40,11 +41,12 @@ def report(
         DataError: no finished run, or a result that cannot be read.
     """
     from .frontier import plot_frontier
-    from .tables import METRICS, collect, csv_text, group, markdown_text, rich_table, write_text
+    from .tables import collect, csv_text, group, markdown_text, rich_table, write_text
 
     rows, unfinished = collect(folders)
     groups = group(rows)
-    reached = {name for place, name in enumerate(METRICS) if any(math.isfinite(one.mean[place]) for one in groups)}
+    reached = {name for one in groups for name, value in one.mean.items() if math.isfinite(value)}
+    reached -= {name for one in groups for name in one.asked}  # there may be one beside a main metric
     metric = next((name for name in ("accuracy", "recall_at_5") if name in reached), "mse")
     first = Path(folders[0])
     inside = first / "private" if (first / "private" / "result.json").is_file() else first
@@ -52,7 +54,7 @@ def report(
     files = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
         markdown=write_text(target / "table.md", markdown_text(groups)),
-        figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric),
+        figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric) if metric in reached else None,
         unfinished=tuple(unfinished),
     )
     if show:

@@ -30,8 +30,3 @@ def title_of(name: str) -> str:
     what follows `` + ``."""
     first, plus, rest = name.partition(" + ")
     return _TITLES.get(first.lower(), first) + plus + rest
-
-
-def number_text(value: float) -> str:
-    """Return a metric in print: three decimals, or four significant digits of what they would leave too little of."""
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.4g}"

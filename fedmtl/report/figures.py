@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .._rounding import rounded_up
+from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
 from ._canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
-from ._names import number_text, title_of
+from ._names import title_of
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."

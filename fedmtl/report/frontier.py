@@ -11,11 +11,10 @@ from textwrap import fill
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from .._rounding import rounded_up
+from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
-from ._names import number_text
-from .tables import METRICS, Group, varying_settings
+from .tables import Group, varying_settings
 
 _UNITS = {"client": "all data of one client", "record": "one record"}
 _Ends = list[tuple[float, float, str, str]]
@@ -32,7 +31,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     Args:
         groups: from :func:`fedmtl.report.tables.group`.
         path: where the PNG goes; written to a temporary name and renamed.
-        metric: one of ``tables.METRICS``.
+        metric: one that the runs have.
 
     Returns:
         ``path``.
@@ -40,8 +39,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     Raises:
         DataError: no group has a finite value of the metric.
     """
-    place = METRICS.index(metric)
-    known = [one for one in groups if math.isfinite(one.mean[place])]
+    known = [one for one in groups if math.isfinite(one.mean.get(metric, math.nan))]
     if not known:
         raise DataError(f"no run has a finite {metric!r}; there is nothing to plot.")
     varying = varying_settings(known)
@@ -72,7 +70,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
         deltas = sorted({one.delta for one in drawn if one.delta is not None})
         at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
         axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
-        ends.append(_panel(axes, curves, place, colours))
+        ends.append(_panel(axes, curves, metric, colours))
     most = max(one.seeds for one in known)
     seeds = f" Mean of up to {most} seeds; bars span lowest to highest." if most > 1 else ""
     footnote(figure, f"Measured on the clients' own test data: not private, not covered by epsilon.{seeds}")
@@ -97,7 +95,7 @@ def _colours(by_label: dict[str, list[Group]]) -> dict[str, tuple[str, str]]:
     return {label: styles[name] for label, name in taken.items()}
 
 
-def _panel(axes: Axes, groups: dict[str, list[Group]], place: int, colours: dict[str, tuple[str, str]]) -> _Ends:
+def _panel(axes: Axes, groups: dict[str, list[Group]], metric: str, colours: dict[str, tuple[str, str]]) -> _Ends:
     """Curves and bounds of one unit; returns what to write at the right end of each."""
     points = {
         label: sorted((one for one in same if _on_axis(one)), key=lambda one: one.epsilon)
@@ -125,15 +123,15 @@ def _panel(axes: Axes, groups: dict[str, list[Group]], place: int, colours: dict
                 continue
             level = "no privacy" if one.epsilon > 0 else "epsilon 0"
             style = (0, (1, 1.5)) if one.epsilon > 0 else "solid"
-            axes.axhline(one.mean[place], color=colour, linewidth=1.6, linestyle=style)
-            ends.append((right, one.mean[place], f"{_short(label)}, {level} {number_text(one.mean[place])}", colour))
+            axes.axhline(one.mean[metric], color=colour, linewidth=1.6, linestyle=style)
+            ends.append((right, one.mean[metric], f"{_short(label)}, {level} {number_text(one.mean[metric])}", colour))
     for label, curve in points.items():
         if not curve:
             continue
         colour, marker = colours[label]
-        mean = [one.mean[place] for one in curve]
-        below = [one.mean[place] - one.low[place] for one in curve]
-        above = [one.high[place] - one.mean[place] for one in curve]
+        mean = [one.mean[metric] for one in curve]
+        below = [one.mean[metric] - one.low[metric] for one in curve]
+        above = [one.high[metric] - one.mean[metric] for one in curve]
         axes.errorbar(
             [one.epsilon for one in curve],
             mean,

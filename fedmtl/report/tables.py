@@ -17,19 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group as RichGroup
+from rich.console import RenderableType
 from rich.table import Table
 
 from .._files import read_json, write_bytes
-from .._rounding import rounded_up
+from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._names import CHOICE_NOT_COVERED, title_of
 
 METRICS = (
-    *("accuracy", "mse", "worst_tenth", "spread"),
+    *("accuracy", "recall_at_5", "mse", "median", "worst_tenth", "spread"),
+    *("better_than_local", "as_local", "worse_than_local"),
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
-    *("recall_at_5", "weighted_recall_at_5", "global_recall_at_5"),
+    *("weighted_recall_at_5", "global_recall_at_5"),
 )
-PRINTED = (*METRICS[:4], "recall_at_5")
+"""What every result may have: the main metric over clients, its distribution, and the comparison with local models.
+What a run was asked to measure beside follows in columns of its own."""
+PRINTED = METRICS[:9]
+DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", "better_than_local", "as_local", "worse_than_local")
+"""What follows the name of a metric that was asked for."""
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 DATA = ("data", "clients")
 METHOD = (*DATA, "lam", "mu", "update", "server_lr", "finetune", "sampler", "planned_rounds")
@@ -40,8 +47,9 @@ PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "sour
 class Row:
     """What one method reached in one run.
 
-    ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``settings`` holds those of
-    ``METHOD`` and ``PRIVACY`` that the result names, as text.
+    ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``metrics`` holds the numbers of
+    ``METRICS``, of those that were asked for and of their distribution that the result has, by name; ``settings`` holds
+    those of ``METHOD`` and ``PRIVACY`` that it names, as text. ``asked`` are the names of what was asked for.
     """
 
     run: str
@@ -53,9 +61,10 @@ class Row:
     seed: str
     rounds: int | None
     stopped: str
-    metrics: tuple[float, ...]
+    metrics: tuple[tuple[str, float], ...]
     noise_multiplier: float | None
     settings: tuple[tuple[str, str], ...]
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,10 +77,11 @@ class Group:
     delta: float | None
     settings: tuple[tuple[str, str], ...]
     seeds: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    low: dict[str, float]
+    high: dict[str, float]
+    asked: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
@@ -180,7 +190,9 @@ def group(rows: Iterable[Row]) -> list[Group]:
         members.setdefault((*key, place), []).append(row)
     groups = []
     for (unit, algorithm, settings, _, delta, _), same in members.items():
-        columns = list(zip(*(row.metrics for row in same), strict=True))
+        each = [dict(row.metrics) for row in same]
+        names = dict.fromkeys(name for one in each for name in one)
+        columns = {name: [one.get(name, math.nan) for one in each] for name in names}
         groups.append(
             Group(
                 algorithm=algorithm,
@@ -189,10 +201,11 @@ def group(rows: Iterable[Row]) -> list[Group]:
                 delta=delta,
                 settings=settings,
                 seeds=len(same),
-                mean=tuple(sum(c) / len(c) for c in columns),
-                deviation=tuple(_deviation(c) for c in columns),
-                low=tuple(min(c) for c in columns),
-                high=tuple(max(c) for c in columns),
+                mean={name: sum(values) / len(values) for name, values in columns.items()},
+                deviation={name: _deviation(values) for name, values in columns.items()},
+                low={name: min(values) for name, values in columns.items()},
+                high={name: max(values) for name, values in columns.items()},
+                asked=tuple(dict.fromkeys(name for row in same for name in row.asked)),
             )
         )
     return sorted(groups, key=lambda g: (g.data, g.unit, g.algorithm, g.settings, g.epsilon, g.delta or 0.0))
@@ -217,11 +230,17 @@ def csv_text(rows: Sequence[Row]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     fixed = ["run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped"]
-    writer.writerow([*fixed, *METRICS, "noise_multiplier", *keys])
+    names = [*METRICS, *dict.fromkeys(name for row in rows for name, _ in row.metrics if name not in METRICS)]
+    writer.writerow([*fixed, *names, "noise_multiplier", *keys])
     for row in rows:
         settings = dict(row.settings)
         values = [getattr(row, name) for name in fixed]
-        values += [*row.metrics, row.noise_multiplier, *(settings.get(key, "") for key in keys)]
+        metrics = dict(row.metrics)
+        values += [
+            *(metrics.get(name) for name in names),
+            row.noise_multiplier,
+            *(settings.get(key, "") for key in keys),
+        ]
         writer.writerow(["" if value is None or value != value else value for value in values])
     return stream.getvalue()
 
@@ -229,7 +248,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 def headings(groups: Sequence[Group]) -> list[str]:
     """Column titles of the printed table; metrics that no group has are left out."""
     fixed = ["method", "data", "protects", "epsilon", "delta", "runs"]
-    return fixed + [METRICS[i].replace("_", " ") for i in _shown(groups)]
+    return fixed + [name.replace("_", " ") for name in _shown(groups)]
 
 
 def cells(groups: Sequence[Group]) -> list[list[str]]:
@@ -243,7 +262,7 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
             epsilon_text(one.epsilon),
             "-" if one.delta is None else rounded_up(one.delta, 3),
             str(one.seeds),
-            *(_mean_text(one, i) for i in shown),
+            *(_mean_text(one, name) for name in shown),
         ]
         for one in groups
     ]
@@ -256,29 +275,36 @@ def markdown_text(groups: Sequence[Group]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def rich_table(groups: Sequence[Group]) -> Table:
-    """Return the printed table for a terminal; what all groups share moves from its columns to the caption."""
+def rich_table(groups: Sequence[Group]) -> RenderableType:
+    """Return the printed table for a terminal, and one more for what was asked for beside the main metric; what all
+    groups share moves from its columns to the caption."""
     titles, lines = headings(groups), cells(groups)
-    wide = [METRICS[i].replace("_", " ") for i in _shown(groups) if METRICS[i] not in PRINTED]
+    fixed = len(titles) - len(_shown(groups))
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
-    same = [place for place in (1, 2, 4) if len(columns[place]) <= 1]
+    same = [place for place in (1, 2, 4, 5) if len(columns[place]) <= 1]
     caption = ["; ".join(f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place])]
     if len(groups) > 1:
         caption.append(CHOICE_NOT_COVERED)
-    table = Table(
-        title="Accuracy over clients, on private test data: not covered by epsilon",
-        caption="\n".join(filter(None, caption)),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    shown = [place for place, title in enumerate(titles) if place not in same and title not in wide]
-    for place in shown:
-        table.add_column(titles[place], justify="left" if place < 3 else "right", no_wrap=place > 0)
-    for line in lines:
-        table.add_row(*(line[place] for place in shown))
-    return table
+    asked = {name for one in groups for name in one.asked}
+    parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (PRINTED, asked)]
+    tables: list[Table] = []
+    for places in filter(None, parts):
+        table = Table(
+            title=None if tables else "Scores over clients, on private test data: not covered by epsilon",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        shown = [*(place for place in range(fixed) if place not in same), *places]
+        for place in shown:
+            title = titles[place].replace("than ", "\nthan ").replace("worst ", "worst\n")
+            table.add_column(title, justify="left" if place < 3 else "right", no_wrap=place > 0)
+        for line in lines:
+            table.add_row(*(line[place] for place in shown))
+        tables.append(table)
+    if tables:
+        tables[-1].caption, tables[-1].caption_justify = "\n".join(filter(None, caption)), "left"
+    return RichGroup(*tables)
 
 
 def epsilon_text(epsilon: float) -> str:
@@ -299,6 +325,10 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
     epsilon = _number(file, "epsilon", outcome.get("epsilon"), missing=math.inf)
     keys = METHOD + PRIVACY if 0 < epsilon < math.inf else METHOD
+    main = outcome.get("metric")
+    asked = tuple(name for name in outcome.get("metrics") or () if name != main)
+    parts = ("", *(f"_{part}" for part in DISTRIBUTION))
+    names = dict.fromkeys((*METRICS, *(f"{name}{part}" for name in asked for part in parts)))
     return Row(
         run=str(run),
         algorithm=name.lower() + (" + finetuning" if outcome.get("finetune") else ""),
@@ -309,9 +339,10 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
         seed=str(outcome.get("seed", "")),
         rounds=outcome.get("rounds", outcome.get("round")),
         stopped=str(outcome.get("stopped", "")),
-        metrics=tuple(_number(file, key, outcome.get(key), missing=math.nan) for key in METRICS),
+        metrics=tuple((key, _number(file, key, outcome[key], missing=math.nan)) for key in names if key in outcome),
         noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
         settings=tuple((key, str(outcome[key])) for key in keys if outcome.get(key) is not None),
+        asked=asked,
     )
 
 
@@ -336,14 +367,15 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _shown(groups: Sequence[Group]) -> list[int]:
-    return [i for i in range(len(METRICS)) if any(math.isfinite(one.mean[i]) for one in groups)]
+def _shown(groups: Sequence[Group]) -> list[str]:
+    """Return the printed columns: those of ``METRICS`` and those that were asked for, where a group has a number."""
+    asked = dict.fromkeys(name for one in groups for name in one.asked)
+    names = dict.fromkeys([*PRINTED, *asked, *METRICS])
+    return [name for name in names if any(math.isfinite(one.mean.get(name, math.nan)) for one in groups)]
 
 
-def _mean_text(one: Group, i: int) -> str:
-    if not math.isfinite(one.mean[i]):
+def _mean_text(one: Group, name: str) -> str:
+    mean = one.mean.get(name, math.nan)
+    if not math.isfinite(mean):
         return "-"
-    mean, deviation = one.mean[i], one.deviation[i]
-    small = 0 < abs(mean) < 0.1
-    spread = (f" ±{deviation:.2g}" if small else f" ±{deviation:.3f}") if one.seeds > 1 else ""
-    return (f"{mean:.3g}" if small else f"{mean:.3f}") + spread
+    return number_text(mean) + (f" ±{number_text(one.deviation[name], mean)}" if one.seeds > 1 else "")

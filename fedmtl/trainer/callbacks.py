@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .._rounding import rounded_up
+from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
 from .evaluation import metric_of
 
@@ -62,7 +62,8 @@ class ProgressBar(Callback):
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         metric = metric_of(row)
         epsilon = "none" if math.isinf(row["epsilon"]) else rounded_up(row["epsilon"], 3)
-        numbers = f"loss {row['loss']:.3f}  {metric.replace('_', ' ')} {row[metric]:.3f}  epsilon {epsilon}"
+        numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
+        numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
 
     def on_end(self, result: Result | None) -> None:

@@ -30,6 +30,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     write_bytes(path, save(ready, metadata=dict(metadata or {})))
 
 
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file by name, and its metadata.
+
+    Raises:
+        OSError, SafetensorError: it cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after ``step`` events, and the history so far.
@@ -84,9 +94,7 @@ class Checkpoint:
             ResumeError: unreadable, or written by a run with other data, settings or execution.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors, metadata = read_tensors(path)
         except (OSError, SafetensorError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
         if metadata.get("fingerprint") != fingerprint:

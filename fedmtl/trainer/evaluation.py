@@ -1,16 +1,15 @@
-"""Scores and losses of personal and shared models, client by client.
+"""Scores, losses and further metrics of personal and shared models, client by client.
 
-The score is accuracy for classes and the mean squared error for real targets. Where an example has more than
-:data:`RECALL_AT` labels it is recall at 5, the share of the labels that are there which are among the 5 largest
-outputs, of all examples of a client together: the metric of StackOverflow tag prediction (Reddi et al., "Adaptive
-federated optimization", ICLR 2021). A client without test examples, or without a label in any, has no score.
+The score is that of :func:`~fedmtl.trainer.metrics.main_metric`: accuracy for classes, the mean squared error for real
+targets, recall at 5 for more than 5 labels an example. A client without test examples, or without a label in any where
+the score is recall, has no score. Losses and scores are sums over examples that are never held together; other metrics
+(:mod:`fedmtl.trainer.metrics`) see all outputs of one client.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -21,11 +20,21 @@ from ..local.batches import max_clients
 from ..local.executor import by_decreasing
 from ..stacked import StackedModule
 from ..stacked.losses import example_losses
+from .metrics import (
+    RECALL_AT,
+    Metric,
+    distribution,
+    example_scores,
+    found_labels,
+    invented_rows,
+    kind_of,
+    main_metric,
+    normalized,
+)
 
 Side = Literal["train", "test"]
-RECALL_AT = 5
-METRICS = ("accuracy", "mse", f"recall_at_{RECALL_AT}")
-"""The names that :func:`metric_name` gives."""
+METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "mse")
+"""The names of main metrics, the most special first."""
 _EXAMPLES = 256  # columns of one stacked evaluation batch
 _FLAT = 4096  # examples of one batch of the shared model
 
@@ -36,47 +45,78 @@ class Metrics:
 
     Attributes:
         loss: float64 (..., k), mean loss over a client's own examples; NaN without any.
-        score: float64 (..., k), :func:`metric_name` of a client's own examples; NaN where ``weight`` is 0.
+        score: float64 (..., k), the main metric of a client's own examples; NaN where ``weight`` is 0.
         weight: float64 (k,), what is behind each score: a number of examples, or for recall of labels that are there.
+        others: float64 (..., k) by name, the metrics that were asked for; NaN where they are not defined.
     """
 
     loss: Tensor
     score: Tensor
     weight: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sums: Tensor | Sequence[Tensor], counts: Tensor) -> Metrics:
+    def of(cls, sums: Tensor | Sequence[Tensor], counts: Tensor, others: Mapping[str, Tensor] | None = None) -> Metrics:
         """From sums of losses (..., k), of scores (..., k) and of weights (k,) over clients' examples (k,)."""
-        return cls(sums[0] / counts, sums[1] / sums[2], sums[2])
+        return cls(sums[0] / counts, sums[1] / sums[2], sums[2], others or {})
 
-    def by_client(self, ids: Sequence[str]) -> dict[str, float]:
-        """The score of every client that has one, by its id."""
-        scored = (self.weight > 0).tolist()
-        return {name: score for name, score, one in zip(ids, self.score.tolist(), scored, strict=True) if one}
+    def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
+        """Return every metric of every client of the problem for which it is defined, by name and id: the loss, the
+        main metric, the nMSE of one real target, and the others."""
+        tested = problem.data.test.counts > 0
+        columns = {"loss": (self.loss, tested), metric_name(problem): (self.score, self.weight > 0)}
+        if kind_of(problem.data.spec) == "number":
+            part = problem.data.test
+            task = normalized(self.score, part.y.cpu(), part.offsets).task
+            columns["nmse"] = task, ~task.isnan()
+        columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
+        ids = problem.data.ids
+        return {
+            name: {i: value for i, value, one in zip(ids, values.tolist(), known.tolist(), strict=True) if one}
+            for name, (values, known) in columns.items()
+        }
 
 
 def metric_name(problem: Problem) -> str:
-    """``"mse"`` for real targets, ``"recall_at_5"`` for more than 5 labels an example, else ``"accuracy"``."""
-    if problem.data.classes is None:
-        return "mse"
-    return f"recall_at_{RECALL_AT}" if problem.data.spec.labels > RECALL_AT else "accuracy"
+    """Return the name of the main metric: ``"accuracy"``, ``"mse"`` or ``"recall_at_5"``."""
+    return main_metric(problem.data.spec).name
 
 
 def metric_of(row: Mapping[str, object]) -> str:
-    """The metric that a row of the history has."""
+    """The main metric that a row of the history has."""
     return next(name for name in METRICS if name in row)
 
 
-def evaluate_personal(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> Metrics:
+def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
+    """Refuse metrics that do not take the outputs of the model, before anything is charged.
+
+    Raises:
+        ConfigError: one that raises, or does not return a number, on invented rows.
+    """
+    if not metrics:
+        return
+    with torch.no_grad():
+        shape = tuple(problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:])
+    for metric in metrics:
+        metric.try_out(*invented_rows(problem.data.spec, shape))
+
+
+def evaluate_personal(
+    problem: Problem, algorithm: Algorithm, state: State, side: Side = "test", metrics: Sequence[Metric] = ()
+) -> Metrics:
     """Every client's personal model on its own examples, a block of clients at a time."""
     each = [
-        evaluate_rows(problem, algorithm.personalize(problem, state, clients), clients, side)
+        evaluate_rows(problem, algorithm.personalize(problem, state, clients), clients, side, metrics)
         for clients in torch.arange(problem.clients).split(max_clients(problem.dimension))
     ]
-    return Metrics(*(torch.cat([getattr(one, name) for one in each]) for name in ("loss", "score", "weight")))
+    loss, score, weight = (torch.cat([getattr(one, name) for one in each]) for name in ("loss", "score", "weight"))
+    others = {one.name: torch.cat([part.others[one.name] for part in each]) for one in metrics}
+    return Metrics(loss, score, weight, others)
 
 
-def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -> Metrics:
+def evaluate_rows(
+    problem: Problem, rows: Tensor, clients: Tensor, side: Side, metrics: Sequence[Metric] = ()
+) -> Metrics:
     """Model ``rows[i]`` on the examples of client ``clients[i]``.
 
     Args:
@@ -84,41 +124,79 @@ def evaluate_rows(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -
         rows: (k, D).
         clients: int64 (k,).
         side: which examples.
+        metrics: to measure beside the loss and the score.
     """
     examples = problem.data.side(side)
     counts, first = examples.counts[clients], examples.offsets[clients]
     order = by_decreasing(counts)
     sums = torch.zeros(3, len(clients), dtype=torch.float64)
+    others = _undefined(metrics, len(clients))
 
     def work(stack: StackedModule, part: slice) -> None:
         members = order[part]
         n = counts[members]
         parameters = rows[members.to(rows.device)]
+        kept: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, int(n.max()), _EXAMPLES):
             place = torch.arange(begin, min(begin + _EXAMPLES, int(n.max())))
             mask = place < n[:, None]
             index = first[members][:, None] + torch.where(mask, place, 0)
             index = index.clamp(max=len(examples) - 1)  # of the last client, where it has none
             x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
-            for total, values in zip(sums, per_example(problem, stack.predict(parameters, x), y), strict=True):
+            outputs = stack.predict(parameters, x)
+            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                 total[members] += torch.where(mask, values.cpu(), 0.0).sum(1)
+            if metrics:
+                kept.append((outputs.detach().cpu(), y.cpu()))
+        if kept:
+            whole, true = (torch.cat(one, 1) for one in zip(*kept, strict=True))
+            for row, (member, count) in enumerate(zip(members.tolist(), n.tolist(), strict=True)):
+                _measure(metrics, others, member, whole[row, :count], true[row, :count])
 
     problem.executor.map(work, len(clients))
-    return Metrics.of(sums, counts)
+    return Metrics.of(sums, counts, others)
 
 
-def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test") -> Metrics:
+def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test", metrics: Sequence[Metric] = ()) -> Metrics:
     """One model (D,) on every client's examples."""
     examples = problem.data.side(side)
     counts = examples.counts
     owner = torch.repeat_interleave(torch.arange(problem.clients), counts)
     sums = torch.zeros(3, problem.clients, dtype=torch.float64)
+    others = _undefined(metrics, problem.clients)
+    waiting: list[tuple[Tensor, Tensor]] = []  # rows from the first client on that is not complete
+    done = 0
     with problem.executor.stack() as stack:
         for index in torch.arange(len(owner)).split(_FLAT):
             x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
-            for total, values in zip(sums, per_example(problem, stack.predict(row[None], x), y), strict=True):
+            outputs = stack.predict(row[None], x)
+            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
                 total.index_add_(0, owner[index], values[0].cpu())
-    return Metrics.of(sums, counts)
+            if not metrics:
+                continue
+            waiting.append((outputs[0].detach().cpu(), y[0].cpu()))
+            ready = int(owner[index[-1] + 1]) if index[-1] + 1 < len(owner) else problem.clients
+            if ready > done:
+                whole, true = (torch.cat(one) for one in zip(*waiting, strict=True))
+                parts = counts[done:ready].tolist()
+                rest = len(whole) - sum(parts)
+                pieces = zip(whole.split([*parts, rest]), true.split([*parts, rest]), strict=True)
+                for client, (own, labels) in zip(range(done, ready), pieces, strict=False):
+                    _measure(metrics, others, client, own, labels)
+                waiting, done = ([(whole[len(whole) - rest :], true[len(true) - rest :])], ready)
+    return Metrics.of(sums, counts, others)
+
+
+def _undefined(metrics: Sequence[Metric], clients: int) -> dict[str, Tensor]:
+    return {one.name: torch.full((clients,), torch.nan, dtype=torch.float64) for one in metrics}
+
+
+def _measure(
+    metrics: Sequence[Metric], others: Mapping[str, Tensor], place: int, outputs: Tensor, targets: Tensor
+) -> None:
+    """Write what one client's rows give into its place of ``others``; nothing without rows."""
+    for metric in metrics if len(targets) else ():
+        others[metric.name][place] = metric.value(outputs, targets)
 
 
 def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") -> dict[str, float]:
@@ -131,14 +209,18 @@ def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") 
         prefix: put before every key.
     """
     scores, counts = scores[counts > 0], counts[counts > 0]
-    tenth = max(1, math.ceil(len(scores) / 10))
-    ordered = torch.sort(scores, descending=metric == "mse").values
+    found = distribution(scores, higher_is_better=metric != "mse")
     return {
-        f"{prefix}{metric}": float(scores.mean()),
+        f"{prefix}{metric}": found["mean"],
         f"{prefix}weighted_{metric}": float((scores * counts).sum() / counts.sum()),
-        f"{prefix}worst_tenth": float(ordered[:tenth].mean()),
-        f"{prefix}spread": float(scores.std(correction=0)),
+        f"{prefix}worst_tenth": found["worst_tenth"],
+        f"{prefix}spread": found["spread"],
     }
+
+
+def means(metrics: Metrics, prefix: str = "") -> dict[str, float]:
+    """Return the mean of every metric that was asked for, over the clients for which it is defined."""
+    return {f"{prefix}{name}": float(values.nanmean()) for name, values in metrics.others.items()}
 
 
 def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,31 +231,5 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
     """
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
-        flat = y.flatten(2)
-        first = outputs.reshape(flat.shape).topk(RECALL_AT, -1).indices
-        return losses, flat.gather(-1, first).sum(-1).to(torch.float64), flat.sum(-1).to(torch.float64)
-    return losses, _scores(problem, outputs, y), torch.ones_like(losses)
-
-
-def _scores(problem: Problem, outputs: Tensor, y: Tensor) -> Tensor:
-    """Accuracy or squared error of every example, float64 (K, B)."""
-    if problem.data.classes is None:
-        shaped = outputs.reshape(y.shape) if outputs.numel() == y.numel() else outputs
-        errors = (shaped - y).to(torch.float64).square()
-        return errors.reshape(*y.shape[:2], -1).mean(-1)
-    if y.dim() == 2:
-        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
-        guess = outputs[..., 0] > 0 if outputs.shape[-1] == 1 else outputs.argmax(-1)  # one logit, or one a class
-        return (guess == y).to(torch.float64)
-    return ((outputs > 0) == (y > 0.5)).to(torch.float64).reshape(*y.shape[:2], -1).mean(-1)
-
-
-def shares(scores: Tensor, others: Tensor, *, metric: str) -> tuple[float, float, float]:
-    """Shares of the clients that score better, equal and worse than ``others``, (n,) each; of ``"mse"`` less is
-    better. Clients without a score on both sides are left out."""
-    gap = scores.double() - others.double()
-    gap = gap[torch.isfinite(gap)] * (-1.0 if metric == "mse" else 1.0)
-    if not len(gap):
-        return 0.0, 0.0, 0.0
-    better, worse = float((gap > 1e-9).double().mean()), float((gap < -1e-9).double().mean())
-    return better, float((gap.abs() <= 1e-9).double().mean()), worse
+        return losses, *found_labels(outputs, y)
+    return losses, example_scores(outputs, y), torch.ones_like(losses)

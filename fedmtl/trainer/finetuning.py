@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
-from .evaluation import Metrics, evaluate_rows, shares
+from .evaluation import Metrics, evaluate_rows
+from .metrics import REGISTRY, Metric, shares
 from .replicates import numbers_of
 from .result import Result
+from .summary import ByClient, percent
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
@@ -39,8 +41,9 @@ class Finetuned:
     Attributes:
         settings: of the finetuning.
         start: ``"shared"`` or ``"personal"``, the model that every client started from.
-        scores: test accuracy (or mean squared error) of each client's ``"shared"`` (where there is one), ``"personal"``
-            and ``"finetuned"`` model, and ``"local"`` where clients chose.
+        metric: the main metric.
+        by_client: scores of each client's ``"shared"`` (where there is one), ``"personal"`` and ``"finetuned"`` model,
+            and ``"local"`` where clients chose, each by metric and client.
         chosen: name of the model that each client chose; empty where they did not choose.
         better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
             that finetuning started from.
@@ -48,11 +51,17 @@ class Finetuned:
 
     settings: Finetune
     start: str
-    scores: Mapping[str, Mapping[str, float]]
+    metric: str
+    by_client: Mapping[str, ByClient]
     chosen: Mapping[str, str]
     better: float
     equal: float
     worse: float
+
+    @property
+    def scores(self) -> dict[str, Mapping[str, float]]:
+        """The main metric of every model, by client."""
+        return {name: scores[self.metric] for name, scores in self.by_client.items()}
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for tables."""
@@ -68,12 +77,12 @@ class Finetuned:
             found[f"chose_{name}"] = sum(one == name for one in self.chosen.values()) / len(self.chosen)
         return found
 
-    def lines(self, metric: str, before: float) -> list[str]:
-        """The lines of the summary, given the mean score before finetuning."""
-        kind = self.settings.kind + ("" if self.settings.kind == "vanilla" else f", lambda {self.settings.lam:g}")
+    def lines(self) -> list[str]:
+        """The lines of the summary."""
+        three = percent((self.better, self.equal, self.worse))
         found = [
-            f"  finetuned         {kind}, from the {self.start} model ({metric} {before:.4g}): {self.better:.0%} of "
-            f"the clients better, {self.equal:.0%} equal, {self.worse:.0%} worse"
+            f"  finetuning: {self.settings.text()}, from the {self.start} model",
+            f"    than with that: {three} % of the clients better/equal/worse",
         ]
         if self.chosen:
             shares = ", ".join(
@@ -81,7 +90,7 @@ class Finetuned:
                 for key, share in self.numbers().items()
                 if key.startswith("chose_")
             )
-            found.append(f"  chosen            by each client on its own validation records: {shares}")
+            found.append(f"  chosen by each client on its own validation records: {shares}")
         return found
 
 
@@ -124,7 +133,12 @@ def held_out(data: FederatedDataset, finetune: Finetune | None) -> tuple[Federat
 
 
 def finetuned(
-    result: Result, problem: Problem, finetune: Finetune, validation: FederatedDataset | None, privacy: Privacy | None
+    result: Result,
+    problem: Problem,
+    finetune: Finetune,
+    validation: FederatedDataset | None,
+    privacy: Privacy | None,
+    metrics: Sequence[Metric] = (),
 ) -> Result:
     """The result with finetuned personal models.
 
@@ -134,6 +148,7 @@ def finetuned(
         finetune: the settings.
         validation: the data with validation records as test side, where clients choose.
         privacy: of the run; says why nothing is charged.
+        metrics: to measure beside the usual ones.
 
     Raises:
         ConfigError: ``start="shared"`` and no shared model.
@@ -144,27 +159,27 @@ def finetuned(
     if result.shared is not None:
         models = {"shared": result.shared.expand(problem.clients, -1)} | models
     models["finetuned"] = finetune.train(problem, start, everyone)
-    scores: dict[str, Mapping[str, float]] = {"personal": result.personal_accuracy}
-    if result.shared_accuracy is not None:
-        scores = {"shared": result.shared_accuracy} | scores
+    scores: dict[str, ByClient] = {"personal": result.by_client}
+    if result.shared_by_client is not None:
+        scores = {"shared": result.shared_by_client} | scores
     final = models["finetuned"]
     chosen: dict[str, str] = {}
     if validation is not None:
         local = replace(finetune, kind="vanilla")
         models["local"] = local.train(problem, problem.initial, everyone)
         final, chosen = _chosen(problem, models, validation)
-    measured = {"finetuned": evaluate_rows(problem, models["finetuned"], everyone, "test")}
+    measured = {"finetuned": evaluate_rows(problem, models["finetuned"], everyone, "test", metrics)}
     if validation is not None:
-        measured["local"] = evaluate_rows(problem, models["local"], everyone, "test")
-    scores |= {name: found.by_client(ids) for name, found in measured.items()}
-    found = measured["finetuned"] if validation is None else evaluate_rows(problem, final, everyone, "test")
-    before = torch.tensor([scores[origin].get(i, math.nan) for i in ids], dtype=torch.float64)
-    better, equal, worse = shares(found.score, before, metric=result.metric)
-    summary = Finetuned(finetune, origin, scores, chosen, better, equal, worse)
+        measured["local"] = evaluate_rows(problem, models["local"], everyone, "test", metrics)
+    scores |= {name: found.by_client(problem) for name, found in measured.items()}
+    found = measured["finetuned"] if validation is None else evaluate_rows(problem, final, everyone, "test", metrics)
+    before = torch.tensor([scores[origin][result.metric].get(i, math.nan) for i in ids], dtype=torch.float64)
+    better, equal, worse = shares(found.score, before, higher_is_better=REGISTRY[result.metric].higher_is_better)
+    summary = Finetuned(finetune, origin, result.metric, scores, chosen, better, equal, worse)
     return replace(
         result,
         personal=final,
-        personal_accuracy=found.by_client(ids),
+        by_client=found.by_client(problem),
         final=_final(result, problem, found),
         finetuned=summary,
         privacy=replace(result.privacy, outside=(*result.privacy.outside, *_why(privacy))),

@@ -11,13 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
 from .._files import write_bytes
 from ..algorithms.base import Problem
-from ..data import FederatedDataset
-from ..errors import ResumeError
+from ..data import FederatedDataset, RowBound
+from ..errors import ConfigError, ModelError, ResumeError
+from ..local import Execution
+from ..models import BoundedInputs, ModelFactory
 from ..privacy.chain import read_chain
 from ..privacy.ledger import accept_move, seal
-from .checkpoint import Checkpoint, write_json, write_tensors
+from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
+from .new_clients import NewClients, Terms
+from .problem import build_problem
 from .result import Result
 
 MANIFEST = "manifest.json"
@@ -116,9 +124,9 @@ class RunFolder:
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
-        write_bytes(self.private / "metrics.csv", _csv(result.history))
+        write_bytes(self.private / "metrics.csv", csv_bytes(result.history))
         if result.replicates is not None:
-            write_bytes(self.private / "replicates.csv", _csv(result.replicates))
+            write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
@@ -134,12 +142,68 @@ class RunFolder:
             )
         else:
             self._plot(result)
-        write_bytes(self.private / "clients.csv", _csv(client_rows(result, data)))
+        write_bytes(self.private / "clients.csv", csv_bytes(client_rows(result, data)))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
-        summary["baselines"] = {name: run.privacy.to_dict() | run.numbers() for name, run in result.baselines.items()}
-        write_json(self.private / "result.json", _plain(summary))
+        local = result.baselines.get("local")
+        summary["baselines"] = {
+            name: run.privacy.to_dict() | run.numbers(local) for name, run in result.baselines.items()
+        }
+        write_json(self.private / "result.json", plain(summary))
+
+    def released_model(self, data: FederatedDataset, model: nn.Module | ModelFactory, terms: Terms) -> nn.Module:
+        """Return the shared model of a finished run, read from ``public/``.
+
+        Args:
+            data: that it shall take, coded for the loss of the run.
+            model: of the run, as of :class:`~fedmtl.Trainer`.
+            terms: of the run.
+
+        Raises:
+            ConfigError: a run that has no shared model.
+            ModelError: data that the model does not take.
+        """
+        path = self.public / "model.safetensors"
+        if not path.is_file():
+            raise ConfigError(
+                f"{self.root} has no shared model from which new clients could start ({path} is missing): "
+                f"{terms.algorithm.name} releases none, or several."
+            )
+        try:
+            tensors, metadata = read_tensors(path)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path} cannot be read as a model: {error}") from error
+        problem = build_problem(data, model, terms.loss, Execution(), 1, terms.seed, "cpu", terms.dtype)
+        problem.executor.close()
+        expected = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+        for name in expected | tensors:
+            found = tuple(tensors[name].shape) if name in tensors else "missing"
+            if found != expected.get(name):
+                raise ModelError(
+                    f"the model in {path} does not fit {data.name}: {name} is {found}, but for these data it would be "
+                    f"{expected.get(name, 'missing')}; features and classes must be those of the run."
+                )
+        row = torch.cat([tensors[name].reshape(-1) for name in expected]).to(problem.initial.dtype)
+        module = problem.layout.load(problem.module, row)
+        return BoundedInputs(module, RowBound(**json.loads(metadata["bound"]))) if "bound" in metadata else module
+
+    def write_new_clients(self, found: NewClients, data: FederatedDataset) -> None:
+        """Write the models and scores of new clients, all of it into ``private/``."""
+        rows = []
+        counts = zip(data.ids, data.train.counts.tolist(), data.test.counts.tolist(), strict=True)
+        for client, train, test in counts:
+            row: dict[str, Any] = {"client": client, "train_examples": train, "test_examples": test}
+            for metric in found.shown:
+                end = "" if metric.name == found.metric else f" {metric.name}"
+                row[f"personal{end}"] = found.by_client[metric.name].get(client, "")
+                row[f"global{end}"] = found.shared_by_client[metric.name].get(client, "")
+            rows.append(row)
+        write_bytes(self.private / "clients.csv", csv_bytes(rows))
+        write_bytes(self.private / "summary.txt", f"{found.summary()}\n".encode())
+        write_json(self.private / "adapted.json", plain(found.numbers()))
+        ids = json.dumps(data.ids)
+        write_tensors(self.private / "models.safetensors", {"models": found.personal}, {"ids": ids})
 
     def seal(self) -> None:
         """List every file of the finished run with its hash, and note the hashes of the lists in the ledger.
@@ -160,16 +224,19 @@ class RunFolder:
         from ..report.figures import plot_clients, plot_epsilon, plot_history
 
         metric, ids = result.metric, list(result.personal_accuracy)
-        own = result.scores(result.algorithm)[::-1]  # the final models first
-        others = [stage for name, run in result.baselines.items() for stage in run.scores(name)]
-        columns = {label: [scores[i] for i in ids] for label, scores in [*own, *others]}
+        stages = result.stages(result.algorithm)[::-1]  # the final models first
+        stages += [stage for name, run in result.baselines.items() for stage in run.stages(name)]
+        columns = {stage.label: [stage.by_client[metric][i] for i in ids] for stage in stages}
         rounds = [row["round"] for row in result.history]
         spent = [row["epsilon"] for row in result.history]
         plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)
+        if not any(math.isfinite(row[metric]) for row in result.history):
+            return  # there is nothing to draw
         histories = {name: run.history for name, run in result.baselines.items()}
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
-        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=metric != "mse")
+        better = result.shown[0].higher_is_better
+        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=better)
 
 
 def _listed(path: Path) -> bool:
@@ -179,7 +246,8 @@ def _listed(path: Path) -> bool:
 
 def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
     """Return one row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty
-    where the client has nothing to test on."""
+    where the client has nothing to test on; then the same of every metric that was asked for, such as ``personal
+    auc``, empty where it is not defined."""
     train, test = data.train.counts.tolist(), data.test.counts.tolist()
     rows = []
     for place, client in enumerate(data.ids):
@@ -191,24 +259,35 @@ def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
         if result.shared_accuracy is not None:
             row["global"] = result.shared_accuracy.get(client, "")
         row |= {name: run.personal_accuracy.get(client, "") for name, run in result.baselines.items()}
+        columns = {"personal": result.by_client}
+        if result.finetuned is not None:
+            columns |= {f"{name} model": scores for name, scores in result.finetuned.by_client.items()}
+        if result.shared_by_client is not None:
+            columns["global"] = result.shared_by_client
+        columns |= {name: run.by_client for name, run in result.baselines.items()}
+        for metric in result.shown[1:]:
+            for label, scores in columns.items():
+                row[f"{label} {metric.name}"] = scores.get(metric.name, {}).get(client, "")
         rows.append(row)
     return rows
 
 
-def _csv(rows: list[dict[str, Any]]) -> bytes:
+def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
+    """Return rows as CSV under the names of all their keys; a cell that a row lacks is empty."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON without Infinity and NaN: they become the strings ``"inf"`` and ``"nan"``."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -19,7 +19,7 @@ from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Channel
 from .callbacks import Callback
 from .checkpoint import Checkpoint
-from .evaluation import Metrics, evaluate_personal, evaluate_shared, metric_name, summarize
+from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
 from .folder import RunFolder
 from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
 from .result import Result
@@ -137,11 +137,11 @@ class Loop:
         return found
 
     def _measure_one(self, state: State) -> Measured:
-        problem, algorithm = self.problem, self.trainer.algorithm
+        problem, algorithm, metrics = self.problem, self.trainer.algorithm, self.trainer.further_metrics
         model = algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(problem, model)
+        shared = None if model is None else evaluate_shared(problem, model, metrics=metrics)
         personal = shared if not state.private.fields else None
-        personal = personal or evaluate_personal(problem, algorithm, state)
+        personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics)
         row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(problem, personal)
         row |= {name: float(value) for name, value in objectives(problem, algorithm, state).items()}
         if self.trainer.early_stopping is not None:
@@ -150,10 +150,11 @@ class Loop:
             row["distance"] = float((model - problem.initial).norm())
         if shared is not None:
             row |= summarize(shared.score, shared.weight, metric=metric_name(problem), prefix="global_")
+            row |= means(shared, "global_")
         return Measured([row], personal, shared)
 
     def _measure_all(self, state: State) -> Measured:
-        columns, first = measure_all(self.problem, self.trainer.algorithm, state)
+        columns, first = measure_all(self.problem, self.trainer.algorithm, state, self.trainer.further_metrics)
         spent = spent_by_run(self.channel, self.replicates.count)
         rows = [
             {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
@@ -189,8 +190,8 @@ class Loop:
             personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
             shared=trainer.algorithm.shared(state),
             ids=ids,
-            personal_accuracy=found.personal.by_client(ids),
-            shared_accuracy=None if found.shared is None else found.shared.by_client(ids),
+            by_client=found.personal.by_client(problem),
+            shared_by_client=None if found.shared is None else found.shared.by_client(problem),
             final=self.history[-1],
             stopped=stopped,
             metric=metric_name(problem),
@@ -199,6 +200,7 @@ class Loop:
             folder=None if self.folder is None else self.folder.root,
             replicates=found.runs,
             released=dict(self.channel.on_grid),
+            asked=trainer.asked_metrics,
             step="activation" if self.trainer.algorithm.one_at_a_time else "round",
         )
 

@@ -1,31 +1,44 @@
-"""Metrics of multi-task learning: normalized mean squared error (nMSE) and average AUC (aAUC).
+"""Metrics of a client's test rows: by name, or a function of the caller's own.
 
-nMSE is the mean squared error over the variance of the targets, aAUC the mean over tasks of the area under the ROC
-curve (Liang et al., "Model-protected multi-task learning", section 5.3, which does not say which variance). Here it is
-the variance of the evaluated targets themselves (the test side's for a test error) with divisor n: so a constant
-prediction at the mean of these targets scores exactly 1, and a number is comparable between methods whatever they were
-trained on. Each task is normalized by its own variance; :attr:`NormalizedError.pooled` takes all examples together.
+A metric is a function of the outputs (N, ...) and the targets (N, ...) of one client, in this one place; a run's number
+is the mean over clients. Where it is not defined for a client (AUC of a single class) it is NaN, and the client is left
+out of the mean.
+
+The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets, the average AUC the
+mean over tasks of the area under the ROC curve (Liang et al., "Model-protected multi-task learning", section 5.3, which
+does not say which variance). Here it is the variance of the evaluated targets themselves (the test side's for a test
+error) with divisor n: so a constant prediction at the mean of these targets scores exactly 1, and a number is
+comparable between methods whatever they were trained on. Each task is normalized by its own variance;
+:attr:`NormalizedError.pooled` takes all examples together. Recall at 5 is the share of the labels that are there which
+are among the 5 largest outputs, of all examples of a client together: the metric of StackOverflow tag prediction (Reddi
+et al., "Adaptive federated optimization", ICLR 2021).
 
 All numbers come from records without noise: on private records they are not private.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Problem, State
-from ..data import Examples
+from ..data import DataSpec, Examples
 from ..errors import ConfigError, DataError
-from ..local.batches import max_clients
-from .evaluation import evaluate_personal
 
-Side = Literal["train", "test"]
+RECALL_AT = 5
+Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
+"""What is predicted: one class, up to 5 labels, more labels, several real targets, or one."""
+MetricFunction = Callable[[Tensor, Tensor], float]
+"""(outputs (N, ...), targets (N, ...)) of the N >= 1 test rows of one client, on the CPU -> a number; NaN where it is
+not defined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +112,16 @@ def task_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
     positive = (labels > 0.5).cpu().numpy()
     out = np.full((len(flat), len(offsets) - 1), np.nan)
     for task, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        own = positive[first:last]
-        up, down = int(own.sum()), int((~own).sum())
-        if up and down:
-            ranks = rankdata(flat[:, first:last], axis=1)[:, own].sum(1)
-            out[:, task] = (ranks - up * (up + 1) / 2) / (up * down)
+        out[:, task] = _ranked_auc(flat[:, first:last], positive[None, first:last])
     return torch.from_numpy(out).reshape(*scores.shape[:-1], len(offsets) - 1)
+
+
+def _ranked_auc(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve by the sum of the positive examples' ranks, (R, N) twice -> (R,), NaN for one class."""
+    up = positive.sum(1)
+    pairs = up * (scores.shape[1] - up)
+    ranks = (rankdata(scores, axis=1) * positive).sum(1) if scores.shape[1] else up
+    return np.where(pairs > 0, (ranks - up * (up + 1) / 2) / np.maximum(pairs, 1), np.nan)
 
 
 def average_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
@@ -141,63 +158,356 @@ def linear_outputs(models: Tensor, examples: Examples) -> Tensor:
     return out.reshape(*models.shape[:-2], len(examples.x))
 
 
-def evaluate_nmse(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> NormalizedError:
-    """nMSE of every client's personal model, whatever the algorithm and the model: task (n,).
+def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the accuracy, or for floating targets the squared error, of every example of K clients.
 
-    Raises:
-        DataError: not a regression with one target an example.
+    Args:
+        outputs: (K, B, ...); one logit, one a class, or one a label or target.
+        y: (K, B, ...), int64 or floating.
+
+    Returns:
+        float64 (K, B), averaged over the labels or targets of an example.
     """
-    part = problem.data.side(side)
-    if problem.data.classes is not None or part.y.ndim != 1:
-        raise DataError(f"{problem.data.name}: nMSE is for a regression with one target an example.")
-    return normalized(evaluate_personal(problem, algorithm, state, side).score, part.y.cpu(), part.offsets)
+    if y.is_floating_point():
+        return _residuals(outputs, y).square().reshape(*y.shape[:2], -1).mean(-1)
+    if y.dim() == 2:
+        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
+        return (_guess(outputs) == y).to(torch.float64)
+    return ((outputs > 0) == (y > 0.5)).to(torch.float64).reshape(*y.shape[:2], -1).mean(-1)
 
 
-def normalized_numbers(problem: Problem, mse: Tensor) -> dict[str, Tensor]:
-    """``nmse`` and ``pooled_nmse`` (...) of clients' test errors (..., n), for rows of numbers; empty for other
-    problems than a regression with one target an example."""
-    part = problem.data.test
-    if problem.data.classes is not None or part.y.ndim != 1:
-        return {}
-    errors = normalized(mse, part.y.cpu(), part.offsets)
-    return {"nmse": errors.mean, "pooled_nmse": errors.pooled}
+def found_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels of every example that are among its 5 largest outputs, and the labels that are there.
 
+    Args:
+        outputs, y: (K, B, T) each, T > 5.
 
-def evaluate_auc(problem: Problem, algorithm: Algorithm, state: State, side: Side = "test") -> Tensor:
-    """AUC of every client's personal model, whatever the algorithm and the model: float64 (n,), NaN for one class.
-
-    The score of an example is the model's output: its only one, or the second logit minus the first.
-
-    Raises:
-        DataError: not two classes with one label an example.
+    Returns:
+        Two numbers of labels, float64 (K, B).
     """
-    part = problem.data.side(side)
-    if problem.data.classes != 2 or part.y.ndim != 1:
-        raise DataError(f"{problem.data.name}: AUC is for two classes with one label an example.")
-    clients = torch.arange(problem.clients)
-    scores = torch.cat(
-        [
-            _scores(problem, algorithm.personalize(problem, state, block), block, side)
-            for block in clients.split(max_clients(problem.dimension))
-        ]
+    flat = y.flatten(2)
+    first = outputs.reshape(flat.shape).topk(RECALL_AT, -1).indices
+    return flat.gather(-1, first).sum(-1).to(torch.float64), flat.sum(-1).to(torch.float64)
+
+
+def _residuals(outputs: Tensor, y: Tensor) -> Tensor:
+    shaped = outputs.reshape(y.shape) if outputs.numel() == y.numel() else outputs
+    return (shaped - y).to(torch.float64)
+
+
+def _guess(outputs: Tensor) -> Tensor:
+    """Predicted classes (...): of one logit (..., 1), or of one a class (..., C)."""
+    return (outputs[..., 0] > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
+
+
+def _mean_score(outputs: Tensor, y: Tensor) -> float:
+    return float(example_scores(outputs[None], y[None]).mean())
+
+
+def _rmse(outputs: Tensor, y: Tensor) -> float:
+    return math.sqrt(_mean_score(outputs, y))
+
+
+def _mae(outputs: Tensor, y: Tensor) -> float:
+    return float(_residuals(outputs, y).abs().mean())
+
+
+def _recall(outputs: Tensor, y: Tensor) -> float:
+    found, there = found_labels(outputs[None], y[None])
+    return float(found.sum() / there.sum())
+
+
+def class_scores(outputs: Tensor) -> Tensor:
+    """Return the log-odds of every class against all others, float64 (N, C), or (N, 1) of the second of two classes.
+
+    They order examples as the softmax probabilities do, without their rounding to 1.
+
+    Args:
+        outputs: (N,) or (N, 1), one logit for the second class, or (N, C), one a class.
+    """
+    z = outputs.double().reshape(len(outputs), -1)
+    if z.shape[1] == 2:
+        return z[:, 1:] - z[:, :1]
+    if z.shape[1] == 1:
+        return z
+    others = [torch.cat([z[:, :c], z[:, c + 1 :]], 1).logsumexp(1) for c in range(z.shape[1])]
+    return z - torch.stack(others, 1)
+
+
+def _columns_auc(scores: Tensor, there: Tensor) -> float:
+    """Mean AUC of the columns (N, T) in which both classes occur; NaN if there is none."""
+    if not bool(torch.isfinite(scores).all()):
+        return math.nan
+    found = _ranked_auc(scores.T.numpy(), there.T.numpy() > 0.5)
+    return float(found[~np.isnan(found)].mean()) if not np.isnan(found).all() else math.nan
+
+
+def _auc(outputs: Tensor, y: Tensor) -> float:
+    if y.dim() > 1:
+        return _columns_auc(outputs.double().reshape(len(y), -1), y.reshape(len(y), -1))
+    scores = class_scores(outputs)
+    classes = torch.arange(scores.shape[1]) if scores.shape[1] > 1 else torch.tensor([1])
+    return _columns_auc(scores, (y[:, None] == classes).long())
+
+
+def _micro_auc(outputs: Tensor, y: Tensor) -> float:
+    return _columns_auc(outputs.double().reshape(-1, 1), y.reshape(-1, 1))
+
+
+def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """True positives, predicted and true examples of every class or label, float64 (C,) each."""
+    if y.dim() > 1:
+        guess, true = (outputs.reshape(len(y), -1) > 0).double(), (y.reshape(len(y), -1) > 0.5).double()
+    else:
+        flat = outputs.reshape(len(y), -1)
+        classes = max(2, flat.shape[1])
+        guess, true = (torch.nn.functional.one_hot(one, classes).double() for one in (_guess(flat), y))
+    return (guess * true).sum(0), guess.sum(0), true.sum(0)
+
+
+def _f1(outputs: Tensor, y: Tensor) -> float:
+    both, guessed, true = _counts(outputs, y)
+    known = guessed + true > 0
+    return float((2 * both[known] / (guessed + true)[known]).mean())
+
+
+def _balanced_accuracy(outputs: Tensor, y: Tensor) -> float:
+    both, _, true = _counts(outputs, y)
+    return float((both[true > 0] / true[true > 0]).mean())
+
+
+def _nmse_of_client(outputs: Tensor, y: Tensor) -> float:
+    offsets = torch.tensor([0, len(y)])
+    return float(normalized(example_scores(outputs[None], y[None]).mean(1), y, offsets).task[0])
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of one client's test rows.
+
+    Args:
+        name: in the history, tables and files.
+        function: of outputs and targets; ``"loss"`` has none, since the run has its own loss.
+        higher_is_better: False for errors.
+        kinds: the tasks that have it.
+        meaning: in a few words.
+        own: whether the function is the caller's, who may err.
+    """
+
+    name: str
+    function: MetricFunction | None
+    higher_is_better: bool
+    kinds: tuple[Kind, ...]
+    meaning: str
+    own: bool = False
+
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return the number; NaN where it is not defined or not finite, or where the caller's function raises, with a
+        warning: a metric ends no run.
+
+        Args:
+            outputs, targets: (N, ...) each, N >= 1.
+        """
+        assert self.function is not None
+        if not self.own:
+            found = self.function(outputs, targets)
+        else:
+            try:
+                found = _as_number(self.name, self.function(outputs, targets))
+            except Exception as error:
+                text = f"metric {self.name!r}: {type(error).__name__}: {error} Such clients are left out of its mean."
+                warnings.warn(text, stacklevel=2)
+                return math.nan
+        return found if math.isfinite(found) else math.nan
+
+    def try_out(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse a function of the caller's that does not give a number.
+
+        Args:
+            outputs, targets: (N, ...) each, of invented rows.
+
+        Raises:
+            ConfigError: it raises, or returns something else.
+        """
+        assert self.function is not None
+        shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+        try:
+            found = self.function(outputs, targets)
+        except Exception as error:
+            raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}") from error
+        _as_number(self.name, found)
+
+
+def _as_number(name: str, found: Any) -> float:
+    if isinstance(found, (Tensor, np.ndarray)):
+        size = found.numel() if isinstance(found, Tensor) else found.size
+        if size != 1:
+            raise ConfigError(
+                f"metric {name!r} returns shape {tuple(found.shape)}; it must return one number for all rows of a "
+                "client, such as the mean."
+            )
+        return float(found)
+    if isinstance(found, (numbers.Real, np.bool_)):
+        return float(found)
+    raise ConfigError(f"metric {name!r} returns {found!r}; it must return a number.")
+
+
+_ALL: tuple[Kind, ...] = ("classes", "labels", "many labels", "numbers", "number")
+_CLASSES: tuple[Kind, ...] = ("classes", "labels", "many labels")
+_LABELS: tuple[Kind, ...] = ("labels", "many labels")
+_NUMBERS: tuple[Kind, ...] = ("numbers", "number")
+REGISTRY: Mapping[str, Metric] = {
+    one.name: one
+    for one in (
+        Metric("loss", None, False, _ALL, "the loss of the run"),
+        Metric("accuracy", _mean_score, True, _CLASSES, "share of right classes, or of right labels"),
+        Metric("auc", _auc, True, _CLASSES, "area under the ROC curve; mean of classes against the rest, or of labels"),
+        Metric("auc_micro", _micro_auc, True, _LABELS, "area under the ROC curve, all labels of all examples together"),
+        Metric("f1", _f1, True, _CLASSES, "mean F1 of the classes or labels that are there or predicted"),
+        Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",), "mean recall of the classes there"),
+        Metric("recall_at_5", _recall, True, ("many labels",), "share of the labels found among the 5 largest outputs"),
+        Metric("mse", _mean_score, False, _NUMBERS, "mean squared error"),
+        Metric("rmse", _rmse, False, _NUMBERS, "root of the mean squared error"),
+        Metric("mae", _mae, False, _NUMBERS, "mean absolute error"),
+        Metric("nmse", _nmse_of_client, False, ("number",), "mean squared error over the variance of the targets"),
     )
-    return task_auc(scores, part.y.cpu(), part.offsets)
+}
+_TAKEN = (  # other columns of the history and of result.json
+    *("round", "time", "epsilon", "budget", "repetition", "spread", "median", "worst_tenth", "objective", "psi"),
+    *("distance", "metric", "metrics", "algorithm", "stopped", "clients", "seed", "rounds", "data", "pooled_nmse"),
+    *("better", "equal", "worse", "delta", "unit", "client", "personal", "global", "chosen"),
+)
 
 
-def _scores(problem: Problem, rows: Tensor, clients: Tensor, side: Side) -> Tensor:
-    """Scores (N,) of the examples of ``clients``, in their order, under models (k, D)."""
-    part, scores = problem.data.side(side), []
-    with problem.executor.stack() as stack:
-        for row, client in zip(rows, clients.tolist(), strict=True):
-            index = torch.arange(int(part.offsets[client]), int(part.offsets[client + 1]))
-            x, _ = problem.data.gather(side, index[None], dtype=rows.dtype, device=rows.device)
-            outputs = stack.predict(row[None], x)[0].reshape(len(index), -1)
-            if outputs.shape[1] > 2:
-                raise DataError(
-                    f"The model has {outputs.shape[1]} outputs; AUC needs one, or one for each of 2 classes."
-                )
-            scores.append((outputs[:, -1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]).double().cpu())
-    return torch.cat(scores)
+def kind_of(spec: DataSpec) -> Kind:
+    """Return what is predicted."""
+    if spec.classes is None:
+        return "numbers" if spec.targets else "number"
+    if spec.labels:
+        return "many labels" if spec.labels > RECALL_AT else "labels"
+    return "classes"
+
+
+def main_metric(spec: DataSpec) -> Metric:
+    """Return ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else ``accuracy``."""
+    kind = kind_of(spec)
+    return REGISTRY["mse" if kind in _NUMBERS else "recall_at_5" if kind == "many labels" else "accuracy"]
+
+
+def usual_metrics(spec: DataSpec) -> tuple[str, ...]:
+    """Return the names of what is measured in any case: the loss, the main metric and the nMSE of one real target."""
+    return ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
+
+
+def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
+    """Refuse what is no metric, whatever the data.
+
+    Raises:
+        ConfigError: an unknown name, a function without a name or with one that is taken, or a name twice.
+    """
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise ConfigError(f"metrics is {metrics!r}; give a list, such as ['auc', 'f1'].")
+    names = []
+    for one in metrics:
+        if isinstance(one, str):
+            if one not in REGISTRY:
+                raise ConfigError(f"metrics has {one!r}; accepted: {', '.join(REGISTRY)}, or functions in Python.")
+            names.append(one)
+            continue
+        name = getattr(one, "__name__", "")
+        if not callable(one) or isinstance(one, type) or not name.isidentifier():
+            raise ConfigError(
+                f"metrics has {one!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
+                "(def) that takes outputs and targets and returns a number."
+            )
+        if name in REGISTRY or name in _TAKEN:
+            raise ConfigError(f"metrics has a function named {name!r}, a name that is taken; give it another.")
+        names.append(name)
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"metrics has {name!r} twice.")
+
+
+def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, name: str = "data") -> tuple[Metric, ...]:
+    """Return the metrics that were asked for.
+
+    Args:
+        metrics: names, or functions with an attribute ``higher_is_better`` where less is better.
+        spec: of the data.
+        name: of the data, for the message.
+
+    Raises:
+        ConfigError: see :func:`check_metrics`, or a name that is not for such data.
+    """
+    check_metrics(metrics)
+    kind, found = kind_of(spec), []
+    for one in metrics:
+        if not isinstance(one, str):
+            better = bool(getattr(one, "higher_is_better", True))
+            found.append(Metric(one.__name__, one, better, _ALL, "your own", own=True))  # type: ignore[attr-defined]
+        elif kind not in REGISTRY[one].kinds:
+            accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
+            raise ConfigError(f"metrics has {one!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")
+        else:
+            found.append(REGISTRY[one])
+    return tuple(found)
+
+
+_WORDS: Mapping[Kind, str] = {
+    "classes": "one class an example",
+    "labels": f"up to {RECALL_AT} labels an example",
+    "many labels": f"more than {RECALL_AT} labels an example",
+    "numbers": "several real targets an example",
+    "number": "one real target an example",
+}
+
+
+def invented_rows(spec: DataSpec, outputs: tuple[int, ...], rows: int = 16) -> tuple[Tensor, Tensor]:
+    """Return outputs (N, ...) and targets (N, ...) that come from no record, to try a metric on.
+
+    Args:
+        spec: of the data.
+        outputs: shape of the outputs of one example.
+        rows: N.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(rows, *outputs, generator=generator)
+    if spec.classes is None:
+        return z, torch.randn(rows, *spec.targets, generator=generator)
+    if spec.targets:
+        return z, torch.randint(0, spec.classes, (rows, *spec.targets), generator=generator)
+    return z, torch.arange(rows) % spec.classes
+
+
+def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
+    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores.
+
+    The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the largest. The
+    deviation has divisor n.
+
+    Args:
+        scores: (n,), n >= 1.
+        higher_is_better: False for errors.
+    """
+    tenth = max(1, math.ceil(len(scores) / 10))
+    ordered = torch.sort(scores, descending=not higher_is_better).values
+    return {
+        "mean": float(scores.mean()),
+        "median": float(np.median(scores.numpy())),
+        "worst_tenth": float(ordered[:tenth].mean()),
+        "spread": float(scores.std(correction=0)),
+    }
+
+
+def shares(scores: Tensor, others: Tensor, *, higher_is_better: bool) -> tuple[float, float, float]:
+    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each. Clients without
+    a score on both sides are left out; 0 three times where that are all."""
+    gap = scores.double() - others.double()
+    gap = gap[torch.isfinite(gap)] * (1.0 if higher_is_better else -1.0)
+    if not len(gap):
+        return 0.0, 0.0, 0.0
+    better, worse = float((gap > 1e-9).double().mean()), float((gap < -1e-9).double().mean())
+    return better, float((gap.abs() <= 1e-9).double().mean()), worse
 
 
 def _sums(values: Tensor, offsets: Tensor) -> Tensor:

@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from .._rounding import number_text
+from ..algorithms.base import Algorithm
 from ..algorithms.finetune import Finetune
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution, operation_threads
 from ..stacked import Layout
 from ..stacked.losses import Loss
-from .evaluation import evaluate_rows, evaluate_shared, metric_name
-from .problem import build_problem
+from .evaluation import evaluate_rows, evaluate_shared, metric_name, try_metrics
+from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
+from .problem import build_problem, coded_for
+from .summary import ByClient, Stage, beside, score_lines, spread_of
+
+NOTHING_SENT = (
+    "nothing was sent: these models cost no epsilon. What the clients of the run may lose is bounded by the epsilon of "
+    "the released model; of the new clients nobody learns anything while their models and scores stay with them"
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The settings of a run by which new clients make models of their own.
+
+    Attributes:
+        algorithm: of the run.
+        loss, finetune, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
+    """
+
+    algorithm: Algorithm
+    loss: str | Loss
+    finetune: Finetune | None
+    metrics: tuple[str | MetricFunction, ...]
+    seed: int
+    dtype: str
+
+    def coded(self, data: FederatedDataset) -> FederatedDataset:
+        """Return the data as the run's loss takes them, see :func:`~fedmtl.trainer.problem.coded_for`."""
+        return coded_for(data, self.algorithm, self.loss)
+
+    def settings(self) -> Finetune:
+        """Return how new clients finetune: as those of the run, from the released model and without a choice; where
+        they did not, as :class:`~fedmtl.Finetune` does with the algorithm's local solver."""
+        if self.finetune is not None:
+            return replace(self.finetune, start="auto", validation=0.0)
+        return Finetune() if self.algorithm.local is None else Finetune(local=self.algorithm.local)
 
 
 @dataclass(frozen=True)
@@ -27,18 +64,70 @@ class NewClients:
     Attributes:
         ids: of the clients.
         personal: (k, D).
-        personal_accuracy, shared_accuracy: test accuracy (or mean squared error) by client id, of their own models and
-            of the model they started from; not private.
-        metric: ``"accuracy"`` or ``"mse"``.
+        by_client, shared_by_client: scores by metric and client id, of their own models and of the model they started
+            from, without the clients for which a metric is not defined; not private.
+        metric: the main one, ``"accuracy"``, ``"mse"`` or ``"recall_at_5"``.
         module: the network.
+        finetune: how the models were made.
+        asked: the metrics that were asked for.
+        data_name: of the data.
     """
 
     ids: tuple[str, ...]
     personal: Tensor
-    personal_accuracy: Mapping[str, float]
-    shared_accuracy: Mapping[str, float]
+    by_client: ByClient
+    shared_by_client: ByClient
     metric: str
     module: nn.Module
+    finetune: Finetune
+    asked: tuple[Metric, ...] = ()
+    data_name: str = "data"
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
+        return f"NewClients: {len(self.ids):,} clients of {self.data_name}\n  not private: {metrics}"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
+        found = {name: list(scores.values()) for name, scores in self.by_client.items()}
+        return {name: sum(values) / len(values) if values else float("nan") for name, values in found.items()}
+
+    @property
+    def personal_accuracy(self) -> dict[str, float]:
+        """The main metric of each client's own model, by id."""
+        return dict(self.by_client[self.metric])
+
+    @property
+    def shared_accuracy(self) -> dict[str, float]:
+        """The main metric of the model that they started from, by id."""
+        return dict(self.shared_by_client[self.metric])
+
+    @property
+    def shown(self) -> tuple[Metric, ...]:
+        """The main metric, and those that were asked for."""
+        return (REGISTRY[self.metric], *(one for one in self.asked if one.name != self.metric))
+
+    def numbers(self) -> dict[str, object]:
+        """The summary's numbers, as plain values."""
+        values: dict[str, object] = {"data": self.data_name, "clients": len(self.ids), "metric": self.metric}
+        values |= {"finetune": self.finetune.kind, "metrics": [metric.name for metric in self.shown]}
+        for metric in self.shown:
+            own, before = self.by_client[metric.name], self.shared_by_client[metric.name]
+            found, started = spread_of(own, metric), spread_of(before, metric)
+            values |= {metric.name: found.pop("mean"), f"global_{metric.name}": started["mean"]}
+            values |= {f"{metric.name}_{key}": value for key, value in found.items()}
+            names = (f"{metric.name}_{name}" for name in ("better", "equal", "worse"))
+            values |= dict(zip(names, beside(own, before, metric), strict=True))
+        return values
+
+    def summary(self) -> str:
+        """The printed summary: scores with the released model and with their own, and what it costs."""
+        stages = [Stage("finetuned", self.by_client), Stage("released", self.shared_by_client)]
+        head = f"{len(self.ids):,} new clients of {self.data_name}"
+        scores = score_lines(stages, self.shown, len(self.ids), ("released", self.shared_by_client))
+        lines = [head, "", "not private (computed on the new clients' test data)", *scores]
+        return "\n".join([*lines, f"  finetuning: {self.finetune.text()}, from the released model", "", NOTHING_SENT])
 
     def model_for(self, client: str) -> nn.Module:
         """Return a client's personal model, in evaluation mode.
@@ -59,33 +148,84 @@ def personalize(
     *,
     finetune: Finetune | None = None,
     loss: str | Loss = "auto",
+    metrics: Sequence[str | MetricFunction] = (),
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
     execution: Execution | None = None,
 ) -> NewClients:
-    """Personal models of new clients, by finetuning a released model on each one's own training records.
+    """Return personal models of new clients, by finetuning a released model on each one's own training records.
 
     Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them, and those of the
-    clients of the run are covered by the epsilon of the released model.
+    clients of the run are covered by the epsilon of the released model. Beside a :class:`~fedmtl.Result` use
+    :meth:`~fedmtl.Result.adapt`, which has the settings of the run.
 
     Args:
         model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
         data: the new clients' data.
         finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
-        loss, seed, device, dtype, execution: as of :class:`~fedmtl.Trainer`.
+        loss, metrics, seed, device, dtype, execution: as of :class:`~fedmtl.Trainer`.
 
     Raises:
-        ConfigError: ``finetune`` starts from personal models, or holds out validation records.
+        ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
         ModelError: see :func:`fedmtl.stacked.prepare_module`.
     """
     finetune = Finetune() if finetune is None else finetune
     if finetune.start == "personal" or finetune.validation:
-        raise ConfigError("personalize starts from the given model: Finetune.start and validation must be left as is.")
+        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
+    asked = resolve_metrics(metrics, data.spec, data.name)
+    further = tuple(one for one in asked if one.name not in usual_metrics(data.spec))
     problem = build_problem(data, model, loss, execution or Execution(), 1, seed, device, dtype)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
+        finetune.check(problem)
+        try_metrics(problem, further)
         everyone = torch.arange(problem.clients)
         models = finetune.train(problem, problem.initial, everyone)
-        own, shared = evaluate_rows(problem, models, everyone, "test"), evaluate_shared(problem, problem.initial)
-    ids = data.ids
-    return NewClients(ids, models, own.by_client(ids), shared.by_client(ids), metric_name(problem), problem.module)
+        own = evaluate_rows(problem, models, everyone, "test", further)
+        shared = evaluate_shared(problem, problem.initial, "test", further)
+    return NewClients(
+        ids=data.ids,
+        personal=models,
+        by_client=own.by_client(problem),
+        shared_by_client=shared.by_client(problem),
+        metric=metric_name(problem),
+        module=problem.module,
+        finetune=finetune,
+        asked=asked,
+        data_name=data.name,
+    )
+
+
+def adapt(
+    model: nn.Module, data: FederatedDataset, terms: Terms | None, finetune: Finetune | None, device: str
+) -> NewClients:
+    """Return personal models of new clients, by the settings of a run.
+
+    Args:
+        model: the released one.
+        data: of the new clients.
+        terms: of the run.
+        finetune: in place of that of the run.
+        device: as of :class:`~fedmtl.Trainer`.
+
+    Raises:
+        ConfigError: no settings, an algorithm with a loss of its own, or see :func:`personalize`.
+        ModelError: data that the model does not take.
+    """
+    if terms is None:
+        raise ConfigError("this result does not know the settings of its run; use personalize(model, data, ...).")
+    if terms.algorithm.loss is not None:
+        raise ConfigError(
+            f"new clients finetune with the loss of the run, but {terms.algorithm.name} has a loss of its own; use "
+            "personalize(model, data, loss=...)."
+        )
+    return personalize(
+        model,
+        terms.coded(data),
+        finetune=terms.settings() if finetune is None else finetune,
+        loss=terms.loss,
+        metrics=terms.metrics,
+        seed=terms.seed,
+        device=device,
+        dtype=terms.dtype,
+    )

@@ -23,8 +23,8 @@ from .._rounding import rounded_up
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, Privacy
-from .evaluation import Metrics, evaluate_rows, metric_name, per_example, summarize
-from .metrics import normalized_numbers
+from .evaluation import Metrics, evaluate_rows, means, metric_name, per_example, summarize
+from .metrics import Metric, kind_of, normalized
 from .problem import describe
 from .stopping import EarlyStopping
 
@@ -151,9 +151,16 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 def columns_of(problem: Problem, each: Sequence[Metrics]) -> dict[str, Tensor]:
     """As :func:`numbers_of` for M runs: float64 (M,) by name."""
     name, tested = metric_name(problem), problem.data.test.counts > 0
-    rows = [{"loss": float(one.loss[tested].mean())} | summarize(one.score, one.weight, metric=name) for one in each]
+    rows = [
+        {"loss": float(one.loss[tested].mean())} | summarize(one.score, one.weight, metric=name) | means(one)
+        for one in each
+    ]
     columns = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
-    return columns | normalized_numbers(problem, torch.stack([one.score for one in each]))
+    if kind_of(problem.data.spec) == "number":
+        part = problem.data.test
+        errors = normalized(torch.stack([one.score for one in each]), part.y.cpu(), part.offsets)
+        columns |= {"nmse": errors.mean, "pooled_nmse": errors.pooled}
+    return columns
 
 
 def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str, Tensor]:
@@ -167,10 +174,16 @@ def objectives(problem: Problem, algorithm: Algorithm, state: State) -> dict[str
     return found
 
 
-def measure_all(problem: Problem, algorithm: Algorithm, state: State) -> tuple[dict[str, Tensor], Metrics]:
+def measure_all(
+    problem: Problem, algorithm: Algorithm, state: State, metrics: Sequence[Metric] = ()
+) -> tuple[dict[str, Tensor], Metrics]:
     """Every number of every run, float64 (M,) by name, and the scores of the clients in run 0."""
-    scores = evaluate_models(problem, algorithm.models(problem, state))
-    each = [Metrics(loss, score, scores.weight) for loss, score in zip(scores.loss, scores.score, strict=True)]
+    models = algorithm.models(problem, state)
+    if metrics:
+        each = [evaluate_rows(problem, own, torch.arange(problem.clients), "test", metrics) for own in models]
+    else:
+        scores = evaluate_models(problem, models)
+        each = [Metrics(loss, score, scores.weight) for loss, score in zip(scores.loss, scores.score, strict=True)]
     return columns_of(problem, each) | objectives(problem, algorithm, state), each[0]
 
 

@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from .._rounding import rounded_up
-from ..data import RowBound
+from .._rounding import number_text, rounded_up
+from ..algorithms.finetune import Finetune
+from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
 from ..models import BoundedInputs
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout
-from .evaluation import shares
+from .metrics import REGISTRY, Metric
+from .new_clients import NewClients, Terms, adapt
+from .summary import ByClient, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
     from .finetuning import Finetuned
@@ -36,13 +38,13 @@ class Result:
         ids: the clients' ids.
         personal: (n, D), the clients' models.
         shared: (D,), the released model, if the algorithm has one.
-        personal_accuracy: the metric of each client's own model on its test examples, by id, without the clients that
-            have no test examples.
-        shared_accuracy: the same for the shared model; ``None`` without one.
+        by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
+            for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
+        shared_by_client: the same for the shared model; ``None`` without one.
         final: the last row of the history.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
             it stopped improving.
-        metric: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
+        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
         replicates: where several runs were computed together, the last numbers of each: its ``budget``, its
@@ -56,7 +58,9 @@ class Result:
             and for every score, and the models of :meth:`model_for` and :meth:`shared_model` do so themselves.
         shortened: the share of the training and of the test records, by side, that were; not private.
         finetuned: where the clients finetuned after the run, the scores before and after; ``personal``,
-            ``personal_accuracy`` and ``final`` are then those of the finetuned models.
+            ``by_client`` and ``final`` are then those of the finetuned models.
+        asked: the metrics that the trainer was given.
+        terms: the settings by which new clients make models of their own, see :meth:`adapt`.
     """
 
     algorithm: str
@@ -66,8 +70,8 @@ class Result:
     ids: tuple[str, ...]
     personal: Tensor
     shared: Tensor | None
-    personal_accuracy: dict[str, float]
-    shared_accuracy: dict[str, float] | None
+    by_client: ByClient
+    shared_by_client: ByClient | None
     final: dict[str, Any]
     stopped: str
     metric: str
@@ -82,6 +86,56 @@ class Result:
     bound: RowBound | None = None
     shortened: Mapping[str, float] = field(default_factory=dict)
     finetuned: Finetuned | None = None
+    asked: tuple[Metric, ...] = ()
+    terms: Terms | None = None
+
+    def __repr__(self) -> str:
+        folder = "" if self.folder is None else f", in {self.folder}"
+        metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
+        return (
+            f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {self.data_name}, "
+            f"{len(self.ids):,} clients, {self.final['round']:,} {self.step}s, epsilon "
+            f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
+        )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
+        return {name: self.final[name] for name in self.by_client if name in self.final}
+
+    @property
+    def personal_accuracy(self) -> Mapping[str, float]:
+        """The main metric of each client's own model, by id."""
+        return self.by_client[self.metric]
+
+    @property
+    def shared_accuracy(self) -> Mapping[str, float] | None:
+        """The main metric of the shared model, by id; ``None`` without one."""
+        return None if self.shared_by_client is None else self.shared_by_client[self.metric]
+
+    def adapt(
+        self, data: FederatedDataset, *, finetune: Finetune | None = None, device: str | None = None
+    ) -> NewClients:
+        """Return personal models of clients that took no part, which start from the released model, with their scores.
+
+        Each new client trains on its own records and sends nothing. So it costs no epsilon: what the clients of the run
+        may lose is bounded by that of the released model, whatever is computed from it later; and of the new clients
+        nobody learns anything as long as their models and scores stay with them. A new client that gives away its model
+        or a score reveals that, without noise.
+
+        Args:
+            data: of the new clients, coded as those of the run (features, classes).
+            finetune: how; ``None`` for the settings of the run, without a choice on validation records, or where the
+                run did not finetune for :class:`~fedmtl.Finetune` with the local solver of the algorithm. The released
+                model is where everybody starts.
+            device: as of :class:`~fedmtl.Trainer`; ``None`` for that of the released model.
+
+        Raises:
+            ConfigError: a run without a shared model or with a loss of its own algorithm, or ``finetune`` that starts
+                from personal models.
+            ModelError: data that the model does not take.
+        """
+        return adapt(self.shared_model(), data, self.terms, finetune, device or str(self.personal.device))
 
     def model_for(self, client: str) -> nn.Module:
         """A client's personal model, in evaluation mode.
@@ -113,18 +167,38 @@ class Result:
         """The last row of the history of each budget; only one without ``replicates``."""
         return [row for row in self.history if row["round"] == self.final["round"]]
 
-    def numbers(self) -> dict[str, Any]:
-        """The summary's numbers, as plain values."""
+    def numbers(self, alone: Result | None = None) -> dict[str, Any]:
+        """The summary's numbers, as plain values.
+
+        Args:
+            alone: what the clients have alone; None for the baseline ``"local"``, where there is one.
+        """
         values = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
         values["scored_clients"] = len(self.personal_accuracy)
         values |= {} if self.finetuned is None else self.finetuned.numbers()
-        if self.beside_local is not None:
-            values |= dict(zip(("better_than_local", "as_local", "worse_than_local"), self.beside_local, strict=True))
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
+        alone = self.baselines.get("local") if alone is None else alone
+        if self.asked:
+            values["metrics"] = [metric.name for metric in self.shown]
+        for metric in self.shown:
+            prefix = "" if metric.name == self.metric else f"{metric.name}_"
+            own = self.by_client[metric.name]
+            found = spread_of(own, metric)
+            values[f"{prefix}median"] = found["median"]
+            if prefix:
+                values |= {f"{prefix}{key}": found[key] for key in ("worst_tenth", "spread", "clients")}
+            if alone is not None:
+                names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
+                values |= dict(zip(names, beside(own, alone.by_client.get(metric.name, {}), metric), strict=True))
         if self.replicates is None:
             return values | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
         return values | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
+
+    @property
+    def shown(self) -> tuple[Metric, ...]:
+        """The main metric, and those that were asked for."""
+        return (REGISTRY[self.metric], *(one for one in self.asked if one.name != self.metric))
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
@@ -144,78 +218,63 @@ class Result:
         return "\n".join([head, "", *lines, "", self.privacy.text()])
 
     def _one_run(self) -> list[str]:
-        last, metric = self.final, self.metric
-        lines = [
-            "not private (computed on the clients' test data)",
-            f"  personal models   {metric} {last[metric]:.4g}   worst tenth {last['worst_tenth']:.4g}   "
-            f"spread {last['spread']:.4g}" + (f"   nMSE {last['nmse']:.4g}" if "nmse" in last else ""),
-        ]
+        last = self.final
+        alone = self.baselines.get("local")
+        stages = [*self.stages(self.algorithm, shared=True)[::-1]]
+        stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
+        lines = ["not private (computed on the clients' test data); baselines are not released"]
+        reference = None if alone is None else ("local", alone.by_client)
+        lines += score_lines(stages, self.shown, len(self.ids), reference)
         if self.finetuned is not None:
-            before = last[f"{'global' if self.finetuned.start == 'shared' else 'trained'}_{metric}"]
-            lines += self.finetuned.lines(metric, before)
-        if self.shared is not None:
-            lines.append(f"  shared model      {metric} {last[f'global_{metric}']:.4g}")
+            lines += self.finetuned.lines()
+        if "nmse" in last:
+            lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
         if self.bound is not None and any(self.shortened.values()):
-            lines.append(f"  records           {_shares(self.shortened, self.bound)}")
+            lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
-            cost = f"   cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
-            lines.append(f"  training records  objective {last['objective']:.5g}{cost}")
+            cost = f", cost of privacy psi {last['psi']:.4g}" if "psi" in last else ""
+            lines.append(f"  training records: objective {last['objective']:.5g}{cost}")
         if self.baselines:
-            lines.append("  comparison, not released:")
-            for name, run in self.baselines.items():
-                for label, row in run.stages(name):
-                    lines.append(
-                        f"    {label:<23} {metric} {row[metric]:.4g}   worst tenth {row['worst_tenth']:.4g}   "
-                        f"spread {row['spread']:.4g}   epsilon {rounded_up(run.epsilon, 3)}"
-                    )
-            if (beside := self.beside_local) is not None:
-                better, equal, worse = beside
-                lines.append(
-                    f"  beside local      with this run's models {better:.0%} of the clients are better off, "
-                    f"{equal:.0%} as well, {worse:.0%} worse"
-                )
-            lines.append(f"  best of these     {self._best()}")
+            lines.append(f"  best mean: {self._best()}")
         return lines
 
-    def stages(self, name: str) -> list[tuple[str, dict[str, float]]]:
-        """What the run's personal models score, by label: as trained, and finetuned where they were. ``name`` is that
-        of the run, and each mapping has the ``metric``, ``worst_tenth`` and ``spread``."""
-        names = (self.metric, "worst_tenth", "spread")
-        last = {key: self.final[key] for key in names}
-        if self.finetuned is None:
-            return [(name, last)]
-        before = {key: self.final[f"trained_{key}"] for key in names}
-        return [(name, before), (f"{name} + finetuning", last)]
+    def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
+        """The scores of the run's personal models, as trained, and finetuned where they were; first those of the shared
+        model, if it is asked for and another.
 
-    def scores(self, name: str) -> list[tuple[str, Mapping[str, float]]]:
-        """The scores by client of :meth:`stages`, by label."""
-        if self.finetuned is None:
-            return [(name, self.personal_accuracy)]
-        return [(name, self.finetuned.scores["personal"]), (f"{name} + finetuning", self.personal_accuracy)]
+        Args:
+            name: of the run.
+            shared: whether the shared model is among them.
+        """
+        trained = self.by_client if self.finetuned is None else self.finetuned.by_client["personal"]
+        found = [Stage(name, trained, self.epsilon)]
+        if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
+            found.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
+        if self.finetuned is not None:
+            found.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon))
+        return found
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
         """Shares of the clients whose personal model scores better than, as, and worse than what they have alone; None
         without the baseline ``"local"``."""
-        if "local" not in self.baselines:
-            return None
-        alone = self.baselines["local"].personal_accuracy
-        both = [name for name in self.personal_accuracy if name in alone]
-        own, others = (torch.tensor([scores[name] for name in both]) for scores in (self.personal_accuracy, alone))
-        return shares(own, others, metric=self.metric)
+        alone = self.baselines.get("local")
+        return None if alone is None else beside(self.personal_accuracy, alone.personal_accuracy, self.shown[0])
 
     def _best(self) -> str:
         """The best mean score of this run and of its baselines, and what comes next."""
-        metric, sign = self.metric, 1 if self.metric == "mse" else -1
-        own = [(f"{label} (this run)", row) for label, row in self.stages(self.algorithm)]
-        others = [stage for name, run in self.baselines.items() for stage in run.stages(name)]
-        first, second = sorted([*own, *others], key=lambda stage: sign * stage[1][metric])[:2]
-        return f"{first[0]}, {first[1][metric]:.4g}; next {second[0]}, {second[1][metric]:.4g}"
+        metric = self.shown[0]
+        stages = self.stages(self.algorithm)
+        stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)]
+        means = [(stage.label, spread_of(stage.by_client[metric.name], metric)["mean"]) for stage in stages]
+        first, second = sorted(means, key=lambda pair: pair[1], reverse=metric.higher_is_better)[:2]
+        return f"{first[0]} {number_text(first[1])}, then {second[0]} {number_text(second[1])}"
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        names = [name for name in (self.metric, "nmse", "worst_tenth", "objective", "psi") if name in rows[0]]
+        names = [self.metric, "nmse", *(one.name for one in self.asked), "worst_tenth", "objective", "psi"]
+        names = [name for name in dict.fromkeys(names) if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
@@ -234,8 +293,8 @@ def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
 
 
 def _band(row: Mapping[str, Any], name: str) -> str:
-    spread = f" [{row[f'{name}_p5']:.4g}, {row[f'{name}_p95']:.4g}]" if f"{name}_p5" in row else ""
-    return f"{row[name]:.4g}{spread}"
+    low, high = (number_text(row.get(f"{name}_p{mark}", float("nan"))) for mark in (5, 95))
+    return number_text(row[name]) + (f" [{low}, {high}]" if f"{name}_p5" in row else "")
 
 
 def _plain(value: Any) -> str:

@@ -27,9 +27,12 @@ from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
+from .evaluation import try_metrics
 from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
 from .loop import Loop
+from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
+from .new_clients import Terms
 from .problem import build_problem, coded_for, fingerprint, share_beyond
 from .replicates import Replicates, chosen, init_state
 from .result import Result
@@ -76,6 +79,13 @@ class Trainer:
             that can; the history then has means and percentiles, and everything else is of the first repetition. The
             data and their split are the same in all. An epsilon is that of one run.
         epsilons: budgets, each with R repetitions of its own, in place of the ``epsilon`` of ``privacy``.
+        metrics: what is measured beside the loss and the main metric (accuracy, mean squared error, or recall at 5 for
+            more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``, ``"f1"``, ``"balanced_accuracy"``,
+            ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``, ``"mae"``, ``"nmse"``, ..., see
+            :mod:`fedmtl.trainer.metrics`; or a function ``metric(outputs, targets) -> float`` of the outputs and
+            targets (N, ...) of one client's test rows, on the CPU, whose name is its column. Where less is better it
+            has an attribute ``higher_is_better = False``. NaN, or an error at a client, leaves the client out of the
+            mean.
         callbacks: called around the loop.
         progress: show a progress bar.
 
@@ -103,6 +113,7 @@ class Trainer:
     early_stopping: EarlyStopping | None = None
     replicates: int = 1
     epsilons: Sequence[float] | None = None
+    metrics: Sequence[str | MetricFunction] = ()
     callbacks: Sequence[Callback] = ()
     progress: bool = True
 
@@ -128,6 +139,17 @@ class Trainer:
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
+        resolve_metrics(self.metrics, self.data.spec, self.data.name)
+
+    @property
+    def asked_metrics(self) -> tuple[Metric, ...]:
+        """The metrics by name and function."""
+        return resolve_metrics(self.metrics, self.data.spec, self.data.name)
+
+    @property
+    def further_metrics(self) -> tuple[Metric, ...]:
+        """Those of them that are not measured in any case."""
+        return tuple(one for one in self.asked_metrics if one.name not in usual_metrics(self.data.spec))
 
     @property
     def repeated(self) -> Replicates:
@@ -242,14 +264,16 @@ class Trainer:
             if self.finetune is not None:
                 self.finetune.check(problem)  # before anything is charged
             self._check_baselines(problem)
+            try_metrics(problem, self.further_metrics)
             result = resolved._follow(problem, folder, resume, coins)
             if self.finetune is not None:
-                result = finetuned(result, problem, self.finetune, validation, self.privacy)
+                result = finetuned(result, problem, self.finetune, validation, self.privacy, self.further_metrics)
         result = replace(
             result,
             chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),
             bound=bound,
             shortened=shortened,
+            terms=Terms(self.algorithm, self.loss, self.finetune, tuple(self.metrics), self.seed, self.dtype),
         )
         if folder is not None:
             folder.write_run(result, problem)

@@ -59,11 +59,11 @@ def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> 
     assert len(groups) == 6 + 1 + 1
     pmtl = groups["pmtl", 2.0]
     assert pmtl.seeds == 2
-    assert pmtl.mean[0] == pytest.approx(0.855)
-    assert pmtl.deviation[0] == pytest.approx(statistics.stdev([0.85, 0.86]))
-    assert (pmtl.low[0], pmtl.high[0]) == pytest.approx((0.85, 0.86))
-    assert groups["local", 0.0].mean[0] == pytest.approx(0.76)
-    assert groups["pmtl", math.inf].mean[0] == 0.93
+    assert pmtl.mean["accuracy"] == pytest.approx(0.855)
+    assert pmtl.deviation["accuracy"] == pytest.approx(statistics.stdev([0.85, 0.86]))
+    assert (pmtl.low["accuracy"], pmtl.high["accuracy"]) == pytest.approx((0.85, 0.86))
+    assert groups["local", 0.0].mean["accuracy"] == pytest.approx(0.76)
+    assert groups["pmtl", math.inf].mean["accuracy"] == 0.93
 
 
 def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
         write_run(tmp_path / method, algorithm=method, accuracy=0.5, baselines=local)
     rows, _ = tables.collect([tmp_path])
     local = [one for one in tables.group(rows) if one.algorithm == "local"]
-    assert [(one.seeds, one.mean[0]) for one in local] == [(1, 0.78), (1, 0.81)]
+    assert [(one.seeds, one.mean["accuracy"]) for one in local] == [(1, 0.78), (1, 0.81)]
 
 
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:

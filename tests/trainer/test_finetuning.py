@@ -26,8 +26,8 @@ from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.audit.independence import independence
-from fedmtl.trainer.evaluation import shares
 from fedmtl.trainer.finetuning import held_out
+from fedmtl.trainer.metrics import shares
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification
 from tests.trainer.settings import DATA, DELTA, SOLVER, quick_figures, trainer
@@ -102,20 +102,20 @@ def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
     text = result.summary()
     assert "pmtl + finetuning" in text
     assert "local + finetuning" not in text
-    stages = dict(result.stages("fedavg"))
+    stages = result.stages("fedavg")
     for name, run in result.baselines.items():
-        stages |= dict(run.stages(name))
-    assert len(stages) == 5
-    best = max(stages.values(), key=lambda row: row["accuracy"])
-    line = next(line for line in text.splitlines() if "best of these" in line)
-    assert f", {best['accuracy']:.4g}; next" in line
+        stages += run.stages(name)
+    assert len({stage.label for stage in stages}) == 5
+    best = max(sum(stage.by_client["accuracy"].values()) / len(DATA) for stage in stages)
+    line = next(line for line in text.splitlines() if "best mean" in line)
+    assert f" {best:.3f}, then" in line
     alone = result.baselines["local"].personal_accuracy
     gaps = [result.personal_accuracy[name] - alone[name] for name in DATA.ids]
     counts = [sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps), sum(gap < 0 for gap in gaps)]
     assert result.beside_local == pytest.approx([count / len(gaps) for count in counts])
     assert result.numbers()["worse_than_local"] == pytest.approx(counts[2] / len(gaps))
-    line = next(line for line in text.splitlines() if "beside local" in line)
-    assert f"{counts[0] / len(gaps):.0%} of the clients are better off" in line
+    line = next(line for line in text.splitlines() if line.startswith("  fedavg + finetuning"))
+    assert f" {'/'.join(f'{count / len(gaps):.0%}'[:-1] for count in counts)} " in line
 
 
 def test_every_client_chooses_the_model_of_least_loss_on_its_own_validation_records() -> None:
@@ -212,8 +212,8 @@ def test_new_clients_start_from_the_released_model() -> None:
 
 def test_shares_of_clients() -> None:
     scores, before = torch.tensor([0.5, 0.7, 0.2, 0.4, float("nan")]), torch.tensor([0.5, 0.6, 0.1, 0.9, 0.3])
-    assert shares(scores, before, metric="accuracy") == (0.5, 0.25, 0.25)
-    assert shares(scores, before, metric="mse") == (0.25, 0.25, 0.5)
+    assert shares(scores, before, higher_is_better=True) == (0.5, 0.25, 0.25)
+    assert shares(scores, before, higher_is_better=False) == (0.25, 0.25, 0.5)
 
 
 def test_what_cannot_be_finetuned_is_refused() -> None:

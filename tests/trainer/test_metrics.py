@@ -1,4 +1,4 @@
-"""nMSE and aAUC against scikit-learn, and against plain loops with real models."""
+"""Every metric against scikit-learn, and against plain loops with real models."""
 
 from __future__ import annotations
 
@@ -7,22 +7,35 @@ import copy
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    mean_squared_error,
+    r2_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from fedmtl import Execution, models
-from fedmtl.data import Examples, FederatedDataset
+from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.stacked import Layout
+from fedmtl.trainer.evaluation import evaluate_personal
 from fedmtl.trainer.metrics import (
+    REGISTRY,
     average_auc,
-    evaluate_auc,
-    evaluate_nmse,
+    distribution,
+    invented_rows,
+    kind_of,
     linear_outputs,
     nmse,
-    normalized_numbers,
+    resolve_metrics,
+    shares,
     task_auc,
 )
 from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.replicates import columns_of
 
 OFFSETS = torch.tensor([0, 5, 6, 18, 25])
 
@@ -127,7 +140,8 @@ def test_any_model_of_any_algorithm(outputs):
     loss = "binary_cross_entropy" if outputs == 1 else "cross_entropy"
     problem = build_problem(data, model, loss, Execution(), rounds=1, seed=0, device="cpu", dtype="float64")
     rows = draws(4, problem.dimension, seed=3)
-    found = evaluate_auc(problem, Given(rows), None)
+    metrics = resolve_metrics(["auc"], data.spec)
+    found = evaluate_personal(problem, Given(rows), None, metrics=metrics).others["auc"]
     for t, (a, b) in enumerate(tasks()):
         module = Layout.of(problem.module).load(copy.deepcopy(problem.module), rows[t]).eval()
         raw = module(data.test.x[a:b].double()).detach().reshape(b - a, -1)
@@ -137,9 +151,9 @@ def test_any_model_of_any_algorithm(outputs):
             assert float(found[t]) == pytest.approx(roc_auc_score(y, scores), rel=1e-12)
         else:
             assert found[t].isnan()
-    assert normalized_numbers(problem, torch.ones(4)) == {}
-    with pytest.raises(DataError, match="regression"):
-        evaluate_nmse(problem, Given(rows), None)
+    assert "nmse" not in columns_of(problem, [evaluate_personal(problem, Given(rows), None)])
+    with pytest.raises(ConfigError, match="which is not for data"):
+        resolve_metrics(["nmse"], data.spec)
 
 
 def test_nmse_of_any_model():
@@ -148,18 +162,17 @@ def test_nmse_of_any_model():
         data, models.mlp(hidden=4), "mse", Execution(), rounds=1, seed=0, device="cpu", dtype="float64"
     )
     rows = draws(4, problem.dimension, seed=3)
-    found = evaluate_nmse(problem, Given(rows), None, "train")
+    tested = evaluate_personal(problem, Given(rows), None)
+    by_client, means = tested.by_client(problem)["nmse"], columns_of(problem, [tested])
+    assert set(by_client) == {"a", "c", "d"}  # a single target does not vary
     for t, (a, b) in enumerate(tasks()):
         module = Layout.of(problem.module).load(copy.deepcopy(problem.module), rows[t]).eval()
-        guess = module(data.train.x[a:b].double()).detach()[:, 0]
+        guess = module(data.test.x[a:b].double()).detach()[:, 0]
         if b - a > 1:
-            assert float(found.task[t]) == pytest.approx(1 - r2_score(data.train.y[a:b], guess), rel=1e-9)
-    tested = evaluate_nmse(problem, Given(rows), None)
-    both = normalized_numbers(problem, torch.stack([tested.mse, 3 * tested.mse]))
-    assert both["nmse"].tolist() == pytest.approx([float(tested.mean), 3 * float(tested.mean)])
-    assert both["pooled_nmse"].tolist() == pytest.approx([float(tested.pooled), 3 * float(tested.pooled)])
-    with pytest.raises(DataError, match="two classes"):
-        evaluate_auc(problem, Given(rows), None)
+            assert by_client["abcd"[t]] == pytest.approx(1 - r2_score(data.test.y[a:b], guess), rel=1e-9)
+    assert float(means["nmse"][0]) == pytest.approx(np.mean(list(by_client.values())))
+    with pytest.raises(ConfigError, match="which is not for data"):
+        resolve_metrics(["auc"], data.spec)
 
 
 def test_a_task_without_examples_changes_nothing_of_the_others():
@@ -179,3 +192,190 @@ def test_shapes_that_do_not_fit_are_refused():
         task_auc(draws(25) / 0, (draws(25) > 0).long(), OFFSETS)
     with pytest.raises(ConfigError, match="models have shape"):
         linear_outputs(draws(3, 3), Examples(draws(25, 3), draws(25), OFFSETS))
+
+
+def spec_of(classes, targets=()):
+    return DataSpec((3,), classes, 4, targets)
+
+
+def value_of(name, spec, outputs, targets):
+    if name == "recall_at_5":  # the main metric of such data, summed over examples in a run
+        return REGISTRY[name].value(outputs, targets)
+    (metric,) = resolve_metrics([name], spec)
+    return metric.value(outputs, targets)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("shape", [(2, ()), (2, (1,)), (2, (2,)), (3, (3,)), (5, (5,))])
+def test_metrics_of_classes_are_those_of_scikit_learn(shape, coarse, seed):
+    classes, outputs = shape
+    rows = 12
+    raw = 3 * draws(rows, *outputs, seed=seed)
+    raw = raw[torch.arange(rows) // 2] if coarse else raw
+    y = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(seed + 100))
+    z = raw.reshape(rows, -1).numpy()
+    probabilities = np.exp(z) / np.exp(z).sum(1, keepdims=True) if z.shape[1] > 1 else 1 / (1 + np.exp(-z))
+    guess = z.argmax(1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(int)
+    there = np.unique(y)
+    each = [
+        roc_auc_score(y == c, probabilities[:, -1 if classes == 2 else c])
+        for c in ([1] if classes == 2 else range(classes))
+        if 0 < (y == c).sum() < rows
+    ]
+    expected = {
+        "accuracy": accuracy_score(y, guess),
+        "auc": np.mean(each),
+        "f1": f1_score(y, guess, average="macro"),
+        "balanced_accuracy": recall_score(y, guess, labels=there, average="macro"),
+    }
+    for name, value in expected.items():
+        found = REGISTRY[name].value(raw, y) if name == "accuracy" else value_of(name, spec_of(classes), raw, y)
+        assert found == pytest.approx(value, rel=1e-12), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("labels", [3, 8])
+def test_metrics_of_labels_are_those_of_scikit_learn(labels, coarse, seed):
+    rows, spec = 14, spec_of(2, (labels,))
+    z, y = draws(rows, labels, seed=seed), (draws(rows, labels, seed=seed + 50) > 0.8).long()
+    z = z.round() + 0.5 if coarse else z
+    y[:, 0] = 0  # never there
+    guess = (z > 0).long()
+    guess[:, 0], z[:, 0] = 0, z[:, 0].abs() * -1 - 1  # and never predicted
+    both = [t for t in range(labels) if 0 < y[:, t].sum() < rows]
+    known = [t for t in range(labels) if y[:, t].any() or guess[:, t].any()]
+    assert 0 not in known
+    expected = {
+        "accuracy": float((guess == y).double().mean()),
+        "auc": roc_auc_score(y[:, both], z[:, both], average="macro"),
+        "auc_micro": roc_auc_score(y, z, average="micro"),
+        "f1": f1_score(y[:, known], guess[:, known], average="macro", zero_division=0),
+    }
+    if labels > 5 and not coarse:
+        largest = np.argsort(-z.numpy(), 1)[:, :5]
+        expected["recall_at_5"] = np.take_along_axis(y.numpy(), largest, 1).sum() / y.sum().item()
+    for name, value in expected.items():
+        assert REGISTRY[name].value(z, y) == pytest.approx(value, rel=1e-12), name
+        assert value_of(name, spec, z, y) == pytest.approx(value, rel=1e-12), name
+
+
+def test_metrics_of_numbers_are_those_of_scikit_learn():
+    guess, y = draws(9, 1), draws(9, seed=1)
+    expected = {
+        "mse": mean_squared_error(y, guess),
+        "rmse": mean_squared_error(y, guess) ** 0.5,
+        "mae": mean_absolute_error(y, guess),
+        "nmse": 1 - r2_score(y, guess),
+    }
+    for name, value in expected.items():
+        assert value_of(name, spec_of(None), guess, y) == pytest.approx(value, rel=1e-12), name
+    guess, y = draws(9, 2), draws(9, 2, seed=1)
+    for name, oracle in (("mse", mean_squared_error), ("mae", mean_absolute_error)):
+        assert value_of(name, spec_of(None, (2,)), guess, y) == pytest.approx(oracle(y, guess), rel=1e-12)
+    with pytest.raises(ConfigError, match="several real targets"):
+        resolve_metrics(["nmse"], spec_of(None, (2,)))
+
+
+def test_large_logits_keep_their_order():
+    """Softmax probabilities round to 1 here, and would make ties."""
+    z = torch.tensor([[60.0, 0.0, 0.0], [50.0, 0.0, 0.0], [40.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    y = torch.tensor([0, 1, 0, 1])
+    ones = [roc_auc_score(y == c, z[:, c] - z[:, [k for k in range(3) if k != c]].logsumexp(1)) for c in (0, 1)]
+    assert REGISTRY["auc"].value(z, y) == pytest.approx(np.mean(ones))
+    assert len(np.unique(z.softmax(1)[:, 0])) < 4
+
+
+def test_what_is_not_defined_is_not_a_number():
+    ones, z = torch.ones(5, dtype=torch.int64), draws(5, 2)
+    assert np.isnan(REGISTRY["auc"].value(z, ones))
+    assert np.isnan(REGISTRY["auc_micro"].value(draws(5, 3), torch.ones(5, 3)))
+    assert np.isnan(REGISTRY["auc"].value(z * torch.nan, torch.tensor([0, 1, 0, 1, 0])))
+    assert np.isnan(REGISTRY["nmse"].value(draws(5, 1), torch.full((5,), 0.1)))
+    assert np.isnan(REGISTRY["rmse"].value(draws(5, 1) / 0, draws(5)))
+    assert REGISTRY["balanced_accuracy"].value(z, ones) == pytest.approx(accuracy_score(ones, z.argmax(1)))
+
+
+def test_the_distribution_and_the_shares_of_clients():
+    scores = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7, 0.6, 0.8, 0.2, 0.4, 0.95, 0.05])
+    found = distribution(scores, higher_is_better=True)
+    assert found == pytest.approx(
+        {
+            "mean": np.mean(scores.numpy()),
+            "median": 0.5,
+            "worst_tenth": (0.05 + 0.1) / 2,  # 2 of 11 clients
+            "spread": np.std(scores.numpy()),
+        }
+    )
+    assert distribution(scores, higher_is_better=False)["worst_tenth"] == pytest.approx((0.95 + 0.9) / 2)
+    others = scores.clone()
+    others[:3] += torch.tensor([0.1, -0.2, 1e-12])
+    others[10] = torch.nan
+    assert shares(scores.double(), others.double(), higher_is_better=True) == pytest.approx((0.1, 0.8, 0.1))
+
+
+def one_number(outputs, targets):
+    return 0.25
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (["aucc"], "metrics has 'aucc'; accepted: loss, accuracy, auc, "),
+        ("auc", "metrics is 'auc'; give a list"),
+        (["auc", "auc"], "metrics has 'auc' twice"),
+        ([lambda outputs, targets: 1.0], "a function with a name of its own"),
+        ([float], "a function with a name of its own"),
+        ([3], "metrics has 3; give a name"),
+        ([one_number, one_number], "metrics has 'one_number' twice"),
+        (
+            ["rmse"],
+            "metrics has 'rmse', which is not for data \\(one class an example\\); accepted: loss, accuracy, auc",
+        ),
+    ],
+)
+def test_what_is_no_metric_is_refused(metrics, said):
+    with pytest.raises(ConfigError, match=said):
+        resolve_metrics(metrics, spec_of(3))
+
+
+def test_a_name_that_is_taken_is_refused():
+    def spread(outputs, targets):
+        return 1.0
+
+    def median(outputs, targets):
+        return 1.0
+
+    for one in (spread, median):
+        with pytest.raises(ConfigError, match="a name that is taken"):
+            resolve_metrics([one], spec_of(3))
+
+
+@pytest.mark.parametrize("returned", [torch.ones(3), np.ones((2, 2)), "0.5", None])
+def test_what_is_no_number_is_refused_on_invented_rows(returned):
+    def mine(outputs, targets):
+        return returned
+
+    (metric,) = resolve_metrics([mine], spec_of(3))
+    with pytest.raises(ConfigError, match="metric 'mine' returns"):
+        metric.try_out(*invented_rows(spec_of(3), (3,)))
+    with pytest.warns(UserWarning, match="metric 'mine'"):
+        assert np.isnan(metric.value(draws(4, 3), torch.tensor([0, 1, 2, 0])))
+
+
+@pytest.mark.parametrize("returned", [0.5, 1, True, torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5)])
+def test_numbers_of_every_kind_are_taken(returned):
+    def mine(outputs, targets):
+        return returned
+
+    (metric,) = resolve_metrics([mine], spec_of(3))
+    metric.try_out(*invented_rows(spec_of(3), (3,)))
+    assert metric.value(draws(4, 3), torch.tensor([0, 1, 2, 0])) == float(returned)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_metric_takes_invented_rows(name):
+    for spec, outputs in ((spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None), (1,))):
+        if name != "loss" and name in {one.name for one in REGISTRY.values() if kind_of(spec) in one.kinds}:
+            assert np.isfinite(REGISTRY[name].value(*invented_rows(spec, outputs)))

@@ -183,7 +183,7 @@ def test_files_and_words_of_several_runs(tmp_path):
     rows, _ = collect([tmp_path])
     groups = sorted(group(rows), key=lambda one: one.epsilon)
     assert [(one.epsilon, one.seeds) for one in groups] == [(2.0, RUNS), (math.inf, RUNS)]
-    assert groups[0].mean[0] == pytest.approx(result.bands[0]["accuracy"])
+    assert groups[0].mean["accuracy"] == pytest.approx(result.bands[0]["accuracy"])
 
 
 @pytest.mark.parametrize("shape", ["common", "few", "many"])

@@ -1,0 +1,121 @@
+"""``fedmtl adapt``: personal models of clients that took no part in a run, from its released model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .config import ByKey, Config, check_names, compose, instantiate_group, resolve, settings
+from .options import add_config_dir, command_parser
+
+_KEYS = ("data", "finetune", "metrics", "device", "seed")
+
+_EPILOG = """\
+examples
+  fedmtl adapt outputs/2025-01-31/12-00-00 data.clients=20 data.seed=1      new clients of the same source
+  fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
+  fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
+
+Every new client finetunes the model in public/ on its own records and sends nothing, so this costs no epsilon. Model,
+loss and finetuning are those of the run unless given; features and classes must be coded as those of the run.
+"""
+
+
+def adapt(words: list[str]) -> int:
+    """Finetune the released model of a finished run for new clients.
+
+    Args:
+        words: the run's folder, settings of the new clients' data and of finetuning, ``--out`` and ``--config-dir``.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: a run that has not finished or has no shared model, or a setting that is not taken here.
+        ModelError: data that the model does not take.
+    """
+    parser = command_parser("adapt", "Personal models of clients that took no part in a run.", _EPILOG)
+    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"settings of {', '.join(_KEYS)}")
+    parser.add_argument("--out", type=Path, help="where the files go; default outputs/DATE/TIME")
+    add_config_dir(parser)
+    options = parser.parse_intermixed_args(words)
+    out = options.out or Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out is {out}, which has files already; choose another folder.")
+    config = _config(options)
+
+    from ..trainer.folder import RunFolder
+    from ..trainer.new_clients import Terms
+    from ..trainer.new_clients import adapt as make
+
+    objects = settings(config)
+    if objects["finetune"] is None and _given(options.overrides, "finetune"):
+        raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
+    data = instantiate_group(config, "data")
+    with ByKey(config):
+        terms = Terms(
+            objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
+            config["dtype"],
+        )  # fmt: skip
+        model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
+        given = objects["finetune"] if _given(options.overrides, "finetune") else None
+        found = make(model, data, terms, given, config["device"])
+    RunFolder(out).write_new_clients(found, data)
+    files = "clients.csv, summary.txt, adapted.json, models.safetensors"
+    print(f"{found.summary()}\n\nSaved in {out}\n  private/  not covered by any epsilon: {files}")
+    return 0
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The settings of the run, with those of the new clients in their place."""
+    folder: Path = options.folder
+    stored = folder / "private" / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
+    from omegaconf import OmegaConf
+
+    config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(stored))  # type: ignore[assignment]
+    if "search" in config:
+        raise ConfigError(f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder.")
+    if not (folder / "private" / "result.json").is_file():
+        raise ConfigError(f"{folder} has not finished; go on with fedmtl resume {folder}.")
+    config = {"metrics": []} | config
+    for text in options.overrides:
+        if not any(_given([text], key) for key in _KEYS):
+            raise ConfigError(f"{text} is not taken here; accepted: {', '.join(f'{key}=...' for key in _KEYS)}.")
+    for key in _KEYS:
+        own = _given(options.overrides, key)
+        if key in ("data", "finetune") and not any(text.startswith(f"{key}=") for text in own):
+            config[key] = _updated(config, key, own)
+        elif own:
+            check_names(own, options.config_dir)
+            config[key] = resolve(compose(tuple(own), options.config_dir))[key]
+    return config | {"baselines": [], "replicates": 1, "epsilons": None}
+
+
+def _given(overrides: Sequence[str], key: str) -> list[str]:
+    return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == key]
+
+
+def _updated(config: Config, group: str, overrides: Sequence[str]) -> Any:
+    """The group's stored settings with some of them replaced."""
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.create({group: config[group]})
+    for text in overrides:
+        key = text.split("=")[0]
+        if "=" not in text or OmegaConf.select(node, key, default=_MISSING) is _MISSING:
+            accepted = ", ".join(f"{group}.{name}" for name in config[group] or () if name != "_target_")
+            raise ConfigError(
+                f"{text} is no setting of the run; accepted: {accepted or 'nothing'}, or {group}=OPTION and its parts."
+            )
+        node.merge_with_dotlist([text])
+    return OmegaConf.to_container(node)[group]  # type: ignore[index, call-overload]
+
+
+_MISSING = object()

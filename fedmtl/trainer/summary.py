@@ -1,0 +1,99 @@
+"""How scores over clients are printed: one small block for a run, its baselines and new clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from .._rounding import number_text, rounded_up
+from .metrics import Metric, distribution, shares
+
+ByClient = Mapping[str, Mapping[str, float]]
+"""Metric -> client -> number, without the clients for which it is not defined."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Models that are scored, one a client.
+
+    Args:
+        label: what they are.
+        by_client: their scores.
+        epsilon: that they cost; None where it is not said.
+    """
+
+    label: str
+    by_client: ByClient
+    epsilon: float | None = None
+
+
+def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
+    """Return mean, median, worst tenth and standard deviation over the clients of ``scores``, and their number; NaN
+    and 0 without any."""
+    if not scores:
+        return dict.fromkeys(("mean", "median", "worst_tenth", "spread"), float("nan")) | {"clients": 0}
+    values = torch.tensor(list(scores.values()), dtype=torch.float64)
+    return distribution(values, higher_is_better=metric.higher_is_better) | {"clients": len(values)}
+
+
+def beside(own: Mapping[str, float], others: Mapping[str, float], metric: Metric) -> tuple[float, float, float]:
+    """Return the shares of the clients that score better, equal and worse than with other models, of those that have a
+    score with both."""
+    both = [name for name in own if name in others]
+    pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (own, others))
+    return shares(*pair, higher_is_better=metric.higher_is_better)
+
+
+def score_lines(
+    stages: Sequence[Stage], metrics: Sequence[Metric], clients: int, reference: tuple[str, ByClient] | None = None
+) -> list[str]:
+    """Return the printed tables, one a metric, and what their columns mean.
+
+    Args:
+        stages: rows of a table.
+        metrics: tables.
+        clients: n, of all clients.
+        reference: name and scores of the models to compare with, one a client; None leaves the column out.
+    """
+    lines: list[str] = []
+    name, others = reference or ("", {})
+    for metric in metrics:
+        known = [len(stage.by_client.get(metric.name, {})) for stage in stages]
+        rows = [[metric.name, "mean", "median", "tenth", "spread", f"than {name}", "epsilon"]]
+        for stage in stages:
+            scores = stage.by_client.get(metric.name, {})
+            found = spread_of(scores, metric)
+            names = ("mean", "median", "worst_tenth", "spread")
+            cells = [number_text(found[key], found["mean"]) for key in names]
+            beyond = "-" if stage.by_client is others else percent(beside(scores, others.get(metric.name, {}), metric))
+            epsilon = "-" if stage.epsilon is None else rounded_up(stage.epsilon, 3)
+            rows.append([stage.label, *cells, beyond, epsilon])
+        left_out = [
+            place for place, none in ((5, reference is None), (6, all(one.epsilon is None for one in stages))) if none
+        ]
+        rows = [[cell for place, cell in enumerate(row) if place not in left_out] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for label, *cells in rows:
+            line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+            lines.append(f"  {label:<{widths[0]}}{line}")
+        few = min(known)
+        if few < clients:
+            most = f" to {max(known):,}" if max(known) > few else ""
+            lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
+    tenths = sorted({ceil(len(stage.by_client.get(m.name, {})) / 10) for stage in stages for m in metrics})
+    size = f"{tenths[0]:,}" if len(tenths) == 1 else "tenth of"
+    directions = {metric.higher_is_better for metric in metrics}
+    end = "lowest" if directions == {True} else "largest" if directions == {False} else "worst"
+    lines.append(f"  tenth: mean over the {size} clients with the {end} scores")
+    lines.append("  spread: standard deviation")
+    if reference is not None:
+        lines[-1] += f"; than {name}: % of clients better/equal/worse"
+    return lines
+
+
+def percent(values: Sequence[float]) -> str:
+    """Return shares as whole percents: ``71/12/17``."""
+    return "/".join(f"{value:.0%}"[:-1] for value in values)

@@ -1,0 +1,158 @@
+"""Clients that join a finished run, from Python and by ``fedmtl adapt``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedmtl import FedAvg, Finetune, Local, LocalSGD, cli, models, personalize
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, ModelError
+from tests.helpers import ragged_classification
+from tests.trainer.settings import DATA, SOLVER, trainer
+
+FINETUNE = Finetune(kind="kl", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4), validation=0.25)
+OLD, NEW = DATA.subset(DATA.ids[:8]), DATA.subset(DATA.ids[8:])
+RUN = [
+    *("data.clients=12", "data.train_images=5", "schedule.cohort=6", "rounds=2", "progress=false", "dtype=float64"),
+    *("device=cpu", "baselines=[]", "metrics=[auc]"),
+]
+
+
+def test_a_result_adapts_by_the_settings_of_its_run() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD, finetune=FINETUNE, metrics=["auc"], seed=3).fit()
+    found = result.adapt(NEW)
+    own = replace(FINETUNE, validation=0.0)
+    by_hand = personalize(
+        result.shared_model(), NEW, finetune=own, loss="auto", metrics=["auc"], seed=3, device="cpu", dtype="float64"
+    )
+    assert torch.equal(found.personal, by_hand.personal)
+    assert found.by_client == by_hand.by_client
+    assert set(found.by_client) == {"loss", "accuracy", "auc"}
+    assert found.metrics["accuracy"] == pytest.approx(sum(found.personal_accuracy.values()) / len(NEW))
+    for client in NEW.ids:
+        test = NEW.subset([client]).test
+        right = (found.model_for(client)(test.x).argmax(1) == test.y).double().mean()
+        before = (result.shared_model()(test.x).argmax(1) == test.y).double().mean()
+        assert found.personal_accuracy[client] == pytest.approx(float(right))
+        assert found.shared_accuracy[client] == pytest.approx(float(before))
+    said = found.summary()
+    assert "cost no epsilon" in said
+    assert [line for line in said.split("\n\n")[1].splitlines() if len(line) > 80] == []
+    assert len(repr(found)) < 200
+
+
+def test_without_finetuning_the_run_lends_its_solver() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+    assert result.adapt(NEW).finetune == Finetune(local=SOLVER)
+    other = Finetune(kind="vanilla", local=LocalSGD(lr=0.1))
+    assert result.adapt(NEW, finetune=other).finetune == other
+
+
+def test_what_cannot_be_adapted_is_refused() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+    with pytest.raises(ConfigError, match=r"Finetune\.start"):
+        result.adapt(NEW, finetune=Finetune(start="personal"))
+    with pytest.raises(ModelError):
+        result.adapt(ragged_classification(4, features=7))
+    with pytest.raises(ConfigError, match="local has no shared model"):
+        trainer(algorithm=Local(local=SOLVER), data=OLD).fit().adapt(NEW)
+    with pytest.raises(ConfigError, match="does not know the settings"):
+        replace(result, terms=None).adapt(NEW)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapt")
+    assert cli.main([*RUN, f"hydra.run.dir={folder}/run"]) == 0
+    return folder / "run"
+
+
+def test_the_command_writes_private_files_alone(finished, tmp_path, capsys) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    words = ["adapt", str(finished), "data.clients=7", "data.seed=5", "--out", str(tmp_path / "new")]
+    assert cli.main(words) == 0
+    assert "7 new clients of digits" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    names = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert names == {f"private/{name}" for name in ("clients.csv", "summary.txt", "adapted.json", "models.safetensors")}
+    told = json.loads((tmp_path / "new/private/adapted.json").read_text())
+    with open(tmp_path / "new/private/clients.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert told["accuracy"] == pytest.approx(sum(float(row["personal"]) for row in rows) / 7)
+    aucs = [float(row["personal auc"]) for row in rows if row["personal auc"]]
+    assert told["auc"] == pytest.approx(sum(aucs) / len(aucs))
+    assert load_file(tmp_path / "new/private/models.safetensors")["models"].shape[0] == 7
+
+
+def test_the_command_does_what_python_does(finished, tmp_path) -> None:
+    words = ["data.clients=7", "data.seed=5", "finetune=vanilla", "finetune.local.epochs=2"]
+    assert cli.main(["adapt", str(finished), *words, "--out", str(tmp_path / "new")]) == 0
+    from fedmtl import load_data
+
+    data = load_data("digits", clients=7, seed=5, train_images=5)
+    module = models.softmax_regression()(data.spec).double()
+    module.load_state_dict(load_file(finished / "public/model.safetensors"))
+    finetune = Finetune(kind="vanilla", local=LocalSGD(lr=0.5, epochs=2, batch_size=10))
+    found = personalize(module, data, finetune=finetune, dtype="float64", device="cpu")
+    assert torch.equal(load_file(tmp_path / "new/private/models.safetensors")["models"], found.personal)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rounds=3"], "rounds=3 is not taken here; accepted: data=..., finetune=..."),
+        (["data.foo=3"], "data.foo=3 is no setting of the run; accepted: data.clients, "),
+        (["data=table"], "is required; add data."),
+        (["data=synthetic_tasks"], "is (10, 64), but for these data it would be (2, 28)"),
+        (["finetune=none"], "finetune is none"),
+        (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
+        (["finetune.start=personal"], "new clients start from the given model"),
+        (["metrics=[rmse]"], "metrics has 'rmse', which is not for digits"),
+        (["metrics=[foo]"], "metrics has 'foo'; accepted: loss, accuracy"),
+        (["--out", "RUN"], "which has files already"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(words, said, finished, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["adapt", str(finished), *(word.replace("RUN", str(finished)) for word in words)]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_without_a_model_to_start_from_are_refused(finished, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    missing = {"public/model.safetensors": "has no shared model", "private/result.json": "has not finished"}
+    for name, said in missing.items():
+        (copy / name).unlink()
+        assert cli.main(["adapt", "copy"]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["adapt", "nowhere"]) == 2
+    assert "nowhere holds no run of this command" in capsys.readouterr().err
+
+
+def test_classes_coded_as_numbers_are_coded_for_the_loss_of_the_run() -> None:
+    def side(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return x, (x[:, 0] > 0).double() * 2 - 1
+
+    old, new = ({f"{name}-{i}": side(10 * len(name) + i) for i in range(4)} for name in ("old", "newer"))
+    old, new = (FederatedDataset.from_tensors(rows, classes=None) for rows in (old, new))
+    result = trainer(
+        algorithm=FedAvg(local=SOLVER), data=old, model=models.logistic_regression(), privacy=None,
+        loss="binary_cross_entropy",
+    ).fit()  # fmt: skip
+    found = result.adapt(new)
+    assert found.metric == "accuracy"
+    assert found.metrics["accuracy"] > 0.5
