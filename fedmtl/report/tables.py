@@ -26,16 +26,17 @@ from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._names import CHOICE_NOT_COVERED, title_of
 
+THAN_LOCAL = ("better_than_local", "as_local", "worse_than_local")
 METRICS = (
     *("accuracy", "recall_at_5", "mse", "median", "worst_tenth", "spread"),
-    *("better_than_local", "as_local", "worse_than_local"),
+    *THAN_LOCAL,
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
     *("weighted_recall_at_5", "global_recall_at_5"),
 )
 """What every result may have: the main metric over clients, its distribution, and the comparison with local models.
 What a run was asked to measure beside follows in columns of its own."""
 PRINTED = METRICS[:9]
-DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", "better_than_local", "as_local", "worse_than_local")
+DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", *THAN_LOCAL)
 """What follows the name of a metric that was asked for."""
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 DATA = ("data", "clients")
@@ -286,7 +287,9 @@ def rich_table(groups: Sequence[Group]) -> RenderableType:
     if len(groups) > 1:
         caption.append(CHOICE_NOT_COVERED)
     asked = {name for one in groups for name in one.asked}
-    parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (PRINTED, asked)]
+    printed = [name for name in PRINTED if name not in THAN_LOCAL[1:]]  # one column stands for the three
+    parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (printed, asked)]
+    joined = titles.index(THAN_LOCAL[0].replace("_", " ")) if THAN_LOCAL[0] in _shown(groups) else None
     tables: list[Table] = []
     for places in filter(None, parts):
         table = Table(
@@ -297,10 +300,10 @@ def rich_table(groups: Sequence[Group]) -> RenderableType:
         )
         shown = [*(place for place in range(fixed) if place not in same), *places]
         for place in shown:
-            title = titles[place].replace("than ", "\nthan ").replace("worst ", "worst\n")
+            title = "% than\nlocal +/=/-" if place == joined else titles[place].replace("worst ", "worst\n")
             table.add_column(title, justify="left" if place < 3 else "right", no_wrap=place > 0)
-        for line in lines:
-            table.add_row(*(line[place] for place in shown))
+        for one, line in zip(groups, lines, strict=True):
+            table.add_row(*(_than_local(one) if place == joined else line[place] for place in shown))
         tables.append(table)
     if tables:
         tables[-1].caption, tables[-1].caption_justify = "\n".join(filter(None, caption)), "left"
@@ -365,6 +368,12 @@ def _deviation(values: Sequence[float]) -> float:
         return 0.0
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _than_local(one: Group) -> str:
+    """Return the shares of clients that are better, equally and worse off than alone, in whole percents."""
+    shares = [one.mean.get(name, math.nan) for name in THAN_LOCAL]
+    return "/".join(f"{100 * share:.0f}" for share in shares) if all(map(math.isfinite, shares)) else "-"
 
 
 def _shown(groups: Sequence[Group]) -> list[str]:

@@ -148,7 +148,8 @@ class RunFolder:
         summary["rounds"] = result.final["round"]
         local = result.baselines.get("local")
         summary["baselines"] = {
-            name: run.privacy.to_dict() | run.numbers(local) for name, run in result.baselines.items()
+            name: run.privacy.to_dict() | run.numbers(None if run is local else local)
+            for name, run in result.baselines.items()
         }
         write_json(self.private / "result.json", plain(summary))
 
