@@ -10,7 +10,7 @@ These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,28 +38,27 @@ def id_key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def philox(key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, ...]:
-    """Philox4x32-10 on int64 tensors that each hold one 32-bit word.
+Words = TypeVar("Words", Tensor, np.ndarray)
+
+
+def philox(key: int | Words, c0: Words, c1: Words, c2: Words, c3: Words) -> tuple[Words, ...]:
+    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's uint64, which is faster.
 
     Args:
-        key: 64-bit key; a tensor of int64 keys broadcasts against the counters.
-        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable int64 tensors.
+        key: 64-bit key; an array of 64-bit keys broadcasts against the counters.
+        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable.
 
     Returns:
-        Four int64 tensors of random words in ``[0, 2**32)``.
+        Four arrays of random words in ``[0, 2**32)``, of the kind that was given.
     """
-    k0: int | Tensor = key & _MASK
-    k1: int | Tensor = (key >> 32) & _MASK
+    k0: Any = key & _MASK
+    k1: Any = (key >> 32) & _MASK
     for _ in range(10):
         p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
+        c0, c2 = ((p1 >> 32) ^ c1 ^ k0) & _MASK, ((p0 >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = p1, p0  # of which the low words count
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
 
 
 def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy_loops import Array, Noise, central_learner, l2_laplace, laplace, pp_dmtl
+from numpy_loops import Array, Loop, Noise, central_learner, l2_laplace, laplace, pp_dmtl
 from rounds import machine
 from torch import Tensor
 
@@ -39,7 +39,6 @@ from fedmtl.trainer.sources import open_run
 
 TOLERANCE = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-Loop = Callable[[list[int], Noise], Array]
 Clock = Callable[[], float]
 
 
@@ -143,11 +142,10 @@ def learner(records: int, bound: str = "clip") -> Workload:
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
     pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
 
-    def loop(who: list[int], noise: Noise) -> Array:
-        return central_learner(
-            arrays, targets, who, noise, a=algorithm.effective_step(owners, owners, 1000), reg=algorithm.reg,
-            top=algorithm.theta_max, clip=clip, clipped=bound == "clip",
-        )  # fmt: skip
+    loop = central_learner(
+        arrays, targets, a=algorithm.effective_step(owners, owners, 1000), reg=algorithm.reg,
+        top=algorithm.theta_max, clip=clip, clipped=bound == "clip",
+    )  # fmt: skip
 
     return Workload(
         title=f"asynchronous learner, {owners} owners x {records} records x {p}, squared loss, "
@@ -175,8 +173,7 @@ def tasks() -> Workload:
     rows, targets = [r.numpy() for r in algorithm.data(problem).x], [t.numpy() for t in records.y]
     a2, threshold = algorithm._steps(problem)
 
-    def loop(who: list[int], noise: Noise) -> Array:
-        return pp_dmtl(rows, targets, who, noise, a2=a2, threshold=threshold, clip=1.0).T
+    run = pp_dmtl(rows, targets, a2=a2, threshold=threshold, clip=1.0)
 
     def objective(shared: Tensor) -> Tensor:
         state = algorithm.init(problem, len(shared))
@@ -189,7 +186,7 @@ def tasks() -> Workload:
         algorithm=algorithm,
         budgets=(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, mechanism="l2_laplace"),),
         schedule=lambda events: Latencies(latency=UniformLatency(0.0, 15.0), events=events),
-        loop=loop,
+        loop=lambda who, noise: run(who, noise).T,
         law=l2_laplace,
         released="shared",
         objective=objective,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,7 +73,6 @@ class _Window:
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         drawn: see ``noise``.
-        single: the clients of the first repetition.
     """
 
     first: int
@@ -83,9 +82,6 @@ class _Window:
     scales: np.ndarray
     noise: np.ndarray
     drawn: int = 0
-
-    def __post_init__(self) -> None:
-        self.single: list[int] = self.clients[:, 0].tolist()
 
 
 class Channel:
@@ -150,6 +146,8 @@ class Channel:
         if gradients is not None:
             self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
             self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
+            ratio = gradients.dimension if self.sums.norm == "l1" else 1  # of the squares of this norm and the L2 norm
+            self._clearly_within = self.bound**2 / ratio
             self._order = gradients.order
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
@@ -303,10 +301,10 @@ class Channel:
             PrivacyError: a block that was not finished.
         """
         self._check_finished()
-        acting, present = self._acting(first, clients.numpy())
+        acting = self._acting(first, clients.numpy())
         uses = self.account.reserve(first, acting[:, :, None])
         if uses is not None:
-            self._window = self._prepared(first, acting, present, uses[:, :, 0])
+            self._window = self._prepared(first, acting, uses[:, :, 0])
 
     def release(self, name: str, message: Message, clients: Tensor | None = None, *, count: int = 1) -> Tensor:
         """A public value: clip, sum by segment, noise, divide.
@@ -476,64 +474,47 @@ class Channel:
         self._check_finished()
         if first != self._end:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
-        acting, present = self._acting(first, clients)
+        acting = self._acting(first, clients)
         uses = self.account.charge(first, acting[:, :, None])
         if uses is not None:  # else they are those of the window that reserve prepared
-            self._window = self._prepared(first, acting, present, uses[:, :, 0])
+            self._window = self._prepared(first, acting, uses[:, :, 0])
         self._place, self._end = first, first + acting.shape[1]
 
     def _check_finished(self) -> None:
         if self._place < self._end:
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
-    def _acting(self, first: int, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Who acts (R, S), with -1 for clients without records, and how many records are there."""
+    def _acting(self, first: int, clients: np.ndarray) -> np.ndarray:
+        """Who acts (R, S), with -1 for clients without records."""
         assert self.draws is not None
-        n = self.draws.counts.size
-        if clients.shape != (self.replicates, clients.shape[-1]) or ((clients < -1) | (clients >= n)).any():
+        n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
+        if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
                 f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for nobody, not "
-                f"{clients.shape} with {clients.min(initial=0)} to {clients.max(initial=0)}."
+                f"{clients.shape} with {low} to {high}."
             )
-        present = self.draws.present(first, clients)
-        return np.where(present > 0, clients, -1), present
+        return clients if self.draws.never_empty else np.where(self.draws.present(first, clients) > 0, clients, -1)
 
-    def _prepared(self, first: int, acting: np.ndarray, present: np.ndarray, uses: np.ndarray) -> _Window:
+    def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
         assert self.gradients is not None
+        assert self.draws is not None
+        present = self.draws.present(first, acting)
         divisors = np.where(acting >= 0, present * self.gradients.rates[acting], 1.0)
         scales = np.zeros(acting.shape)
         if self.terms is not None:
             scales = 2 * self.bound * self.terms.of_uses(acting, uses)  # neighbours replace a record
         nothing = np.zeros((0, self.replicates, self.gradients.dimension))
-        by_step = [np.ascontiguousarray(one.T) for one in (acting, uses, divisors, scales)]
+        by_step = [np.array(one.T, order="C") for one in (acting, uses, divisors, scales)]
         return _Window(first, by_step[0], by_step[1], by_step[2], by_step[3], nothing)
 
     def release_gradients(self, message: GradientMessage, count: int = 1) -> np.ndarray:
-        """(count, R, D) float64: :meth:`release` of the next activations as an array, for loops over many of them."""
+        """(count, R, D) float64: :meth:`release` of the next activations as an array."""
         if self.gradients is None or count < 0:
             raise PrivacyError(f"The channel has no release of {count} activations.")
         window, at = self._window, self._place
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
         start = at - window.first
-        if count == 1 and self._simple and self.record is None and self.tap is None:  # a sum, noise and a division
-            client = window.single[start]
-            if client >= 0:
-                if not window.drawn <= start < window.drawn + len(window.noise):
-                    self._draw_noise(window, start, 1)
-                noise = window.noise[start - window.drawn]
-                if isinstance(message, BoundedMeans):
-                    one = noise / window.divisors[start]
-                    one += self._bounded(message, client, _ONLY, _ONLY)
-                else:
-                    if isinstance(message, ScaledRows) and not self._partial:
-                        one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
-                    else:
-                        one = self._sums_of(message, client, _ONLY, _ONLY)
-                    one += noise
-                    one /= window.divisors[start]
-                self._place = at + 1
-                return one[None]
         clients = window.clients[start : start + count]
         if self._replay is not None and self.tap is None:
             value = self._replayed_activations(at, count)
@@ -552,6 +533,52 @@ class Channel:
         if self.record is not None:
             self.record.extend((at + k, GRADIENT, torch.tensor(one)) for k, one in enumerate(value))
         return value
+
+    def answers(self, message: GradientMessage) -> Iterator[np.ndarray]:
+        """Yield what every activation that has begun releases, one after another: (R, D) float64.
+
+        Each is that of :meth:`release`, and the message is asked when its turn comes, so that it may depend on all
+        releases before. Of a single seeded run, what does not depend on them is computed for many activations at once.
+
+        Raises:
+            PrivacyError: as for :meth:`release`; or something else was released in between.
+        """
+        if not self._simple or self.tap is not None:
+            while self._place < self._end:
+                yield self.release_gradients(message)[0]
+            return
+        while (at := self._place) < self._end:
+            for client, noise, divisor in zip(*self._noise_ahead(at), strict=True):
+                if self._place != at:
+                    raise PrivacyError(f"Activation {at} was released already; every one of them happens once.")
+                if client < 0:
+                    one = np.zeros_like(noise)
+                elif isinstance(message, BoundedMeans):
+                    one = self._bounded(message, client, _ONLY, _ONLY) + noise
+                else:
+                    if isinstance(message, ScaledRows) and not self._partial:
+                        one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
+                    else:
+                        one = self._sums_of(message, client, _ONLY, _ONLY)
+                    one /= divisor
+                    one += noise
+                if self.record is not None:
+                    self.record.append((at, GRADIENT, torch.tensor(one)))
+                self._place = at = at + 1
+                yield one
+
+    def _noise_ahead(self, at: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Of a single run's activations from ``at`` on, as many as have begun and as have their noise drawn: who acts
+        (s,), the noise on its mean (s, 1, D) and the divisor of its sum, in every coordinate (s, 1, D)."""
+        window = self._window
+        assert window is not None
+        start = at - window.first
+        if not window.drawn <= start < window.drawn + len(window.noise):
+            self._draw_noise(window, start, 1)
+        stop = min(self._end - window.first, window.drawn + len(window.noise))
+        divisors = np.repeat(window.divisors[start:stop, :, None], self.sums.dimension, 2)
+        noise = window.noise[start - window.drawn : stop - window.drawn] / divisors
+        return window.clients[start:stop, 0].tolist(), noise, divisors
 
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """(k, D): clipped sums over the records of a client that take part in its releases."""
@@ -578,10 +605,8 @@ class Channel:
         if self.draws.sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
         means = message.means(client, which, where)
-        if self.privacy is not None:
-            l1 = self.sums.clip is not None and self.sums.clip.norm == "l1"
-            norms = np.add.reduce(np.abs(means), 1) if l1 else np.sqrt(np.einsum("kd,kd->k", means, means))
-            largest = norms.item(0) if len(norms) == 1 else norms.max()  # NaN where any is
+        if not np.vdot(means, means) <= self._clearly_within and self.privacy is not None:
+            largest = np.linalg.norm(means, 1 if self.sums.norm == "l1" else 2, axis=1).max()  # NaN where any is
             if not largest <= self.bound * (1 + 1e-9):
                 raise PrivacyError(
                     f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "

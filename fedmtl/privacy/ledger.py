@@ -191,7 +191,7 @@ class Ledger:
 
     # writing
 
-    def reserve(self, first: int, end: int, cohorts: Sequence[Sequence[int]] | None = None) -> None:
+    def reserve(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
         """Charge steps ``[first, end)``; returns once the line is on the disk.
 
         Args:
@@ -200,7 +200,7 @@ class Ledger:
         """
         line: dict[str, Any] = {"kind": "reserve", "session": self._session, "first": first, "end": end}
         if cohorts is not None:
-            line["cohorts"] = [[int(rank) for rank in cohort] for cohort in cohorts]
+            line["cohorts"] = cohorts
         self._append(line)
         self._charge(self._session, first, end, cohorts)
 

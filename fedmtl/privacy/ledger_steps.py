@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Cohorts:
     def add(self, session: int, first: int, cohorts: Sequence[Sequence[int]]) -> None:
         """The cohorts of steps ``first``, ``first + 1``, ..., which ``session`` does not have yet."""
         offsets = np.cumsum([0, *map(len, cohorts)])
-        ranks = np.array([rank for cohort in cohorts for rank in cohort], dtype=np.int64)
+        ranks = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(offsets[-1]))
         bisect.insort(self._blocks.setdefault(session, []), _Block(first, offsets, ranks), key=_first_of)
 
     def drop(self, session: int, steps: Spans) -> None:

@@ -133,7 +133,7 @@ class RecordSums:
 
     def __init__(self, plan: GradientPlan, *, bound: float, norm: Norm) -> None:
         self.counts, self.dimension = plan.counts, plan.dimension
-        self._x, self._norm = plan.x, norm
+        self._x, self.norm = plan.x, norm
         self._limit = bound * (1 - MARGIN)
         self.clip: Clip | None = CLIPS[norm](bound) if math.isfinite(bound) else None
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
@@ -197,7 +197,7 @@ class RecordSums:
     def _rows_and_limits(self, client: int) -> tuple[Array, Array]:
         if self._x is None:
             raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
-        rows = ClientRows.of(self._x[client], self._norm)
+        rows = ClientRows.of(self._x[client], self.norm)
         limits = torch.clamp(self._limit / rows.norms, max=torch.finfo(torch.float64).max)
         return rows.x.numpy(), limits.numpy()
 
@@ -208,6 +208,7 @@ class RecordDraws:
     Attributes:
         sampled: whether some releases take a subset.
         partial: whether some releases do not have all records.
+        never_empty: whether every client has records from the start.
 
     Args:
         plan: numbers of records, rates, arrivals, keys.
@@ -219,6 +220,7 @@ class RecordDraws:
         self.sampled = bool((self.rates < 1).any())
         self.arriving = plan.arrivals is not None
         self.partial = self.sampled or self.arriving
+        self.never_empty = not self.arriving and bool((self.counts > 0).all())
         self._keys = plan.addresses
         self._arrivals = None if plan.arrivals is None else [np.asarray(times) for times in plan.arrivals]
         if self._arrivals is not None and len(self._arrivals) != self.counts.size:

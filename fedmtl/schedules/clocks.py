@@ -101,7 +101,7 @@ class BoundSchedule:
             return last[1]
         rows = KeyedDraws(seed, replicates, self._keys)
         away = Absences(self._dropouts, rows, self._names) if self._dropouts is not None else None
-        return (Waiting if self._waits else Merged)(self._pace, rows, away)
+        return (Waiting if self._waits else Merged)(self._pace, rows, away, self.steps)
 
 
 class AsynchronousSchedule(ABC):

@@ -37,10 +37,10 @@ class ClientRates:
 
 
 class Stream(ABC):
-    """Events of R replicates in order; :meth:`take` hands out the next ones."""
+    """Events of R replicates in order; :meth:`take` hands out the next ones, of a run of ``steps``."""
 
-    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
-        self._pace, self._rows, self._away = pace, rows, away
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None, steps: int) -> None:
+        self._pace, self._rows, self._away, self._steps = pace, rows, away, steps
         self._clients = len(pace.caps)
         self._replicates = len(rows.client) // self._clients
         self._ready = (np.empty(0), np.empty(0, np.int64))
@@ -103,8 +103,8 @@ class Merged(Stream):
     that may still act before the horizon are final.
     """
 
-    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
-        super().__init__(pace, rows, away)
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None, steps: int) -> None:
+        super().__init__(pace, rows, away, steps)
         self._caps = pace.caps[rows.client]
         self._rate = 1.0 / (pace.latency.typical(self._clients) * pace.scale)[rows.client]
         self._next = np.zeros(len(rows.client), np.int64)
@@ -118,7 +118,7 @@ class Merged(Stream):
         frontier = self._frontier(going)
         rate = np.bincount(self._rows.replicate, np.where(going, self._rate, 0.0), self._replicates)
         most = max(1, 8 * _PAGE // self._replicates)
-        page = min(_PAGE // 2 // self._replicates + 1, most)
+        page = min(_PAGE // 2 // self._replicates + 1, most, self._steps - self.position)
         wanted = np.clip(np.maximum(need, page - self._left), 0, most)  # all replicates are topped up together
         wanted[rate == 0] = 0
         horizon = np.where(wanted > 0, frontier + 1.02 * wanted / np.where(rate > 0, rate, 1.0), -np.inf)
@@ -173,8 +173,8 @@ class Waiting(Stream):
     A client with fewer answers than others leaves after its last. If the slowest never comes back the run ends.
     """
 
-    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None) -> None:
-        super().__init__(pace, rows, away)
+    def __init__(self, pace: ClientRates, rows: KeyedDraws, away: Absences | None, steps: int) -> None:
+        super().__init__(pace, rows, away, steps)
         self._round = 0
         self._now = np.zeros(self._replicates)
 
@@ -184,7 +184,8 @@ class Waiting(Stream):
         if left <= 0 or np.isinf(self._now).all():
             return False
         members = np.count_nonzero(self._pace.caps > self._round)
-        rounds = -(-max(int(need.max()), _PAGE // 8 // self._replicates) // members)
+        page = min(_PAGE // 8 // self._replicates, self._steps - self.position)
+        rounds = -(-max(int(need.max()), page) // members)
         rounds = min(left, rounds, max(1, 16 * _PAGE // len(caps)))
         every = np.arange(len(caps))
         gaps = self._gaps(every, np.full(len(caps), self._round), rounds)

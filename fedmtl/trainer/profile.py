@@ -67,6 +67,20 @@ class Stopwatch:
 
         return run
 
+    def timed_each(self, part: str, function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """As :meth:`timed` of a function that yields: the time of everything that it yields."""
+
+        def run(*args: Any) -> Iterator[Any]:
+            following = self.timed(part, function(*map(self._message, args)).__next__)
+            while True:
+                try:
+                    one = following()
+                except StopIteration:
+                    return
+                yield one
+
+        return run
+
     def _message(self, given: Any) -> Any:
         """A message of clients whose functions count as local work."""
         if not is_dataclass(given) or isinstance(given, type):
@@ -147,6 +161,7 @@ class _Timed(Trainer):
             channel, source = super().open(*args, **options)
         for name in ("release", "release_gradients"):
             setattr(channel, name, self.watch.timed("release", getattr(channel, name)))
+        channel.answers = self.watch.timed_each("release", channel.answers)  # type: ignore[method-assign]
         return channel, _TimedSource(source, self.watch)  # type: ignore[return-value]
 
     def loop(self, *args: Any) -> Loop:

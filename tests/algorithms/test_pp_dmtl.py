@@ -434,14 +434,15 @@ def test_the_small_nuclear_operator_is_the_full_one_to_its_tolerance(monkeypatch
         for one, found in zip(x, out, strict=True):
             assert np.linalg.norm(found - prox_shared(one, t, "nuclear")) <= 1e-9 * np.linalg.norm(one)
         assert sum(fallbacks) == fallback
-        for one, found in zip(torch.from_numpy(x), out, strict=True):
-            alone = server.prox_nuclear_small(one[None], t)[0].numpy()
+        for one, found in zip(x, out, strict=True):
+            alone = server.prox_nuclear_one(one, t)
             assert np.linalg.norm(alone - found) <= 1e-11 * np.linalg.norm(one)
         assert sum(fallbacks) == 2 * fallback
 
     low = np.einsum("rik,rkj->rij", rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 2, 9)))
     for x in (rng.normal(size=(3, 6, 9)), rng.normal(size=(3, 9, 6)), low, low.transpose(0, 2, 1)):
         check(x, 1.0, 0)
+        assert np.abs(server.prox_nuclear_one(x[0], 1.0) - prox_shared(x[0], 1.0, "nuclear")).max() < 1e-10
         check(x, 100.0, 0)
         check(x, 0.0, 3)
         check(np.zeros_like(x), 0.5, 0)

@@ -643,7 +643,7 @@ def _finite_count(self, client, factors, drawn=None):
 
 def _mean_clipped(self, client, factors, drawn=None):
     total, bound = _no_clip(self, client, factors), self.clip.bound * factors.shape[1]
-    norms = np.linalg.norm(total, ord=1 if self._norm == "l1" else 2, axis=1, keepdims=True)
+    norms = np.linalg.norm(total, ord=1 if self.norm == "l1" else 2, axis=1, keepdims=True)
     return total * np.minimum(bound / np.maximum(norms, 1e-300), 1.0)
 
 

@@ -20,6 +20,7 @@ from fedmtl.privacy import (
     PublishedClaim,
     RecordPrivacy,
     ReleasePlan,
+    ScaledRows,
     SeededSource,
     WarmStartRelease,
     open_channel,
@@ -525,3 +526,35 @@ def test_owners_of_several_kinds_resume(tmp_path: Path) -> None:
     again = door(caps=(2, 3, 4), ledger_path=path, resume=True)
     assert np.array_equal(again.noise_multipliers, multipliers)
     assert again.account.spent.tolist() == [[1, 1, 0]]
+
+
+def test_answers_are_the_releases_in_order_and_none_is_made_twice() -> None:
+    """One iterator over a block, also over several draws of noise, is release after release."""
+    clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1]])
+    doors = [door(dimension=4) for _ in range(3)]
+    for one in doors:
+        one.begin(0, clients)
+    asked: list[int] = []
+
+    def factors(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+        asked.append(client)
+        return np.full((len(where), COUNTS[client]), 0.01 * len(asked))
+
+    def two_at_once(window, start: int, count: int) -> None:
+        part = slice(start, start + 2)
+        units = doors[1].channel._units("noise/gradient", window.clients[part], window.uses[part])
+        window.noise, window.drawn = units * window.scales[part, :, None], start
+
+    expected = [doors[0].channel.release("gradient", ScaledRows(factors))[0] for _ in clients[0]]
+    asked.clear()
+    doors[1].channel._draw_noise = two_at_once
+    found = [torch.from_numpy(answer) for answer in doors[1].answers(ScaledRows(factors))]
+    assert asked == [0, 1, 1, 0, 0, 2, 1]
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    assert not found[2].any()
+    assert next(doors[1].answers(ScaledRows(factors)), None) is None
+    answers = doors[2].answers(ScaledRows(factors))
+    next(answers)
+    doors[2].channel.release("gradient", ScaledRows(factors))
+    with pytest.raises(PrivacyError, match="released already"):
+        next(answers)

@@ -216,7 +216,7 @@ class AsyncLearner(Algorithm):
                 f"clip_norm to at least {self.xi:g}, or bound='clip'."
             )
         updates = self._updates(problem, state.public, clipped=channel.bound < math.inf)
-        updates.run(block.client.numpy().T.copy(), lambda message: channel.release_gradients(message)[0])
+        updates.run(block.client.numpy().T.copy(), channel.answers(updates.message))
         return state
 
     def _updates(self, problem: Problem, public: Mapping[str, Tensor], *, clipped: bool) -> Updates:

@@ -6,6 +6,7 @@ Owners in a group answer the same query (Farokhi et al. 2021, Remark 2).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +69,13 @@ class LearnerData:
                 for x, y in zip(data.x, data.y, strict=True)
             )
         return cls(settings, data, copy_of, copies, weights, statistics)
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """(n,) float64: N (n_i / n), weighted, which times a is the factor of Qbar_i in (5)."""
+        counts = self.data.counts.numpy()
+        shares: np.ndarray = self.copies * counts / counts.sum() * self.weights[self.copy_of]
+        return shares
 
     def start(self, replicates: int) -> dict[str, Tensor]:
         """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the

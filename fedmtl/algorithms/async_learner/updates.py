@@ -11,7 +11,7 @@ from ...privacy import BoundedMeans, GradientMessage, ScaledRows
 from ..linear.data import LinearLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from .learner_data import LearnerData
 
@@ -30,7 +30,7 @@ class Updates:
     """
 
     def __init__(self, work: LearnerData, state: dict[str, Array], a: Step, *, clipped: bool) -> None:
-        settings, counts = work.settings, work.data.counts.numpy()
+        settings = work.settings
         self.work, self.state, self.loss = work, state, LinearLoss(settings.loss)
         self.arrays = work.data.arrays
         self.central, self.own = state["theta_l"], state["theta"]
@@ -43,9 +43,7 @@ class Updates:
         self.keep_own = 1 - a * slope / 2  # (5): a N / (2 N)
         share = 0.5 if settings.guarantee == "sound" else (n_copies - 1) / n_copies
         self.keep_central = 1 - a * share * slope  # (7'), or the printed (7)
-        self.gain = (
-            a * n_copies * counts / counts.sum() * work.weights[work.copy_of]
-        )  # of Qbar_i in (5), (n,) or (R, n)
+        self.gain = a * work.shares  # of Qbar_i in (5), (n,) or (R, n)
         self.points = np.zeros_like(self.central)
         self.single = len(self.points) == 1
         self.every = np.arange(len(self.points))
@@ -164,35 +162,36 @@ class Updates:
         sums[where] = np.where(members[:, :, None], 0.0, sums[where])
         answers[where] = np.where(members, 0.0, answers[where])
 
-    def run(self, clients: Array, release: Callable[[GradientMessage], Array]) -> None:
-        """Activations ``clients`` (S, R), in order; ``release`` gives the noised means (R, p) of one."""
+    def run(self, clients: Array, answers: Iterator[Array]) -> None:
+        """Activations ``clients`` (S, R), in order; ``answers`` to :attr:`message` gives the noised means (R, p) of
+        each."""
         if self.single and not self.grouped and "events" not in self.state:
-            self._run_single(clients[:, 0].tolist(), release)
+            self._run_single(clients[:, 0], answers)
             return
         for who in clients:
             self.query(who)
-            self.update(who, release(self.message))
+            self.update(who, next(answers))
 
-    def _run_single(self, clients: list[int], release: Callable[[GradientMessage], Array]) -> None:
-        """As :meth:`run` of a single run: the same equations on its vectors."""
-        own, central, point = self.own[0], self.central[0], self.points[0]
-        ones = np.ones_like(point)  # products of vectors of one shape are faster than those with numbers
-        top, low, half = self.top * ones, -self.top * ones, 0.5 * ones
-        keep_own, keep_central = np.max(self.keep_own) * ones, np.max(self.keep_central) * ones
-        gain = self.gain.reshape(-1, 1) * ones
-        for client in clients:
+    def _run_single(self, clients: Array, answers: Iterator[Array]) -> None:
+        """As :meth:`run` of a single run: the same equations on rows of one shape, which are faster than numbers."""
+        shape, point, copies = self.points.shape, self.points, self.own[0][:, None]
+        half, keep_own, keep_central = (np.full(shape, one) for one in (0.5, self.keep_own, self.keep_central))
+        gains = np.repeat(self.gain.reshape(-1)[clients], shape[1]).reshape(-1, *shape)
+        both = np.concatenate([point, self.central])  # the copy that moves, and the central model
+        own, central = both[:1], both[1:]
+        top = np.full_like(both, self.top)
+        low = -top
+        add, multiply, alike = np.add, np.multiply, bool((keep_own == keep_central).all())
+        for client, gain in zip(clients.tolist(), gains, strict=True):
             if client < 0:
-                release(self.message)
+                next(answers)
                 continue
-            row = own[client]
-            np.add(central, row, out=point)  # (6)
-            point *= half
-            push = release(self.message)[0]
-            push *= gain[client]
-            np.multiply(point, keep_own, out=row)  # (5)
-            row -= push
-            np.maximum(row, low, out=row)
-            np.minimum(row, top, out=row)
-            np.multiply(point, keep_central, out=central)  # (7')
-            np.maximum(central, low, out=central)
-            np.minimum(central, top, out=central)
+            add(central, copies[client], point)  # (6)
+            multiply(point, half, point)
+            push = multiply(next(answers), gain)
+            multiply(point, keep_central, central)  # (7')
+            np.subtract(central if alike else multiply(point, keep_own), push, own)  # (5)
+            np.maximum(both, low, out=both)
+            np.minimum(both, top, out=both)
+            copies[client] = own
+        self.central[:] = central

@@ -71,9 +71,10 @@ class LinearLoss:
             return margins
         if self.name == "hinge":
             return np.where(margins * y < 1, -y, 0.0)
-        margins *= -y
+        against = -y
+        margins *= against
         torch.sigmoid_(torch.from_numpy(margins))  # in place
-        margins *= -y
+        margins *= against
         return margins
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

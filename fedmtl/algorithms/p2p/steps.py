@@ -118,13 +118,14 @@ class GraphState:
             clip: None; or a bound on the L2 norm of a record's gradient in the place of the channel's own clip, whose
                 noise alone is then used (``guarantee="paper"``).
         """
-        clients, bounds = block.client.numpy().T, self.work.cuts(block)  # (S, R)
-        times, plain = block.time.numpy().T, self.single and self.fixed and clip is None
-        for start, stop in pairwise(bounds):
+        clients, times = block.client.numpy().T, block.time.numpy().T  # (S, R)
+        if self.single and self.fixed and clip is None:
+            for agent, answer in zip(clients[:, 0].tolist(), channel.answers(self.message), strict=True):
+                if agent >= 0:
+                    self.update_one(agent, answer[0])
+            return
+        for start, stop in pairwise(self.work.cuts(block)):
             part, first = clients[start:stop], block.first + start
-            if plain and stop == start + 1 and part[0, 0] >= 0:
-                self.update_one(int(part[0, 0]), channel.release_gradients(self.message)[0, 0])
-                continue
             self.arrive(part, times[start:stop])
             if clip is None:
                 answers = channel.release_gradients(self.message, stop - start)

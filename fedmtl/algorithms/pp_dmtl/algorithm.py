@@ -20,7 +20,7 @@ alone. After training, q_t is fitted once to the raw records and never sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -35,11 +35,11 @@ from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, S
 from ...privacy.channel import GRADIENT
 from ...schedules import Block, BoundSchedule, block_bounds
 from ..base import Own, Problem, Released, Round, State
-from ..linear.data import LinearAlgorithm, LinearData
+from ..linear.data import LinearAlgorithm, LinearData, prepared
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .published import REFUTED, published_epsilon
-from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve
+from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve, serve_one
 
 
 def largest_delay(clients: Tensor) -> int:
@@ -232,14 +232,18 @@ class PPDMTL(LinearAlgorithm):
         # q_t <- q_t - a1 (G_t + tau q_t); column t of S is G_t, one proximal step on all of P, p_t goes back
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        part, answer = released.clients[None], released.values[GRADIENT][None, None]
-        self._serve(problem, new, [(part, answer)])
+        self._serve_one(problem, new, released.clients.tolist(), iter([released.values[GRADIENT].numpy()[None]]))
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """All activations of a block, of all replicates; in place. Those of different tasks that wait for no column
-        which the others change are released together."""
-        data, bounds = self.data(problem), block_bounds(block.client, "none", max(1, len(block))).tolist()
+        """All activations of a block, of all replicates; in place. Of several replicates, those of different tasks
+        that wait for no column which the others change are released together."""
+        data = self._work(problem)[0]
+        if block.replicates == 1 and self.guarantee == "sound":
+            answers = channel.answers(self._gradients(data, state.public))
+            self._serve_one(problem, state.public, block.client[0].tolist(), answers)
+            return state
+        bounds = block_bounds(block.client, "none", max(1, len(block))).tolist()
         noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
         clients = block.client.T  # (S, R)
 
@@ -304,6 +308,10 @@ class PPDMTL(LinearAlgorithm):
             return state.public["own"]
         return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
 
+    def _work(self, problem: Problem) -> tuple[LinearData, float, float]:
+        """The records within the bounds, a2 and the proximal threshold; made once."""
+        return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
+
     def _steps(self, problem: Problem) -> tuple[float, float]:
         """a2 and the proximal threshold."""
         smooth = self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
@@ -344,7 +352,7 @@ class PPDMTL(LinearAlgorithm):
 
     def _serve(self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]) -> None:
         """The server's steps, and those of public q_t, on parts of a block: who acts (S, R) and their G_t (S, R, p)."""
-        a2, threshold = self._steps(problem)
+        _, a2, threshold = self._work(problem)
         prox = SharedProx(public, self.penalty, threshold)
         for part, answer in released:
             if self.a1 > 0 and self.guarantee == "sound":
@@ -354,6 +362,25 @@ class PPDMTL(LinearAlgorithm):
                 own[where, task] = own_step(own[where, task], answer[which, where], self.a1, self.tau, self.own_penalty)
             serve(public, part, answer, a2, prox)
         prox.keep()
+
+    def _serve_one(
+        self, problem: Problem, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
+    ) -> None:
+        """As :meth:`_serve` of one run: tasks (S,), and their G_t (1, p) as they come."""
+        _, a2, threshold = self._work(problem)
+        prox = SharedProx(public, self.penalty, threshold)
+        serve_one(public, tasks, self._moving_own(public, tasks, answers) if self.a1 > 0 else answers, a2, prox)
+        prox.keep()
+
+    def _moving_own(
+        self, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
+    ) -> Iterator[np.ndarray]:
+        """The answers as they come, each of which also moves the public q_t."""
+        own = public["own"]
+        for task, answer in zip(tasks, answers, strict=True):
+            if task >= 0:
+                own[:, task] = own_step(own[:, task], torch.from_numpy(answer), self.a1, self.tau, self.own_penalty)
+            yield answer
 
     def _paper_gradients(
         self, data: LinearData, state: State, part: Tensor, channel: Channel, noise: Tensor

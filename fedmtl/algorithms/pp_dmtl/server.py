@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dsyevd
 from torch import Tensor
 
 from ...local.nuclear import NuclearProx
@@ -43,33 +45,45 @@ def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = _TOLERANCE) ->
     ``f[w, w'] = t / (s s' (s + s'))``; 0 of two below; ``1 / (u - c^2 / u)`` of one each. That is for noise that is
     large beside the threshold. Where the error is not shown to be within ``tolerance`` ||x||_F, x is decomposed.
     """
-    if len(x) == 1:  # two axes are faster than three
-        return torch.from_numpy(_by_gram(x[0].numpy(), t, tolerance))[None]
     return torch.from_numpy(_by_gram(x.numpy(), t, tolerance))
 
 
 def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
-    """Of (m, n) or (R, m, n); numpy's products of many small matrices are faster than torch's."""
+    """Of (R, m, n); numpy's products of many small matrices are faster than torch's."""
     short, long = sorted(x.shape[-2:])
     wide = x.shape[-2] == short
     other = x.swapaxes(-2, -1)
     values, vectors = torch.linalg.eigh(torch.from_numpy(np.matmul(x, other) if wide else np.matmul(other, x)))
     w, v = values.numpy(), vectors.numpy()
     kept = v * (1 - t / np.sqrt(np.maximum(w, t * t)))[..., None, :] if t > 0 else v
-    if x.ndim == 2:  # of one matrix products by dot cost less than matmul
-        square = kept.dot(v.T)
-        out: np.ndarray = square.dot(x) if wide else x.dot(square)
-    else:
-        factor = kept @ v.swapaxes(-2, -1)
-        out = factor @ x if wide else x @ factor
-    fine = _fine(w, (long + 10 * short) * np.finfo(x.dtype).eps, t, tolerance)
+    factor = kept @ v.swapaxes(-2, -1)
+    out: np.ndarray = factor @ x if wide else x @ factor
+    fine = _fine(w, _ulps(short, long), t, tolerance)
     if not fine.all():
-        coarse = torch.from_numpy(x[~fine] if x.ndim == 3 else x)
-        exact = prox_nuclear(coarse, t, method="svd").numpy()
-        if x.ndim == 2:
-            return exact
-        out[~fine] = exact
+        out[~fine] = prox_nuclear(torch.from_numpy(x[~fine]), t, method="svd").numpy()
     return out
+
+
+def prox_nuclear_one(x: np.ndarray, t: float, *, tolerance: float = _TOLERANCE) -> np.ndarray:
+    """:func:`prox_nuclear_small` of one matrix x (m, n), with as little as possible besides the decomposition."""
+    short, long = sorted(x.shape)
+    wide = len(x) == short
+    gram = x.dot(x.T) if wide else x.T.dot(x)
+    w, v, failed = dsyevd(gram.T, overwrite_a=1)  # symmetric, in the order of Fortran
+    ulps, size = _ulps(short, long), float(np.add.reduce(w))  # ||x||_F^2
+    within = t > 0 and size >= 0 and ulps * math.sqrt(size) <= 2 * t * tolerance
+    if failed or not (within or _fine(w, ulps, t, tolerance)):
+        return prox_nuclear(torch.from_numpy(x), t, method="svd").numpy()
+    below = int(w.searchsorted(t * t))
+    v = v[:, below:]
+    kept = v * (1 - t / np.sqrt(w[below:]))
+    out: np.ndarray = kept.dot(v.T.dot(x)) if wide else x.dot(v).dot(kept.T)
+    return out
+
+
+def _ulps(short: int, long: int) -> float:
+    """The rounding error of a product of (short, long) with its transpose and of its decomposition, over its trace."""
+    return float((long + 10 * short) * np.finfo(np.float64).eps)
 
 
 def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
@@ -133,7 +147,7 @@ class SharedProx:
     def single(self, p: np.ndarray) -> np.ndarray:
         """As :meth:`__call__` of one matrix (T, p)."""
         if self._prox is prox_nuclear_small:
-            return _by_gram(p, self._threshold, _TOLERANCE)
+            return prox_nuclear_one(p, self._threshold)
         return self(torch.from_numpy(p)[None]).numpy()[0]
 
     def keep(self) -> None:
@@ -155,17 +169,6 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
     """The server's steps, in order: column t of S is G_t, P <- prox_{a2 lam r}(P - a2 S), p_t goes back to task t."""
     shared, stale = public["shared"], public["stale"]
     s, back = stale.numpy(), public["returned"].numpy()
-    if len(shared) == 1:
-        p = shared.numpy()[0]
-        for task, gradient in zip(part[:, 0].tolist(), released[:, 0].numpy(), strict=True):
-            if task >= 0:
-                s[0, task] = gradient
-                moved = s[0] * -a2
-                moved += p
-                p = prox.single(moved)
-                back[0, task] = p[task]
-        shared.numpy()[0] = p
-        return
     everyone, every = bool((part >= 0).all()), np.arange(len(shared))
     for tasks, gradient in zip(part.numpy(), released.numpy(), strict=True):
         acts = every if everyone else np.flatnonzero(tasks >= 0)
@@ -175,3 +178,20 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
         shared = new if everyone else torch.where(torch.from_numpy(tasks >= 0)[:, None, None], new, shared)
         back[acts, own] = shared.numpy()[acts, own]
     public["shared"].copy_(shared)
+
+
+def serve_one(
+    public: dict[str, Tensor], part: Sequence[int], released: Iterator[np.ndarray], a2: float, prox: SharedProx
+) -> None:
+    """As :func:`serve` of one run: tasks (S,), and an iterator over their G_t (1, p), each made from the columns that
+    went back before it."""
+    shared, stale, back = (public[name].numpy()[0] for name in ("shared", "stale", "returned"))
+    p = shared
+    for task, gradient in zip(part, released, strict=True):
+        if task >= 0:
+            stale[task] = gradient[0]
+            moved = stale * -a2
+            moved += p
+            p = prox.single(moved)
+            back[task] = p[task]
+    shared[:] = p

@@ -183,16 +183,20 @@ def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: i
         step: of all rows, or int64 (k,).
         size: numbers a row.
     """
-    out = torch.empty(2, clients.numel(), size, dtype=torch.int64)
-    index = torch.arange(size)
+    out = np.empty((2, clients.numel(), size), dtype=np.uint64)
+    index = np.arange(size, dtype=np.uint64)
+    who, at, own = (_words(one, clients.numel()) for one in (clients, step, key))
     rows = max(1, _BLOCK_ELEMENTS // max(1, size))
     for first in range(0, clients.numel(), rows):
         part = slice(first, first + rows)
-        block = clients[part, None]
-        at = step[part, None] if isinstance(step, Tensor) else torch.tensor(step)
-        own = key[part, None] if isinstance(key, Tensor) else key
-        w0, w1, w2, w3 = philox(own, index, at, block & 0xFFFFFFFF, (block >> 32) & 0xFFFFFFFF)
+        low, high = who[part] & 0xFFFFFFFF, who[part] >> 32
+        w0, w1, w2, w3 = philox(key if isinstance(key, int) else own[part], index, at[part], low, high)
         out[0, part] = (w0 << 32) | w1
         out[1, part] = (w2 << 32) | w3
-    words = out.numpy().view(np.uint64)
-    return words[0], words[1]
+    return out[0], out[1]
+
+
+def _words(values: int | Tensor, rows: int) -> np.ndarray:
+    """int64 (rows,), or one of all rows, as uint64 (rows, 1)."""
+    words = torch.as_tensor(values, dtype=torch.int64).numpy().view(np.uint64).reshape(-1, 1)
+    return np.broadcast_to(words, (rows, 1))
