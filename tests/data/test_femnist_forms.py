@@ -198,6 +198,7 @@ BAD = {
     ),
     "writer": (parquet_with("writer_id", 1, None), r"row 1, column 'writer_id' is empty"),
     "character": (parquet_with("character", 2, 62), r"row 2, column 'character' holds 62; accepted: 0 to 61"),
+    "no character": (parquet_with("character", 2, None), r"row 2, column 'character' holds nan; accepted: 0 to 61"),
     "truncated": (truncated, r"x\.parquet cannot be read as a table .*truncated"),
     "missing": (lambda folder: folder / "x.parquet", r"x\.parquet does not exist"),
     "no hdf5": (lambda folder: write_leaf(folder / "x.h5", writers({"a": 2})), r"x\.h5 cannot be read as HDF5"),
