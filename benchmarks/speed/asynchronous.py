@@ -135,9 +135,9 @@ def learner(records: int, bound: str = "clip") -> Workload:
     y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
     data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)})
     domain = None if bound == "clip" else DomainBound(x_l1=1.0, y=1.0)
-    algorithm = AsyncLearner(kappa=20.0, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
+    algorithm = AsyncLearner(kappa=20.0, horizon=1000, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
     clip = 5.0 if algorithm.xi is None else algorithm.xi
-    problem = problem_of(data, 1000)
+    problem = problem_of(data, 10**6)
     rows = list(algorithm._work(problem).data.x)
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
     pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
