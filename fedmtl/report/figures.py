@@ -217,7 +217,7 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
     parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
     for row, gain in enumerate(gains.values()):
         known = gain[np.isfinite(gain)]
-        shares = ((known > 1e-12).mean(), (np.abs(known) <= 1e-12).mean(), (known < -1e-12).mean())
+        shares = ((known > 1e-9).mean(), (np.abs(known) <= 1e-9).mean(), (known < -1e-9).mean())
         start = 0.0
         for (_, colour, ink), share in zip(parts, shares if known.size else (0.0,) * 3, strict=True):
             axes.barh(row, share, left=start, height=0.52, color=colour, edgecolor="white", linewidth=1)

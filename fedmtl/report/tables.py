@@ -387,4 +387,6 @@ def _mean_text(one: Group, name: str) -> str:
     mean = one.mean.get(name, math.nan)
     if not math.isfinite(mean):
         return "-"
-    return number_text(mean) + (f" ±{number_text(one.deviation[name], mean)}" if one.seeds > 1 else "")
+    main = next((one.mean[metric] for metric in PRINTED[:3] if metric in one.mean), mean)
+    size = main if name in ("median", "worst_tenth", "spread") else mean  # digits of what it is the distribution of
+    return number_text(mean, size) + (f" ±{number_text(one.deviation[name], size)}" if one.seeds > 1 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,10 @@ from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
 from .evaluation import Metrics, evaluate_rows
-from .metrics import REGISTRY, Metric, shares
+from .metrics import REGISTRY, Metric
 from .replicates import numbers_of
 from .result import Result
-from .summary import ByClient, percent
+from .summary import ByClient, beside, percent
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
@@ -154,7 +153,7 @@ def finetuned(
         ConfigError: ``start="shared"`` and no shared model.
     """
     origin, start = finetune.origin(result.shared, result.personal)
-    everyone, ids = torch.arange(problem.clients), problem.data.ids
+    everyone = torch.arange(problem.clients)
     models = {"personal": result.personal}
     if result.shared is not None:
         models = {"shared": result.shared.expand(problem.clients, -1)} | models
@@ -173,9 +172,9 @@ def finetuned(
         measured["local"] = evaluate_rows(problem, models["local"], everyone, "test", metrics)
     scores |= {name: found.by_client(problem) for name, found in measured.items()}
     found = measured["finetuned"] if validation is None else evaluate_rows(problem, final, everyone, "test", metrics)
-    before = torch.tensor([scores[origin][result.metric].get(i, math.nan) for i in ids], dtype=torch.float64)
-    better, equal, worse = shares(found.score, before, higher_is_better=REGISTRY[result.metric].higher_is_better)
-    summary = Finetuned(finetune, origin, result.metric, scores, chosen, better, equal, worse)
+    metric = result.metric
+    better, equal, worse = beside(found.by_client(problem)[metric], scores[origin][metric], REGISTRY[metric])
+    summary = Finetuned(finetune, origin, metric, scores, chosen, better, equal, worse)
     return replace(
         result,
         personal=final,

@@ -500,14 +500,14 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
 
 
 def shares(scores: Tensor, others: Tensor, *, higher_is_better: bool) -> tuple[float, float, float]:
-    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each. Clients without
-    a score on both sides are left out; 0 three times where that are all."""
-    gap = scores.double() - others.double()
-    gap = gap[torch.isfinite(gap)] * (1.0 if higher_is_better else -1.0)
-    if not len(gap):
+    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each; 0 three times
+    without clients. What is not finite, as the error of a model that diverged, is worse than every number."""
+    if not len(scores):
         return 0.0, 0.0, 0.0
-    better, worse = float((gap > 1e-9).double().mean()), float((gap < -1e-9).double().mean())
-    return better, float((gap.abs() <= 1e-9).double().mean()), worse
+    sign = 1.0 if higher_is_better else -1.0
+    own, other = (torch.where(torch.isfinite(one), sign * one.double(), -1e300) for one in (scores, others))
+    better, worse = (own - other > 1e-9).double().mean(), (own - other < -1e-9).double().mean()
+    return float(better), float(((own - other).abs() <= 1e-9).double().mean()), float(worse)
 
 
 def _sums(values: Tensor, offsets: Tensor) -> Tensor:

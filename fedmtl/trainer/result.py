@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from .summary import ByClient, Stage, beside, score_lines, spread_of
 
 if TYPE_CHECKING:
     from .finetuning import Finetuned
+
+_COLUMNS = 3  # bands beside each other
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ class Result:
         lines += score_lines(stages, self.shown, len(self.ids), reference)
         if self.finetuned is not None:
             lines += self.finetuned.lines()
-        if "nmse" in last:
+        if "nmse" in last and REGISTRY["nmse"] not in self.shown:
             lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
@@ -267,7 +270,8 @@ class Result:
         stages = self.stages(self.algorithm)
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)]
         means = [(stage.label, spread_of(stage.by_client[metric.name], metric)["mean"]) for stage in stages]
-        first, second = sorted(means, key=lambda pair: pair[1], reverse=metric.higher_is_better)[:2]
+        sign = -1.0 if metric.higher_is_better else 1.0
+        first, second = sorted(means, key=lambda pair: sign * pair[1] if math.isfinite(pair[1]) else math.inf)[:2]
         return f"{first[0]} {number_text(first[1])}, then {second[0]} {number_text(second[1])}"
 
     def _several_runs(self) -> list[str]:
@@ -278,12 +282,12 @@ class Result:
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
-            "".join([f"  {'epsilon':>8}", *(f"  {name.replace('_', ' '):>26}" for name in names)]),
         ]
-        for row in rows:
-            budget = "-" if row["budget"] is None else rounded_up(row["budget"], 6)
-            cells = [_band(row, name) for name in names]
-            lines.append("".join([f"  {budget:>8}", *(f"  {cell:>26}" for cell in cells)]))
+        for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
+            lines.append("".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)]))
+            for row in rows:
+                budget = "-" if row["budget"] is None else rounded_up(row["budget"], 6)
+                lines.append("".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)]))
         return lines
 
 

@@ -84,10 +84,11 @@ def score_lines(
             most = f" to {max(known):,}" if max(known) > few else ""
             lines.append(f"  ({metric.name}: defined for {few:,}{most} of {clients:,} clients)")
     tenths = sorted({ceil(len(stage.by_client.get(m.name, {})) / 10) for stage in stages for m in metrics})
-    size = f"{tenths[0]:,}" if len(tenths) == 1 else "tenth of"
+    size = "tenth of" if len(tenths) > 1 else "" if tenths == [1] else f"{tenths[0]:,}"
+    who = "the client" if size == "" else f"the {size} clients"
     directions = {metric.higher_is_better for metric in metrics}
     end = "lowest" if directions == {True} else "largest" if directions == {False} else "worst"
-    lines.append(f"  tenth: mean over the {size} clients with the {end} scores")
+    lines.append(f"  tenth: mean over {who} with the {end} scores")
     lines.append("  spread: standard deviation")
     if reference is not None:
         lines[-1] += f"; than {name}: % of clients better/equal/worse"

@@ -212,8 +212,8 @@ def test_new_clients_start_from_the_released_model() -> None:
 
 def test_shares_of_clients() -> None:
     scores, before = torch.tensor([0.5, 0.7, 0.2, 0.4, float("nan")]), torch.tensor([0.5, 0.6, 0.1, 0.9, 0.3])
-    assert shares(scores, before, higher_is_better=True) == (0.5, 0.25, 0.25)
-    assert shares(scores, before, higher_is_better=False) == (0.25, 0.25, 0.5)
+    assert shares(scores, before, higher_is_better=True) == (0.4, 0.2, 0.4)
+    assert shares(scores, before, higher_is_better=False) == (0.2, 0.2, 0.6)
 
 
 def test_what_cannot_be_finetuned_is_refused() -> None:

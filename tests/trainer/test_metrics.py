@@ -311,8 +311,14 @@ def test_the_distribution_and_the_shares_of_clients():
     assert distribution(scores, higher_is_better=False)["worst_tenth"] == pytest.approx((0.95 + 0.9) / 2)
     others = scores.clone()
     others[:3] += torch.tensor([0.1, -0.2, 1e-12])
-    others[10] = torch.nan
-    assert shares(scores.double(), others.double(), higher_is_better=True) == pytest.approx((0.1, 0.8, 0.1))
+    others[10] = torch.nan  # a model that diverged is worse than every other
+    for sign in (1, -1):
+        found = shares(sign * scores.double(), sign * others.double(), higher_is_better=sign == 1)
+        assert found == pytest.approx((2 / 11, 8 / 11, 1 / 11))
+    infinite = torch.full((3,), torch.inf)
+    assert shares(infinite, infinite, higher_is_better=False) == (0, 1, 0)
+    assert shares(torch.ones(3), infinite, higher_is_better=False) == (1, 0, 0)
+    assert shares(torch.ones(0), torch.ones(0), higher_is_better=False) == (0, 0, 0)
 
 
 def one_number(outputs, targets):
