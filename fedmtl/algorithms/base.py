@@ -84,6 +84,19 @@ class Problem:
     def layout(self) -> Layout:
         return Layout.of(self.module)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is outside of every epsilon: what the data's own notes say, and what is frozen in the model."""
+        total = sum(p.numel() for p in self.module.parameters())
+        still = total - self.dimension
+        if not still:
+            return self.data.notes
+        frozen = (
+            f"the model's frozen parameters ({still:,} of {total:,} numbers): they are public and stay as they were "
+            "given, so nothing covers them if these data were used to make them"
+        )
+        return (*self.data.notes, frozen)
+
     def client_store(self, fields: Fields) -> ClientStore:
         """An empty store of the clients' own tensors, on the problem's device."""
         device = self.initial.device

@@ -60,7 +60,7 @@ def adapt(words: list[str]) -> int:
     with ByKey(config):
         terms = Terms(
             objects["algorithm"], objects["loss"], objects["finetune"], objects["metrics"], config["seed"],
-            config["dtype"],
+            config["dtype"], objects["trainable"],
         )  # fmt: skip
         model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
         given = objects["finetune"] if _given(options.overrides, "finetune") else None

@@ -158,17 +158,21 @@ def settings(config: Config) -> Config:
     """
     import torch
 
+    from .. import models
     from ..local import Execution
     from ..trainer import EarlyStopping
     from ..trainer.baselines import named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
     from ..trainer.replicates import Replicates
 
-    objects = {group: instantiate_group(config, group) for group in GROUPS if group != "data"}
+    model, adapters = _without_adapters(config)
+    objects = {group: instantiate_group(config | {"model": model}, group) for group in GROUPS if group != "data"}
     logger = config.get("logger")
     if logger and "_target_" not in logger:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
     with ByKey(config):
+        if adapters is not None:
+            objects["model"] = models.lora(objects["model"], **adapters)
         execution = config["execution"]
         by_name = execution if isinstance(execution, Mapping) else {"strategy": execution}
         objects["execution"] = Execution(**_fields("execution", by_name, Execution))
@@ -203,12 +207,28 @@ def settings(config: Config) -> Config:
     objects["baselines"] = tuple(objects["baselines"])
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
+    objects["trainable"] = config.get("trainable")  # folders of earlier versions have none
     return objects | {name: config[name] for name in names}
+
+
+def _without_adapters(config: Config) -> tuple[Any, Any]:
+    """Return the description of the model alone, and that of its low-rank adapters: of every model, not its own."""
+    model = config.get("model")
+    if not isinstance(model, Mapping):
+        return model, None
+    adapters = model.get("lora")
+    if adapters is not None:
+        adapters = _named("model.lora", adapters, ("rank", "alpha", "targets"))
+    return {name: value for name, value in model.items() if name != "lora"}, adapters
 
 
 def _fields(key: str, values: Any, kind: type) -> Config:
     """Return ``values`` as arguments of a dataclass; refuse one by key where it has none of that name."""
-    accepted = [field.name for field in dataclasses.fields(kind)]
+    return _named(key, values, [field.name for field in dataclasses.fields(kind)])
+
+
+def _named(key: str, values: Any, accepted: Sequence[str]) -> Config:
+    """Return ``values`` as arguments of these names; refuse one by key that has another."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} is {values!r}; accepted: null, or a mapping of {', '.join(accepted)}.")
     for name in values:
@@ -414,7 +434,7 @@ class ByKey:
 
     def keys(self) -> dict[str, str]:
         """Map names of classes and functions to the key of the node that names them."""
-        keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping"}
+        keys = {"Trainer": "", "Execution": "execution", "EarlyStopping": "early_stopping", "lora": "model.lora"}
 
         def visit(node: Any, place: str) -> None:
             if isinstance(node, Mapping):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._check import one_of, positive_int
-from ..stacked import Layout, StackedModule
+from ..stacked import StackedModule, place_module
 from .batches import max_clients
 
 _SMALL = 1 << 20
@@ -33,8 +33,8 @@ class Execution:
     Args:
         strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
             in each of several threads; ``"auto"`` takes threads for convolutions on a CPU and stacked otherwise.
-        chunk: clients computed together, at most; ``None`` takes 8 in a thread, and otherwise as many as have about
-            1 GiB of parameters. Local training takes fewer than 4 one by one.
+        chunk: clients computed together, at most; ``None`` takes 8 in a thread, and otherwise as many as would have
+            about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by one.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
     """
 
@@ -57,7 +57,7 @@ class Execution:
             strategy = "threads" if convolutional and device.type == "cpu" else "stacked"
         if strategy == "threads":
             return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or _cores())
-        return Execution("stacked", self.chunk or max_clients(Layout.of(module).dimension), 1)
+        return Execution("stacked", self.chunk or max_clients(sum(p.numel() for p in module.parameters())), 1)
 
 
 class Executor:
@@ -74,6 +74,7 @@ class Executor:
         assert execution.chunk is not None
         assert execution.threads is not None
         self.chunk, threads = execution.chunk, execution.threads
+        module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
             self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))

@@ -1,4 +1,4 @@
-"""Networks by name: those of the papers, torchvision's, models of tokens and of several inputs.
+"""Networks by name: those of the papers, torchvision's, models of tokens and of several inputs; low-rank adapters.
 
 A factory takes the shape of the data and returns a module, so that a model can be named before the data are read.
 """
@@ -6,6 +6,7 @@ A factory takes the shape of the data and returns a module, so that a model can 
 from .factory import ModelFactory
 from .images import celeba_cnn, centaur_cnn, femnist_cnn, torchvision_model, with_group_norm
 from .inputs import BoundedInputs, NamedInputs
+from .low_rank import lora, merge_lora
 from .simple import linear_regression, logistic_regression, mlp, softmax_regression
 from .tokens import MeanEmbedding, mean_embedding
 
@@ -19,7 +20,9 @@ __all__ = [
     "femnist_cnn",
     "linear_regression",
     "logistic_regression",
+    "lora",
     "mean_embedding",
+    "merge_lora",
     "mlp",
     "softmax_regression",
     "torchvision_model",

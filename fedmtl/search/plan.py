@@ -310,7 +310,7 @@ def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, Priv
     with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
     channel = open_channel(
-        trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=trainer.data.notes
+        trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
     )
     with closing(channel):
         return mark, channel.report, channel.snr()
@@ -327,6 +327,7 @@ def _problem(trainer: Trainer) -> Iterator[Any]:
         trainer.seed,
         trainer.device,
         trainer.dtype,
+        trainable=trainer.trainable,
     )
     with closing(problem.executor):
         yield problem

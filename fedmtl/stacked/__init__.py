@@ -2,15 +2,18 @@
 
 from .checks import check_stackable, prepare_module
 from .losses import client_means, resolve_loss
-from .module import Layout, StackedModule
+from .module import Layout, StackedModule, belongs, place_module, set_trainable
 from .per_example import example_gradients
 
 __all__ = [
     "Layout",
     "StackedModule",
+    "belongs",
     "check_stackable",
     "client_means",
     "example_gradients",
+    "place_module",
     "prepare_module",
     "resolve_loss",
+    "set_trainable",
 ]

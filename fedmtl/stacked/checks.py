@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError
 from .dropout import swap_dropout
-from .module import StackedModule
+from .module import StackedModule, set_trainable
 
 
 def prepare_module(
-    module: nn.Module, sample: Tensor, *, seed: int, outputs: int | None = None, dtype: torch.dtype | None = None
+    module: nn.Module,
+    sample: Tensor,
+    *,
+    seed: int,
+    outputs: int | None = None,
+    dtype: torch.dtype | None = None,
+    trainable: Sequence[str] | None = None,
 ) -> nn.Module:
     """Return a copy of ``module`` ready for stacking: checked, with keyed dropout, in training mode, in the sample's
     dtype.
@@ -27,8 +34,11 @@ def prepare_module(
         seed: keys the dropout masks.
         dtype: of the parameters; ``None`` for that of the sample.
         outputs: numbers that the model must return for an example; ``None`` skips the check.
+        trainable: names of the parameters that are trained, all others are frozen, see :func:`set_trainable`; ``None``
+            for those with ``requires_grad``.
 
     Raises:
+        ConfigError: ``trainable`` does not fit the module.
         ModelError: batch normalization, buffers that change in training mode, random operations outside
             ``nn.Dropout`` modules, no trainable parameter, or an output of the wrong shape.
     """
@@ -49,9 +59,8 @@ def prepare_module(
                     )
         if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ModelError("The model has no trainable parameter.")
     ready = copy.deepcopy(module).to(sample.device, sample.dtype if dtype is None else dtype).train()
+    set_trainable(ready, trainable)
     swap_dropout(ready, seed)
     before = {name: buffer.clone() for name, buffer in ready.named_buffers()}
     try:

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ModelError
 from .dropout import KeyedDropout
 
 
@@ -19,7 +20,9 @@ from .dropout import KeyedDropout
 class Layout:
     """Where each trainable tensor of a module stands in a flat row of D numbers.
 
-    Tied weights appear once; tensors with ``requires_grad=False`` are shared by all clients and do not appear.
+    Tied weights appear once. Tensors with ``requires_grad=False`` are frozen: they do not appear, are public with the
+    module, and are one tensor for all clients. This is the one place that says what moves: clip, noise, releases and
+    the clients' own tensors have the D numbers of a row.
     """
 
     names: tuple[str, ...]
@@ -53,12 +56,18 @@ class Layout:
         """
         chosen = torch.zeros(self.dimension, dtype=torch.bool)
         for pattern in patterns:
-            found = [k for k, name in enumerate(self.names) if _belongs(name, str(pattern))]
+            found = [k for k, name in enumerate(self.names) if belongs(name, str(pattern))]
             if not found:
                 raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {', '.join(self.names)}.")
             for k in found:
                 chosen[self.offsets[k] : self.offsets[k + 1]] = True
         return chosen
+
+    def frozen(self, module: nn.Module) -> dict[str, Tensor]:
+        """The tensors of the module's state that are none of these parameters, by name: what is public with it."""
+        named = dict(module.named_parameters())
+        moving = {named[name].data_ptr() for name in self.names}  # tied weights have several names in a state
+        return {name: value for name, value in module.state_dict().items() if value.data_ptr() not in moving}
 
     @property
     def last(self) -> str:
@@ -87,26 +96,80 @@ class Layout:
         return module
 
 
-def _belongs(name: str, pattern: str) -> bool:
+def belongs(name: str, pattern: str) -> bool:
+    """Return whether a parameter or module of this name is one that the pattern names, or lies within one."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: str = "trainable") -> None:
+    """Set ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
+
+    Args:
+        module: whose parameters are chosen.
+        patterns: names of parameters or modules, as :meth:`Layout.places` takes them; None leaves the module as it is.
+        owner: the setting that they come from, for the message.
+
+    Raises:
+        ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a module as it is, no
+            trainable parameter.
+    """
+    named = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
+    listed = f"the model's parameters are {', '.join(named) or 'none'}"
+    if patterns is None:
+        if not any(p.requires_grad for p in named.values()):
+            raise ModelError(f"The model has no trainable parameter: all are frozen, and {owner} is None; {listed}.")
+        return
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        given: Any = patterns
+        hint = [given] if isinstance(given, str) else [next(iter(named), "head.*")]
+        raise ConfigError(f"{owner} is {given!r}; give None or a list of names, such as {hint}; {listed}.")
+    if not patterns:
+        raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
+        if not any(belongs(name, pattern) for name in named):
+            raise ConfigError(f"{owner} has {pattern!r}, which no parameter is named by; {listed}.")
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    for name, parameter in named.items():
+        parameter.requires_grad_(any(belongs(name, pattern) for pattern in patterns))
+
+
+def place_module(module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return the module where all its floating parameters are of this device and dtype, else a copy that is."""
+    of = torch.empty(0, device=device, dtype=dtype)  # "cuda" is the current one of several devices
+    same = all(
+        t.device == of.device and (t.dtype == dtype or not t.is_floating_point())
+        for t in (*module.parameters(), *module.buffers())
+    )
+    return module if same else copy.deepcopy(module).to(device=device, dtype=dtype)
+
+
+def _same_parameters(module: nn.Module) -> nn.Module:
+    """Return a copy of a module's structure and buffers, whose parameters are the same tensors."""
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 class StackedModule:
     """K copies of one module, computed and differentiated together.
 
-    The parameters live in one buffer ``rows`` (capacity, D), allocated once and reused; ``grads`` has the same shape.
-    The losses of different copies are independent, so the gradient of their sum holds each copy's own gradient, and
-    clip, proximal step, distance to an anchor and aggregation are single operations on rows.
+    The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused; ``grads`` has the
+    same shape. The losses of different copies are independent, so the gradient of their sum holds each copy's own
+    gradient, and clip, proximal step, distance to an anchor and aggregation are single operations on rows. Frozen
+    parameters are not batched: they are the given module's own tensors, and what stands before the first trainable
+    parameter is neither differentiated nor kept.
 
     Args:
-        module: prepared by :func:`fedmtl.stacked.prepare_module`; copied.
+        module: prepared by :func:`fedmtl.stacked.prepare_module`; its structure is copied, and its parameters only
+            where they are on another device or in another dtype.
         capacity: number of copies to allocate; grows when more are loaded.
         device, dtype: of parameters and computation.
     """
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.train_module = copy.deepcopy(module).to(device=device, dtype=dtype).train()
-        self.eval_module = copy.deepcopy(self.train_module).eval()
+        placed = place_module(module, device=device, dtype=dtype)
+        self.train_module, self.eval_module = _same_parameters(placed).train(), _same_parameters(placed).eval()
         self.layout = Layout.of(self.train_module)
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
         self.rows = torch.zeros(capacity, self.layout.dimension, device=device, dtype=dtype)

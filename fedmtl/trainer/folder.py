@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
 import io
@@ -11,9 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from .._files import write_bytes
 from ..algorithms.base import Problem
@@ -39,8 +39,9 @@ class RunFolder:
     release, and a list of these files with their hashes. ``private/`` holds the personal
     models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
 
-    Models are safetensors files: ``public/model.safetensors`` has the parameters by name, as ``load_state_dict`` takes
-    them, and ``private/models.safetensors`` the tensor ``models`` (n, D), with the ids in the metadata under ``ids``.
+    Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as ``load_state_dict``
+    takes it, with the names of what is frozen in the metadata under ``frozen``, and ``private/models.safetensors`` the
+    tensor ``models`` (n, D) of what is trained, with the ids in the metadata under ``ids``.
     Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
     model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
     (:class:`fedmtl.models.BoundedInputs` does so).
@@ -113,7 +114,8 @@ class RunFolder:
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
-            write_tensors(self.public / "model.safetensors", problem.layout.views(result.shared), bound)
+            state, frozen = _state_of(problem, result.shared)
+            write_tensors(self.public / "model.safetensors", state, bound | frozen)
         if result.released:
             grids = {
                 name: json.dumps({"step": one.step, "width": one.width, "divisor": one.divisor})
@@ -175,9 +177,11 @@ class RunFolder:
             tensors, metadata = read_tensors(path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} cannot be read as a model: {error}") from error
-        problem = build_problem(data, model, terms.loss, Execution(), 1, terms.seed, "cpu", terms.dtype)
+        problem = build_problem(
+            data, model, terms.loss, Execution(), 1, terms.seed, "cpu", terms.dtype, trainable=terms.trainable
+        )
         problem.executor.close()
-        expected = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+        expected = {name: tuple(value.shape) for name, value in problem.module.state_dict().items()}
         for name in expected | tensors:
             found = tuple(tensors[name].shape) if name in tensors else "missing"
             if found != expected.get(name):
@@ -185,8 +189,8 @@ class RunFolder:
                     f"the model in {path} does not fit {data.name}: {name} is {found}, but for these data it would be "
                     f"{expected.get(name, 'missing')}; features and classes must be those of the run."
                 )
-        row = torch.cat([tensors[name].reshape(-1) for name in expected]).to(problem.initial.dtype)
-        module = problem.layout.load(problem.module, row)
+        module = problem.module
+        module.load_state_dict(tensors)
         return BoundedInputs(module, RowBound(**json.loads(metadata["bound"]))) if "bound" in metadata else module
 
     def write_new_clients(self, found: NewClients, data: FederatedDataset) -> None:
@@ -238,6 +242,15 @@ class RunFolder:
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
         better = result.shown[0].higher_is_better
         plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=better)
+
+
+def _state_of(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
+    tensors of it that are frozen; none where none are."""
+    module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
+    frozen = list(problem.layout.frozen(module))
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    return state, {"frozen": json.dumps(frozen)} if frozen else {}
 
 
 def _listed(path: Path) -> bool:

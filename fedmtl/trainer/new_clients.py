@@ -35,7 +35,7 @@ class Terms:
 
     Attributes:
         algorithm: of the run.
-        loss, finetune, metrics, seed, dtype: as of :class:`~fedmtl.Trainer`.
+        loss, finetune, metrics, seed, dtype, trainable: as of :class:`~fedmtl.Trainer`.
     """
 
     algorithm: Algorithm
@@ -44,6 +44,7 @@ class Terms:
     metrics: tuple[str | MetricFunction, ...]
     seed: int
     dtype: str
+    trainable: Sequence[str] | None = None
 
     def coded(self, data: FederatedDataset) -> FederatedDataset:
         """Return the data as the run's loss takes them, see :func:`~fedmtl.trainer.problem.coded_for`."""
@@ -147,6 +148,7 @@ def personalize(
     data: FederatedDataset,
     *,
     finetune: Finetune | None = None,
+    trainable: Sequence[str] | None = None,
     loss: str | Loss = "auto",
     metrics: Sequence[str | MetricFunction] = (),
     seed: int = 0,
@@ -164,6 +166,8 @@ def personalize(
         model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
         data: the new clients' data.
         finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
+        trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model that came from
+            a result remembers its own, with None.
         loss, metrics, seed, device, dtype, execution: as of :class:`~fedmtl.Trainer`.
 
     Raises:
@@ -175,7 +179,8 @@ def personalize(
         raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
     asked = resolve_metrics(metrics, data.spec, data.name)
     further = tuple(one for one in asked if one.name not in usual_metrics(data.spec))
-    problem = build_problem(data, model, loss, execution or Execution(), 1, seed, device, dtype)
+    execution = Execution() if execution is None else execution
+    problem = build_problem(data, model, loss, execution, 1, seed, device, dtype, trainable=trainable)
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         finetune.check(problem)
         try_metrics(problem, further)

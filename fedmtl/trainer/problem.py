@@ -43,14 +43,16 @@ def build_problem(
     *,
     store_folder: Path | None = None,
     protects_records: bool = False,
+    trainable: Sequence[str] | None = None,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
     With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory. With
-    ``protects_records`` local training is DP-SGD.
+    ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
+    :func:`fedmtl.stacked.set_trainable`.
 
     Raises:
-        ConfigError: an unknown device, or a loss that does not fit the targets.
+        ConfigError: an unknown device, a loss that does not fit the targets, or names that the model does not have.
         ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
     """
     place, kind = resolve_device(device), getattr(torch, dtype)
@@ -74,7 +76,8 @@ def build_problem(
     if loss == "auto":
         loss = natural_loss(data, module, sample, kind)
     fixed = loss == "cross_entropy" or data.spec.labels > 0
-    template = prepare_module(module, sample, seed=seed, outputs=data.spec.outputs if fixed else None, dtype=kind)
+    outputs = data.spec.outputs if fixed else None
+    template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
     if named:
         _check_loss(str(loss), template, sample, data)
     resolved = execution.resolve(template, place)
@@ -252,6 +255,9 @@ def fingerprint(
         "dtype": str(problem.initial.dtype),
         "torch": torch.__version__,
     }
+    frozen = problem.layout.frozen(problem.module)
+    if frozen:
+        parts["frozen"] = {name: _digest(value) for name, value in frozen.items()}
     if repeated is not None and repeated.count > 1:
         parts["replicates"] = describe(repeated)
     if coins is not None:

@@ -55,6 +55,10 @@ class Trainer:
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
             is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
         rounds: number of rounds, or most activations where clients act one at a time.
+        trainable: names of the model's parameters or modules that are trained, such as ``("head",)`` or
+            ``("*.lora_B",)``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files. All others are
+            frozen and public as they were given: they are not trained, clipped, sent, noised or kept by clients, and
+            are in every model of the result. ``None`` trains those with ``requires_grad``.
         loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
             ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
             (outputs, targets) -> (N,).
@@ -99,6 +103,7 @@ class Trainer:
     schedule: Schedule
     privacy: Privacy | None
     rounds: int
+    trainable: Sequence[str] | None = None
     loss: str | Loss = "auto"
     seed: int = 0
     folder: str | Path | None = None
@@ -247,6 +252,7 @@ class Trainer:
             self.dtype,
             store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
             protects_records=self.protects_records,
+            trainable=self.trainable,
         )
         cohort = 1.0
         if isinstance(self.schedule, AsynchronousSchedule):
@@ -273,7 +279,9 @@ class Trainer:
             chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),
             bound=bound,
             shortened=shortened,
-            terms=Terms(self.algorithm, self.loss, self.finetune, tuple(self.metrics), self.seed, self.dtype),
+            terms=Terms(
+                self.algorithm, self.loss, self.finetune, tuple(self.metrics), self.seed, self.dtype, self.trainable
+            ),
         )
         if folder is not None:
             folder.write_run(result, problem)

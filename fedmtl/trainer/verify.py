@@ -520,18 +520,24 @@ class _Verifier:
             return
         try:
             with safe_open(path, framework="pt") as file:
-                parts = [file.get_tensor(name).flatten() for name in file.keys()]  # noqa: SIM118
+                frozen = json.loads((file.metadata() or {}).get("frozen", "[]"))
+                trained = [name for name in file.keys() if name not in frozen]  # noqa: SIM118
+                parts = [file.get_tensor(name).flatten() for name in trained]
             with safe_open(self.folder.checkpoint, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
                 tensors = [file.get_tensor(name) for name in names]
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             self._note("model", FAILED, f"cannot be read: {error}")
+            return
+        if not parts:
+            self._note("model", FAILED, "all its tensors are said to be frozen")
             return
         model = torch.cat(parts)
         rows = [row for one in tensors for row in _rows(one, model)]
         same = any(_made_of(row, parts) for row in rows)
         if rows:
             text = "model.safetensors has the numbers of the shared model in the checkpoint"
+            text += f"; its {len(frozen)} frozen tensors are public and in no other file" if frozen else ""
             self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
         else:
             self._note("model", OPEN, "the checkpoint has no vector of its length")

@@ -82,4 +82,5 @@ def problem_of(trainer: Trainer, data: FederatedDataset) -> Problem:
         "cpu",
         trainer.dtype,
         protects_records=trainer.protects_records,
+        trainable=trainer.trainable,
     )

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...algorithms.base import Algorithm, State
+from ...algorithms.base import Algorithm, Problem, State
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of
@@ -62,6 +62,7 @@ def audit_trainer(
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+        findings += frozen_parameters(trainer, rounds=min(rounds, trainer.rounds))
     if effort is None or "independence" in effort.checks:
         findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
     return findings
@@ -127,6 +128,33 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
         when = "at the start" if differing[0] == 0 else f"after round {differing[0]}"
         detail = f"the public state depends on private data or coins otherwise than through the releases, first {when}"
     return exact(check, len(differing), detail)
+
+
+def frozen_parameters(trainer: Trainer, *, rounds: int = _ROUNDS) -> list[Finding]:
+    """What is frozen in the model has every bit after a run that it had before; nothing where nothing is frozen.
+
+    It is in every model that a run gives out, and no release covers it.
+
+    Args:
+        trainer: the configuration.
+        rounds: rounds that are run.
+    """
+    fresh = problem_of(trainer, trainer.data)
+    with closing(fresh.executor):
+        before = {name: value.clone() for name, value in fresh.layout.frozen(fresh.module).items()}
+    if not before:
+        return []
+    changed: list[str] = []
+
+    def finish(problem: Problem, state: State) -> None:
+        after = problem.layout.frozen(problem.module)
+        changed.extend(name for name, value in before.items() if not torch.equal(value, after[name]))
+
+    for _ in states(trainer, trainer.data, rounds, finish=finish):
+        pass
+    detail = f"tensors that a run changed, of {len(before)} that are frozen and public"
+    detail = f"a run changes {', '.join(changed)}, frozen and public" if changed else detail
+    return [exact("transcript: frozen parameters", len(changed), detail)]
 
 
 def public_states(

@@ -1,0 +1,278 @@
+"""Low-rank adapters: a frozen layer plus a product of two small matrices, of which alone is trained.
+
+Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
+
+    h = W x + b + (alpha / rank) B A x        with W (o, i) frozen, A (rank, i), B (o, rank)
+
+B is 0 at the start, so that the adapted model is the given one. A and B keep the name of their layer and are called
+``lora_A`` and ``lora_B``; names in settings, such as ``"*.lora_B"``, choose among them. Noise that is added to both A
+and B is multiplied in their product; Sun et al., "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA),
+ICLR 2024, therefore train B alone and leave A at its random start: ``trainable=("*.lora_B",)``.
+
+Where K clients have adapters of their own, their layer is one product with the shared W and two batched products with
+the rows of A and B; no (K, o, i) weight is ever made.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast, overload
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._check import positive, positive_int
+from ..errors import ConfigError
+from ..stacked import belongs
+from .factory import ModelFactory
+
+if TYPE_CHECKING:
+    from ..data import DataSpec
+
+
+class _LowRank(nn.Module):
+    """What the adapted layers share: the two factors and their scale, beside all that the plain layer has."""
+
+    plain: type[nn.Module]
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
+    rank: int
+    scale: float
+
+    @staticmethod
+    def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
+        """A and B at the start, for a plain layer: random, and 0."""
+        raise NotImplementedError
+
+    def increment(self) -> Tensor:
+        """What the factors add to the weight, in its shape."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}, scale={self.scale:g}"
+
+
+class LowRankLinear(_LowRank, nn.Linear):
+    """A linear layer with A (rank, i) and B (o, rank).
+
+    Shape:
+        (..., i) -> (..., o).
+    """
+
+    plain = nn.Linear
+
+    @staticmethod
+    def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
+        weight = cast(nn.Linear, layer).weight
+        return _uniform(weight.new_empty(rank, weight.shape[1])), weight.new_zeros(weight.shape[0], rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        return F.linear(x, self.weight, self.bias) + self.scale * low
+
+    def increment(self) -> Tensor:
+        return self.scale * (self.lora_B @ self.lora_A)
+
+
+class LowRankConv2d(_LowRank, nn.Conv2d):
+    """A convolution with A, one of the same window to ``rank`` channels (a group), and B, one of 1 x 1 from them.
+
+    Shape:
+        (B, i, height, width) -> (B, o, height', width'); A (groups * rank, i / groups, *kernel), B (o, rank, 1, 1).
+    """
+
+    plain = nn.Conv2d
+
+    @staticmethod
+    def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
+        weight, groups = cast(nn.Conv2d, layer).weight, cast(nn.Conv2d, layer).groups
+        a = _uniform(weight.new_empty(groups * rank, *weight.shape[1:]))
+        return a, weight.new_zeros(weight.shape[0], rank, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.conv2d(self._conv_forward(x, self.lora_A, None), self.lora_B, groups=self.groups)
+        return self._conv_forward(x, self.weight, self.bias) + self.scale * low
+
+    def increment(self) -> Tensor:
+        a = self.lora_A.reshape(self.groups, self.rank, -1)
+        b = self.lora_B.reshape(self.groups, -1, self.rank)
+        return self.scale * (b @ a).reshape(self.weight.shape)
+
+
+class LowRankEmbedding(_LowRank, nn.Embedding):
+    """An embedding with A (rank, tokens), whose column of the padding is 0 at the start, and B (width, rank).
+
+    Shape:
+        int64 (...) -> (..., width).
+    """
+
+    plain = nn.Embedding
+
+    @staticmethod
+    def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
+        embedding = cast(nn.Embedding, layer)
+        a = nn.init.normal_(embedding.weight.new_empty(rank, embedding.num_embeddings))
+        if embedding.padding_idx is not None:
+            a[:, embedding.padding_idx] = 0.0
+        return a, embedding.weight.new_zeros(embedding.embedding_dim, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(F.embedding(x, self.lora_A.T, self.padding_idx), self.lora_B)
+        return F.embedding(x, self.weight, self.padding_idx) + self.scale * low
+
+    def increment(self) -> Tensor:
+        return self.scale * (self.lora_B @ self.lora_A).T
+
+
+_ADAPTED: dict[type[nn.Module], type[_LowRank]] = {
+    kind.plain: kind for kind in (LowRankLinear, LowRankConv2d, LowRankEmbedding)
+}
+
+
+@overload
+def lora(
+    model: nn.Module, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)
+) -> nn.Module: ...
+
+
+@overload
+def lora(
+    model: ModelFactory, *, rank: int = 4, alpha: float | None = None, targets: Sequence[str] = ("*",)
+) -> ModelFactory: ...
+
+
+def lora(
+    model: nn.Module | ModelFactory,
+    *,
+    rank: int = 4,
+    alpha: float | None = None,
+    targets: Sequence[str] = ("*",),
+) -> nn.Module | ModelFactory:
+    """Return the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
+
+    Its outputs are at first those of the given model, which is not changed. ``trainable`` of :class:`fedmtl.Trainer`
+    can choose among the adapters (``("*.lora_B",)``), or let layers without one move beside them (``("*.lora_*",
+    "head")``).
+
+    Args:
+        model: a module, or a factory such as ``models.mlp()``. The random A of a module are drawn by PyTorch's global
+            generator, those of a factory with the start of the run, by its seed.
+        rank: of every product.
+        alpha: the products are multiplied by ``alpha / rank``; None for ``rank``, a factor of 1.
+        targets: names of the layers that get one, or of modules that hold them; ``*``, ``?`` and ``[...]`` stand for
+            what they do in names of files. Among them ``torch.nn.Linear``, ``Conv2d`` and ``Embedding`` are adapted;
+            subclasses, and layers with hooks or parametrizations, stay as they are.
+
+    Raises:
+        ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no less than the
+            smaller side of any layer's weight, so that nothing were low; for a factory, when the model is built.
+    """
+    positive_int("lora", rank=rank)
+    factor = rank if alpha is None else alpha
+    positive("lora", alpha=factor)
+    if isinstance(targets, str) or not isinstance(targets, Sequence) or not all(isinstance(t, str) for t in targets):
+        raise ConfigError(f"lora.targets is {targets!r}; give a list of names of layers, as text, such as ['*'].")
+    if isinstance(model, nn.Module):
+        return _adapt(copy.deepcopy(model), rank, factor / rank, targets)
+    if isinstance(model, type) or not callable(model):
+        raise ConfigError(f"lora.model is {model!r}; give a module, or a factory such as models.mlp().")
+    factory = model
+
+    def build(spec: DataSpec) -> nn.Module:
+        return _adapt(factory(spec), rank, factor / rank, targets)
+
+    return build
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Return a copy with plain layers and the same outputs: every weight W becomes W + (alpha / rank) B A.
+
+    All its parameters can be trained again.
+
+    Args:
+        model: from :func:`lora`, such as a personal model of a result.
+
+    Raises:
+        ConfigError: a model without adapters.
+    """
+    merged = copy.deepcopy(model)
+    if not any(isinstance(child, _LowRank) for child in merged.modules()):
+        raise ConfigError("merge_lora: the model has no adapters of fedmtl.models.lora.")
+
+    found = {id(child): child for child in merged.modules() if isinstance(child, _LowRank)}
+    return _replaced(merged, {key: _without(layer) for key, layer in found.items()}).requires_grad_(True)
+
+
+def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
+    """The model with adapters, in place."""
+    layers = dict(_layers(model))
+    listed = f"the model's linear, convolutional and embedding layers are {', '.join(layers) or 'none'}"
+    chosen: dict[int, nn.Module] = {}
+    for pattern in targets:
+        found = [layer for name, layer in layers.items() if belongs(name, pattern)]
+        if not found:
+            raise ConfigError(f"lora.targets has {pattern!r}, which no layer is named by; {listed}.")
+        chosen |= {id(layer): layer for layer in found}
+    if not chosen:
+        raise ConfigError(f"lora.targets is empty, so that nothing would be trained; {listed}.")
+    largest = max(_largest_rank(layer) for layer in chosen.values())
+    if rank > largest:
+        raise ConfigError(
+            f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give {largest} or less."
+        )
+    model.requires_grad_(False)
+    return _replaced(model, {key: _with(layer, rank, scale) for key, layer in chosen.items()})
+
+
+def _largest_rank(layer: nn.Module) -> int:
+    weight = cast(Tensor, layer.weight)
+    return min(weight.shape[0], weight[0].numel())
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers that can be adapted, by every name they have."""
+    for name, child in model.named_modules(remove_duplicate=False):
+        hooked = child._forward_hooks or child._forward_pre_hooks or child._backward_hooks
+        if type(child) in _ADAPTED and not hooked and getattr(child, "weight", None) is not None:
+            yield name, child
+
+
+def _with(layer: nn.Module, rank: int, scale: float) -> _LowRank:
+    """The layer with its two factors: its own tensors and settings under a class that knows them."""
+    kind = _ADAPTED[type(layer)]
+    a, b = kind.factors(layer, rank)
+    made = copy.copy(layer)
+    made.__class__ = kind
+    made.__dict__ |= {"rank": rank, "scale": scale}
+    made._parameters = layer._parameters | {"lora_A": nn.Parameter(a), "lora_B": nn.Parameter(b)}
+    return cast(_LowRank, made)
+
+
+def _without(layer: _LowRank) -> nn.Module:
+    """The plain layer with the product in its weight."""
+    made: nn.Module = copy.copy(layer)
+    made.__class__ = layer.plain
+    made.__dict__ = {name: value for name, value in vars(made).items() if name not in ("rank", "scale")}
+    kept = {name: p for name, p in layer._parameters.items() if name not in ("lora_A", "lora_B")}
+    made._parameters = kept | {"weight": nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())}
+    return made
+
+
+def _replaced(model: nn.Module, by: dict[int, nn.Module]) -> nn.Module:
+    """The model with other layers in the place of some, by their ``id``, in place."""
+    if id(model) in by:
+        return by[id(model)]
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and id(child) in by:
+                parent._modules[name] = by[id(child)]
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
+    return model
+
+
+def _uniform(tensor: Tensor) -> Tensor:
+    """Fill as PyTorch fills a layer's weight: uniform numbers up to 1 / sqrt(fan-in)."""
+    return nn.init.kaiming_uniform_(tensor, a=math.sqrt(5))
