@@ -62,6 +62,7 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, symmetric
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.schedules import UniformLatency
+from fedmtl.stacked import Layout
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
@@ -93,7 +94,10 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
+    "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
+    "low rank, records": (FullParticipation(), _RECORDS),
 }
+_LOW_RANK = models.lora(models.mlp(hidden=16), rank=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +223,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
     return Trainer(
         algorithm=ROUNDS[algorithm],
         data=ragged_classification(CLIENTS, largest=12),
-        model=models.mlp(hidden=16),
+        model=_LOW_RANK if configuration.startswith("low rank") else models.mlp(hidden=16),
         schedule=sampler,
         privacy=privacy,
         rounds=10 if isinstance(privacy, RecordPrivacy) else STEPS,
@@ -617,6 +621,49 @@ def _clip_of_the_mean(rows, place, count, bound):
     total = _segment_sums(rows, place, count, None)
     norms = total.norm(dim=1, keepdim=True)
     return total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+
+
+# What is frozen, and what moves beside it
+
+
+def _moving_but_for_b(trainer: Trainer) -> torch.Tensor:
+    """Which of the trained coordinates are not of a factor B."""
+    layout = Layout.of(_LOW_RANK(trainer.data.spec))
+    return ~layout.places(("*.lora_B",), "mutant")
+
+
+def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """A row is scaled by its norm in the factors A alone."""
+    kept = _moving_but_for_b(trainer)
+
+    def make(rows, bound):
+        factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
+        return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
+
+    patch.setattr(forms, "clipped_sum", make)
+
+
+def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    kept = _moving_but_for_b(trainer)
+
+    def make(rows, place, count, bound):
+        factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
+        return _segment_sums(rows.double() * factors[:, None], place, count, None)
+
+    patch.setattr(sums, "clipped_segment_sums", make)
+
+
+def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
+    train = Problem.train_locally
+
+    def moving(self, solver, start, clients, **options):
+        models_of = train(self, solver, start, clients, **options)
+        if len(clients):
+            next(iter(self.layout.frozen(self.module).values())).add_(float((models_of - start).mean()))
+        return models_of
+
+    patch.setattr(Problem, "train_locally", moving)
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
@@ -1248,6 +1295,8 @@ MUTANTS = [
     ),
     Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
+    Mutant("norm without one factor", _norm_without_b, SENSITIVITY, ("low rank",)),
+    Mutant("norm without one factor", _record_norm_without_b, SENSITIVITY, ("low rank, records",)),
     Mutant("clip of the square root", _set(clip, "clip_rows", _clip_of_the_square_root), SENSITIVITY, ("symmetric",)),
     Mutant(
         "rows not clipped before their noise",
@@ -1403,6 +1452,7 @@ MUTANTS = [
     ),
     Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
     Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSAMPLED),
+    Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),

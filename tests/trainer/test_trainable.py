@@ -1,0 +1,399 @@
+"""Frozen parameters: chosen by name, public, bit-identical after a run, and in no release, norm or store."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from fedmtl import (
+    APFL,
+    IFCA,
+    PMTL,
+    PPSGD,
+    ClientPrivacy,
+    ClusteredPMTL,
+    Ditto,
+    Execution,
+    FedAvg,
+    FedPer,
+    FedProx,
+    FedRep,
+    Finetune,
+    Local,
+    LocalSGD,
+    PFedMe,
+    Result,
+    Trainer,
+    models,
+    personalize,
+)
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import ConfigError, ModelError, ResumeError
+from fedmtl.privacy import FullParticipation, RecordPrivacy
+from fedmtl.stacked import Layout, StackedModule, set_trainable
+from fedmtl.trainer.audit.independence import independence
+from fedmtl.trainer.audit.suite import setup_of
+from fedmtl.trainer.verify import CONFIRMED, FAILED, verify
+from tests.helpers import ragged_classification
+
+from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
+
+CLUSTERS = {name: number % 2 for number, name in enumerate(DATA.ids)}
+ALGORITHMS: dict[str, Any] = {
+    "fedavg": FedAvg(local=SOLVER),
+    "fedprox": FedProx(local=SOLVER),
+    "pmtl": PMTL(lam=0.5, local=SOLVER),
+    "ditto": Ditto(local=SOLVER),
+    "apfl": APFL(local=SOLVER),
+    "pfedme": PFedMe(),
+    "ppsgd": PPSGD(),
+    "fedrep": FedRep(local=SOLVER, head=("3.bias",)),
+    "fedper": FedPer(local=SOLVER, head=("3.bias",)),
+    "ifca": IFCA(clusters=2, local=SOLVER),
+    "clustered": ClusteredPMTL(clusters=CLUSTERS, local=SOLVER),
+    "local": Local(local=SOLVER),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+NETWORK = network()
+FROZEN = ("1.weight", "1.bias")
+
+
+def head(**settings: Any) -> Trainer:
+    """A run that trains the last layer alone."""
+    return trainer(**{"model": NETWORK, "trainable": ("3.*",), "dtype": "float32"} | settings)
+
+
+def modules_of(result: Result) -> list[nn.Module]:
+    return [result.model_for(i) for i in result.ids] + ([] if result.shared is None else [result.shared_model()])
+
+
+# Names
+
+
+def test_names_say_what_moves_whatever_the_module_says() -> None:
+    module = network()
+    module[1].requires_grad_(False)
+    set_trainable(module, None)
+    assert Layout.of(module).names == ("3.weight", "3.bias")
+    for patterns, expected in {
+        ("3.*",): ("3.weight", "3.bias"),
+        ("3",): ("3.weight", "3.bias"),
+        ("*.bias", "1"): ("1.weight", "1.bias", "3.bias"),
+        ("[13].weight",): ("1.weight", "3.weight"),
+    }.items():
+        set_trainable(module, patterns)
+        assert Layout.of(module).names == expected
+
+
+LISTED = r"the model's parameters are 1\.weight, 1\.bias, 3\.weight, 3\.bias\.$"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (("head.*",), r"^trainable has 'head\.\*', which no parameter is named by; "),
+        (("3.*", 3), r"^trainable has 3, which is not text \(write '3'\); "),
+        ((None,), r"^trainable has None, which is not text"),
+        ((), r"^trainable is empty, so that nothing would be trained; "),
+        ("3.*", r"^trainable is '3\.\*'; give None or a list of names, such as \['3\.\*'\]; "),
+        (3, r"^trainable is 3; give None or a list of names, such as \['1\.weight'\]; "),
+        ({"3": True}, r"^trainable is \{'3': True\}; give None or a list"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused_with_those_that_exist(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        head(trainable=value).fit()
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=LISTED):
+        head(trainable=value).fit()
+
+
+def test_a_model_without_a_trainable_parameter_is_refused_with_their_names() -> None:
+    with pytest.raises(ModelError, match=r"no trainable parameter: all are frozen, and trainable is None; " + LISTED):
+        head(model=network().requires_grad_(False), trainable=None).fit()
+
+
+# What moves, and what does not
+
+
+@pytest.mark.parametrize("strategy", ["stacked", "threads"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_frozen_parameters_keep_every_bit_and_the_rest_moves(name: str, strategy: str) -> None:
+    before = copy.deepcopy(NETWORK.state_dict())
+    result = head(algorithm=ALGORITHMS[name], execution=Execution(strategy), rounds=3).fit()
+    assert result.personal.shape == (CLIENTS, 15)
+    assert [p.requires_grad for p in NETWORK.parameters()] == [True] * 4
+    for module in (NETWORK, *modules_of(result)):
+        state = module.state_dict()
+        assert [*state] == [*before]
+        assert all(torch.equal(state[key].view(torch.int32), before[key].view(torch.int32)) for key in FROZEN)
+    assert all(torch.equal(NETWORK.state_dict()[key], before[key]) for key in before)
+    moved = modules_of(result)[0].state_dict()
+    assert any(not torch.equal(moved[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pmtl", "ditto", "fedrep", "local"])
+def test_single_records_are_protected_with_a_frozen_part(name: str) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
+    result = head(algorithm=ALGORITHMS[name], privacy=privacy, schedule=FullParticipation(), rounds=2).fit()
+    assert result.epsilon <= 6.0
+    for module in modules_of(result):
+        assert all(torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN)
+
+
+def test_a_frozen_part_gives_what_a_module_with_it_inside_gives() -> None:
+    """Against the same rounds on the features of the frozen part, as data of their own."""
+    module = network().double().requires_grad_(False)
+    features = module[:3]
+
+    def through(side: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        rows = zip(side.offsets[:-1].tolist(), side.offsets[1:].tolist(), strict=True)
+        return {i: (features(side.x[a:b]), side.y[a:b]) for i, (a, b) in zip(DATA.ids, rows, strict=True)}
+
+    data = FederatedDataset.from_tensors(through(DATA.train), test=through(DATA.test), classes=3)
+    for algorithm in (PMTL(lam=0.5, local=SOLVER), Ditto(local=SOLVER)):
+        alone = trainer(algorithm=algorithm, data=data, model=copy.deepcopy(module[3]).requires_grad_(True))
+        whole = trainer(algorithm=algorithm, model=module, trainable=("3",))
+        assert torch.allclose(whole.fit().personal, alone.fit().personal, rtol=1e-9, atol=1e-12)
+
+
+def test_the_last_layer_reaches_the_logistic_regression_on_the_frozen_features() -> None:
+    data = ragged_classification(4, largest=60, seed=5)
+    y = data.train.y.clone()
+    y[::4] = (y[::4] + 1) % 3  # so that no line separates the classes
+    parts = {
+        name: (data.train.x[a:b], y[a:b])
+        for name, a, b in zip(data.ids, data.train.offsets[:-1].tolist(), data.train.offsets[1:].tolist(), strict=True)
+    }
+    everybody = {"everybody": tuple(torch.cat([part[k] for part in parts.values()]) for k in (0, 1))}
+    result = head(
+        algorithm=FedAvg(local=LocalSGD(lr=1.0, momentum=0.9, steps=2500, batch_size=None)),
+        data=FederatedDataset.from_tensors(everybody, test=everybody, classes=3),
+        schedule=FullParticipation(),
+        privacy=None,
+        rounds=1,
+        dtype="float64",
+        device="cpu",
+    ).fit()
+    x = everybody["everybody"][0]
+    with torch.no_grad():
+        features = copy.deepcopy(NETWORK[:3]).double()(x).numpy()
+        found = torch.softmax(result.shared_model()(x), 1).numpy()
+    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(features, everybody["everybody"][1].numpy())
+    np.testing.assert_allclose(found, exact.predict_proba(features), atol=1e-4)
+    assert exact.score(features, everybody["everybody"][1].numpy()) < 0.95
+
+
+# Privacy
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, 15),
+        ({"trainable": None}, 39),
+        ({"trainable": ("3.bias",)}, 3),
+        ({"algorithm": ALGORITHMS["fedrep"]}, 12),
+        ({"algorithm": ALGORITHMS["ifca"]}, 30),
+        ({"model": models.lora(NETWORK, rank=2), "trainable": None}, 2 * (5 + 4) + 2 * (4 + 3)),
+        ({"model": models.lora(NETWORK, rank=2), "trainable": ("*.lora_B",)}, 2 * 4 + 2 * 3),
+    ],
+)
+def test_as_many_coordinates_are_noised_as_there_are_to_train_at_the_same_epsilon(
+    settings: dict[str, Any], size: int
+) -> None:
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
+    run = head(**{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings)
+    setup = setup_of(run)
+    assert setup is not None
+    assert [plan.dimension for plan in setup.plans] == [size]
+    result = run.fit()
+    assert result.released["update"].value.shape == (size,)
+    assert bool((result.released["update"].value != 0).all())
+    assert result.epsilon == pytest.approx(epsilon(6), rel=1e-3)
+
+
+def test_a_gradient_of_a_record_has_no_coordinates_for_what_is_frozen() -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
+    setup = setup_of(head(algorithm=FedAvg(local=SOLVER), privacy=privacy, schedule=FullParticipation()))
+    assert setup is not None
+    assert [plan.dimension for plan in setup.plans] == [15, 15]
+
+
+def test_the_report_says_that_frozen_parameters_are_public_and_how_many_they_are() -> None:
+    told = [line for line in head().fit().privacy.outside if "frozen" in line]
+    assert len(told) == 1
+    assert "(24 of 39 numbers)" in told[0]
+    assert not any("frozen" in line for line in head(trainable=None).fit().privacy.outside)
+
+
+@pytest.mark.parametrize("model", [NETWORK, models.lora(models.mlp(hidden=7), rank=2)], ids=["head", "low rank"])
+def test_no_clients_numbers_depend_on_the_data_of_another(model: Any) -> None:
+    data = ragged_classification(13, largest=60)
+    solver = LocalSGD(lr=0.2, epochs=2, batch_size=10)
+    trainable = ("3",) if isinstance(model, nn.Module) else None
+    run = head(algorithm=PMTL(lam=0.5, local=solver), data=data, model=model, trainable=trainable, device="cpu")
+    assert [finding.check for finding in independence(run, rounds=3) if finding.refuted] == []
+
+
+# The stack
+
+
+def test_frozen_parameters_are_one_tensor_whatever_the_number_of_stacks() -> None:
+    module = network()
+    set_trainable(module, ("3",))
+    stacks = [
+        StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float32),
+        *_stacks_of(head(model=module, trainable=None, execution=Execution("threads", threads=3))),
+    ]
+    assert len(stacks) == 4
+    assert stacks[0].train_module[1].weight is module[1].weight
+    assert len({s[1].weight.data_ptr() for stack in stacks[1:] for s in (stack.train_module, stack.eval_module)}) == 1
+    assert all(stack.rows.shape == (1, 15) for stack in stacks)
+    double = StackedModule(module, capacity=1, device=torch.device("cpu"), dtype=torch.float64)
+    assert double.train_module[1].weight.dtype == torch.float64
+    assert module[1].weight.dtype == torch.float32
+
+
+def _stacks_of(run: Trainer) -> list[StackedModule]:
+    from fedmtl.trainer.audit.rerun import problem_of
+
+    executor = problem_of(run, run.data).executor
+    stacks = [executor._stacks.get() for _ in range(3)]
+    executor.close()
+    return stacks
+
+
+# Splits of an algorithm's own, finetuning, new clients
+
+
+def test_a_split_of_shared_and_private_parameters_is_one_of_what_moves() -> None:
+    low = models.lora(NETWORK, rank=2)
+    shared_a = FedRep(local=SOLVER, head=("*.lora_B",))  # A shared, B kept
+    result = head(algorithm=shared_a, model=low, trainable=None).fit()
+    layout, start = Layout.of(low), Layout.of(low).flatten(low)
+    b = layout.places(("*.lora_B",), "test")
+    assert result.shared is not None
+    assert torch.equal(result.shared[b], start[b])
+    assert not torch.equal(result.shared[~b], start[~b])
+    assert not torch.equal(result.personal[0, b], result.personal[1, b])
+    with pytest.raises(ConfigError, match=r"head.*so nothing is shared"):
+        head(algorithm=FedRep(local=SOLVER)).fit()  # the last layer is all that moves
+
+
+def test_finetuning_and_new_clients_train_what_moves() -> None:
+    finetune = Finetune(kind="ewc", lam=0.1, local=SOLVER)
+    result = head(algorithm=FedAvg(local=SOLVER), finetune=finetune).fit()
+    assert all(torch.equal(m.state_dict()[k], NETWORK.state_dict()[k]) for m in modules_of(result) for k in FROZEN)
+    assert not torch.equal(result.personal[0], result.personal[1])
+    new = ragged_classification(3, seed=9)
+    remembered = personalize(result.shared_model(), new, finetune=finetune)
+    merged = result.shared_model().requires_grad_(True)
+    named = personalize(merged, new, finetune=finetune, trainable=("3.*",))
+    assert remembered.personal.shape == named.personal.shape == (3, 15)
+    assert torch.equal(remembered.personal, named.personal)
+    own = remembered.model_for(new.ids[0]).state_dict()
+    assert all(torch.equal(own[key], NETWORK.state_dict()[key]) for key in FROZEN)
+    assert personalize(merged, new, finetune=finetune).personal.shape == (3, 39)
+
+
+# Files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    quick_figures(monkeypatch)
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
+    head(algorithm=FedAvg(local=SOLVER), privacy=privacy, folder=tmp_path / "run").fit()
+    return tmp_path / "run"
+
+
+def test_the_file_of_the_model_is_complete_and_verified(folder: Path) -> None:
+    module = network()
+    module.load_state_dict(load_file(folder / "public/model.safetensors"))
+    assert all(torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN)
+    with safe_open(folder / "public/model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["frozen"]) == list(FROZEN)
+    found = verify(folder)
+    assert found.fits
+    assert next(c for c in found.checks if c.name == "model").verdict == CONFIRMED
+
+
+@pytest.mark.parametrize("change", ["another number", "all said to be frozen", "no list"])
+def test_another_model_in_the_file_fails(folder: Path, change: str) -> None:
+    path = folder / "public/model.safetensors"
+    tensors, frozen = load_file(path), json.dumps(list(FROZEN))
+    if change == "another number":
+        tensors["3.bias"] = tensors["3.bias"] + 1
+    elif change == "all said to be frozen":
+        frozen = json.dumps(list(tensors))
+    else:
+        frozen = "3.bias"
+    save_file(tensors, path, {"frozen": frozen})
+    verdicts = {check.name: check.verdict for check in verify(folder).checks}
+    assert verdicts["model"] == FAILED
+    assert verdicts["files: public"] == FAILED
+
+
+def test_files_of_tied_weights_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    tied = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+    tied[2].weight = tied[0].weight
+    head(algorithm=FedAvg(local=SOLVER), model=tied, trainable=("0", "3"), folder=tmp_path).fit()
+    state = load_file(tmp_path / "public/model.safetensors")
+    assert torch.equal(state["0.weight"], state["2.weight"])
+    assert not torch.equal(state["0.weight"], tied[0].weight)
+    assert torch.equal(state["2.bias"], tied[2].bias)
+    copy.deepcopy(tied).load_state_dict(state)
+    with safe_open(tmp_path / "public/model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["frozen"]) == ["2.bias"]
+    assert verify(tmp_path).fits
+
+
+class Stop(Exception):
+    """The run ends here."""
+
+
+def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_figures(monkeypatch)
+    whole = head(folder=tmp_path / "whole").fit()
+
+    step = PMTL.step
+
+    def stopped(self: PMTL, problem: Any, state: Any, block: Any, channel: Any) -> Any:
+        if block.first == 4:
+            raise Stop
+        return step(self, problem, state, block, channel)
+
+    run = head(folder=tmp_path / "part")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PMTL, "step", stopped)
+        with pytest.raises(Stop):
+            run.fit()
+    other = copy.deepcopy(NETWORK)
+    with torch.no_grad():
+        other[1].bias += 1.0
+    for changed in (head(trainable=("3.weight",)), head(trainable=None), head(model=other)):
+        with pytest.raises(ResumeError, match="was written"):
+            Trainer(**vars(changed) | {"folder": tmp_path / "part"}).fit(resume=True)
+    resumed = run.fit(resume=True)
+    assert torch.equal(resumed.personal, whole.personal)
+    assert verify(tmp_path / "part").fits
