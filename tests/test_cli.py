@@ -54,6 +54,11 @@ def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.Comple
         (["algorithm=pmtl", "algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
         (["algorithm=fedavg", "algorithm.lam=1"], "algorithm.lam is no setting"),
         (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: local, lam, "),
+        (["model.lora=4"], "model.lora is 4; accepted: null, or a mapping of rank, alpha, targets."),
+        (["model.lora.rank=4"], "model.lora.rank cannot be set alone, since model.lora is None; write model.l"),
+        (["model.lora={rnk: 4}"], "unknown key model.lora.rnk; accepted: rank, alpha, targets."),
+        (["model.lora={rank: 0}"], "model.lora.rank is 0; it must be a whole number of at least 1"),
+        (["model.lora={targets: [1]}"], "model.lora.targets is [1]; give a list of names of layers, as text"),
         (["algorithm.local=5"], "algorithm.local is 5, but it has parts; accepted: algorithm.local.lr, "),
         (["schedule=3"], "schedule has no option 3; accepted: clocks, "),
         (["+foo=1"], "foo is no setting; accepted: data, model, schedule,"),
@@ -137,6 +142,40 @@ def test_bad_requests_are_refused_by_name(
     assert shown.err.startswith("fedmtl: error: ")
     assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["trainable=[head.*]"],
+            "trainable has 'head.*', which no parameter is named by; the model's parameters are 1.",
+        ),
+        (["trainable=[1]"], "trainable has 1, which is not text (write '1'); the model's parameters are 1.weight, 1."),
+        (["model.lora={targets: [fc]}"], "lora.targets has 'fc', which no layer is named by; the model's linear, conv"),
+        (["model.lora={rank: 99}"], "lora.rank is 99, but the weights it applies to have ranks up to 10; give 10 or"),
+    ],
+)
+def test_names_of_parameters_are_refused_when_the_model_is_built(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*TINY, *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
+def test_low_rank_adapters_and_names_come_with_every_model(tmp_path: Path) -> None:
+    words = ("model=mlp", "model.hidden=8", "model.lora={rank: 2, alpha: 6}", "trainable=['*.lora_B']", *TINY)
+    trainer = build(resolve(compose(words)), tmp_path)
+    layers = trainer.model(trainer.data.spec)  # type: ignore[operator]
+    assert [tuple(layers[k].lora_B.shape) for k in (1, 3)] == [(8, 2), (10, 2)]
+    assert layers[1].scale == 3.0
+    assert trainer.trainable == ["*.lora_B"]
+    older = resolve(compose(words))
+    del older["trainable"], older["model"]["lora"]  # folders of earlier versions have neither
+    assert build(older, tmp_path).trainable is None
 
 
 def test_debug_shows_the_traceback() -> None:
