@@ -199,6 +199,7 @@ def by_hand(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) 
     return outputs.detach(), torch.cat([factors[name].grad.flatten() for name in layout.names])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention under vmap
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "shared"])
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_stack_of_clients_equals_a_loop_over_written_out_weights(name: str, k: int) -> None:
