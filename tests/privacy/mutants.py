@@ -640,7 +640,7 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
 
-    patch.setattr(forms, "clipped_sum", make)
+    patch.setattr(clip, "clipped_sum", make)
 
 
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
