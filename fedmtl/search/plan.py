@@ -37,7 +37,7 @@ from ..privacy import (
 from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
 from ..privacy.release import step_law
-from ..trainer.problem import build_problem, describe, fingerprint
+from ..trainer.problem import describe, fingerprint
 from ..trainer.sources import sampler_of
 from ..trainer.trainer import Trainer
 
@@ -318,17 +318,7 @@ def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, Priv
 
 @contextmanager
 def _problem(trainer: Trainer) -> Iterator[Any]:
-    problem = build_problem(
-        trainer.data,
-        trainer.model,
-        trainer.loss,
-        trainer.execution,
-        trainer.rounds,
-        trainer.seed,
-        trainer.device,
-        trainer.dtype,
-        trainable=trainer.trainable,
-    )
+    problem = trainer.problem()
     with closing(problem.executor):
         yield problem
 

@@ -166,6 +166,29 @@ class Trainer:
         """Whether the protected unit is one record, in rounds: local training is then DP-SGD."""
         return isinstance(self.privacy, RecordPrivacy) and not self.algorithm.one_at_a_time
 
+    def problem(
+        self, store_folder: Path | None = None, *, data: FederatedDataset | None = None, device: str | None = None
+    ) -> Problem:
+        """Return the problem of a run; close its executor.
+
+        Args:
+            store_folder: where the clients' own tensors are kept; None: in memory.
+            data, device: in place of the trainer's.
+        """
+        return build_problem(
+            self.data if data is None else data,
+            self.model,
+            self.loss,
+            self.execution,
+            self.rounds,
+            self.seed,
+            self.device if device is None else device,
+            self.dtype,
+            store_folder=store_folder,
+            protects_records=self.protects_records,
+            trainable=self.trainable,
+        )
+
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
         bound = bind_schedule(self.schedule, problem) if isinstance(self.schedule, AsynchronousSchedule) else None
@@ -241,19 +264,7 @@ class Trainer:
             coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
                 seed, and nothing is logged.
         """
-        problem = build_problem(
-            self.data,
-            self.model,
-            self.loss,
-            self.execution,
-            self.rounds,
-            self.seed,
-            self.device,
-            self.dtype,
-            store_folder=folder.clients if folder is not None and self.client_store == "mapped" else None,
-            protects_records=self.protects_records,
-            trainable=self.trainable,
-        )
+        problem = self.problem(folder.clients if folder is not None and self.client_store == "mapped" else None)
         cohort = 1.0
         if isinstance(self.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))

@@ -14,7 +14,6 @@ from ...errors import BudgetExhausted
 from ...local import operation_threads
 from ...privacy import Channel
 from ...privacy.channel import Recording, Tap
-from ..problem import build_problem
 from ..trainer import Trainer
 
 
@@ -47,7 +46,7 @@ def states(
     Yields:
         The state, which the next block may change in place, and the block, None before the first.
     """
-    problem, algorithm = problem_of(trainer, data), trainer.algorithm
+    problem, algorithm = trainer.problem(data=data, device="cpu"), trainer.algorithm
     with closing(problem.executor), operation_threads(problem.clients * problem.dimension):
         channel, source = trainer.open(problem, "audit", replay=replay)
         if opened is not None:
@@ -68,19 +67,3 @@ def states(
                 pass
         if finish is not None:
             finish(problem, state)
-
-
-def problem_of(trainer: Trainer, data: FederatedDataset) -> Problem:
-    """Return the problem of a run on ``data``, on the CPU and with the clients' own tensors in memory."""
-    return build_problem(
-        data,
-        trainer.model,
-        trainer.loss,
-        trainer.execution,
-        trainer.rounds,
-        trainer.seed,
-        "cpu",
-        trainer.dtype,
-        protects_records=trainer.protects_records,
-        trainable=trainer.trainable,
-    )

@@ -24,7 +24,7 @@ from ..evaluation import METRICS
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
 from .independence import row_marks
-from .rerun import problem_of, states
+from .rerun import states
 
 _LARGE = 1e4
 _SLACK = 1 + 1e-6
@@ -101,7 +101,7 @@ def _seeded(trainer: Trainer) -> Privacy | None:
 def _stopped(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     """Check the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
-    problem = problem_of(trainer, trainer.data)
+    problem = trainer.problem(device="cpu")
     with closing(problem.executor):
         if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
             return skipped("charges: early stop", "no model is common to all, so no run stops early")

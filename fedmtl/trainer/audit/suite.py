@@ -32,7 +32,7 @@ from ...schedules import AsynchronousSchedule, Block, BoundSchedule
 from ..sources import Activations, bind_schedule, releases_of
 from ..trainer import Trainer
 from .independence import independence
-from .rerun import problem_of, states
+from .rerun import states
 from .runs import audit_runs
 
 _ROUNDS = 10
@@ -72,7 +72,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
     """Return how a run opens its channel, for :func:`fedmtl.privacy.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None:
         return None
-    problem, schedule = problem_of(trainer, trainer.data), trainer.schedule
+    problem, schedule = trainer.problem(device="cpu"), trainer.schedule
     with closing(problem.executor):
         bound: BoundSampler | BoundSchedule
         if isinstance(schedule, AsynchronousSchedule):
@@ -139,7 +139,7 @@ def frozen_parameters(trainer: Trainer, *, rounds: int = _ROUNDS) -> list[Findin
         trainer: the configuration.
         rounds: rounds that are run.
     """
-    fresh = problem_of(trainer, trainer.data)
+    fresh = trainer.problem(device="cpu")
     with closing(fresh.executor):
         before = {name: value.clone() for name, value in fresh.layout.frozen(fresh.module).items()}
     if not before:
@@ -242,7 +242,7 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
 
 def _resolved(trainer: Trainer) -> Trainer:
     """Return the trainer with its settings from public rows, chosen once for all that is checked."""
-    problem = problem_of(trainer, trainer.data)
+    problem = trainer.problem(device="cpu")
     with closing(problem.executor):
         if isinstance(trainer.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
