@@ -23,7 +23,7 @@ from fedmtl.privacy import (
     RecordPrivacy,
     grid_width,
 )
-from fedmtl.privacy.audit import Claims
+from fedmtl.privacy.audit import Claims, Setup
 from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid, width_of
 from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stateless_rows, stopping_rule
@@ -31,6 +31,12 @@ from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification, regression
 from tests.privacy.mutants import trainer_of
+
+
+def opened(run: Trainer) -> Setup:
+    setup = setup_of(run)
+    assert setup is not None
+    return setup
 
 
 def warm(configuration: str, **options) -> Trainer:
@@ -43,8 +49,7 @@ def warm(configuration: str, **options) -> Trainer:
 @pytest.mark.parametrize("options", [{}, {"loss": "squared"}])
 def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict) -> None:
     run = warm("tight clip", **options)
-    setup = setup_of(run)
-    assert setup is not None
+    setup = opened(run)
     found = first_sensitivity(run, setup, 0)
     assert not found.refuted
     assert found.statistic > 0.999, "the worst pair of neighbours is among those tried"
@@ -52,8 +57,7 @@ def test_the_sensitivity_of_a_warm_start_is_reached_and_not_passed(options: dict
 
 def test_a_fit_that_fails_on_some_records_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     run = warm("tight clip")
-    setup = setup_of(run)
-    assert setup is not None
+    setup = opened(run)
     fit = p2p_start.local_minimizer
 
     def failing(loss, x, y, *rest):
@@ -90,8 +94,7 @@ def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
         device="cpu",
         progress=False,
     )
-    setup = setup_of(run)
-    assert setup is not None
+    setup = opened(run)
     found = audit_runs(run, setup, 0, ("charges",))
     assert not [one.check for one in found if one.refuted]
     assert [one.skipped for one in found if one.check == "charges: early stop"] == [False]
@@ -99,8 +102,7 @@ def test_an_early_stop_is_charged_as_all_that_is_planned(name: str) -> None:
 
 def test_a_run_without_a_common_model_never_stops_early() -> None:
     run = trainer_of("pp_dmtl", "clocks, laplace")
-    setup = setup_of(run)
-    assert setup is not None
+    setup = opened(run)
     found = audit_runs(run, setup, 0, ("charges",))
     assert [one.skipped for one in found if one.check == "charges: early stop"] == [True]
 
@@ -120,8 +122,7 @@ def ditto(schedule: Any, privacy: Any) -> Trainer:
 
 def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference of the two gradients would have no noise at all."""
-    setup = setup_of(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
-    assert setup is not None
+    setup = opened(ditto(FullParticipation(), RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)))
     claims = Claims(setup, setup.open(0))
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [False]
     noised = Channel._noised_local
@@ -139,8 +140,7 @@ def test_rows_that_depend_on_what_a_client_keeps_are_refuted_where_the_plan_deni
     """Fixed cohorts amplify releases without a state alone."""
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3, observer="public", accountant="rdp")
     run = ditto(FixedCohort(cohort=4), privacy)
-    setup = setup_of(run)
-    assert setup is not None
+    setup = opened(run)
     assert [finding.refuted for finding in stateless_rows(run, setup, 0)] == [False]
     client = Ditto.client
 

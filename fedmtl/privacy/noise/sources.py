@@ -66,7 +66,6 @@ class SeededSource:
     name: ClassVar[str] = "seeded"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return (size,) float64 standard normal numbers, a function of (seed, purpose, replicate, step)."""
         return keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate).standard_normal(size)
 
     def tails(
@@ -87,7 +86,6 @@ class SeededSource:
         return key - (1 << 64) if key >> 63 else key
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Return coins that are a function of (seed, purpose, replicate, step)."""
         return GeneratorCoins(keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate))
 
 
@@ -112,7 +110,6 @@ class SecureSource:
         return signs_and_tails(words[0], words[1])
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Return coins straight from the operating system."""
         return SystemCoins()
 
 
