@@ -52,26 +52,26 @@ class Cost:
 
     @property
     def accountant(self) -> str:
-        """The accountant that composes the events."""
+        """Return the accountant that composes the events."""
         return self.step().accountant
 
     def uses_of(self, account: int = 0, replicate: int = 0) -> Uses:
-        """What the uses of one account cost, a release before all steps first."""
+        """Return what the uses of one account cost, a release before all steps first."""
         return self.events[self.kind[replicate if len(self.kind) > 1 else 0, account]]
 
     def step(self, account: int = 0, use: int = 0, replicate: int = 0) -> StepEvent:
-        """The event of one charge in the use numbered ``use`` (from 0) of ``account``."""
+        """Return the event of one charge in the use numbered ``use`` (from 0) of ``account``."""
         uses = self.uses_of(account, replicate)
         return uses[use + int(self.first[account % self.first.size])] if isinstance(uses, tuple) else uses
 
     def limit(self, account: int = 0) -> int | None:
-        """The number of uses that have an event, or None where all uses have the same one."""
+        """Return the number of uses that have an event, or None where all uses have the same one."""
         uses = self.uses_of(account)
         return len(uses) - int(self.first[account % self.first.size]) if isinstance(uses, tuple) else None
 
     def epsilons(self, uses: np.ndarray | int, *, first: bool = False) -> np.ndarray:
-        """Epsilon of every account after ``uses``, by the accountant, refuted or not; what is asked twice is composed
-        once.
+        """Return the epsilon of every account after ``uses``, by the accountant, refuted or not; what is asked twice is
+        composed once.
 
         Args:
             uses: whole numbers, (R, m), (m,) or one for all.
@@ -88,7 +88,7 @@ class Cost:
         return found[index.reshape(kind.shape)]
 
     def epsilon(self, uses: np.ndarray | int, *, first: bool = False) -> float:
-        """The largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
+        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
         return float(self.epsilons(uses, first=first).max())
 
     def _one(self, kind: int, uses: int) -> float:
@@ -103,7 +103,7 @@ class Cost:
 
 
 def composed(steps: Sequence[StepEvent]) -> StepEvent:
-    """The uses of one account as one event; the same accountant composes all of them."""
+    """Return the uses of one account as one event; the same accountant composes all of them."""
     return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
 
 
@@ -155,35 +155,35 @@ class Account:
 
     @property
     def delta(self) -> float | None:
-        """Delta of every epsilon, or None where nothing is noised."""
+        """Return the delta of every epsilon, or None where nothing is noised."""
         return None if self.cost is None else self.cost.delta
 
     @property
     def participations(self) -> np.ndarray:
-        """(R, n) int64 participations up to the current step; only kept where they are charged or capped."""
+        """Return (R, n) int64 participations up to the current step; only kept where they are charged or capped."""
         return self._uses
 
     @property
     def steps_charged(self) -> int:
-        """Steps charged up to the current one; in secure mode with everything earlier sessions charged."""
+        """Return steps charged up to the current one; in secure mode with everything earlier sessions charged."""
         return self._base + self._made
 
     @property
     def uses(self) -> np.ndarray:
-        """(R, m) int64 uses of every account up to the current step."""
+        """Return (R, m) int64 uses of every account up to the current step."""
         return self._uses if self.by_client else np.full((len(self._uses), 1), self.steps_charged)
 
     @property
     def charged(self) -> int:
-        """The most uses of one account that the ledger holds: reserved steps and crashed sessions too."""
+        """Return the most uses of one account that the ledger holds: reserved steps and crashed sessions too."""
         if self.ledger is None:
             return int(self.uses.max(initial=0))
         return int(self.ledger.uses().max(initial=0)) if self.by_client else self.ledger.charged()
 
     @property
     def spent(self) -> np.ndarray:
-        """(R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again, without
-        the reservations that a clean close returns; everything planned, where the rest is charged."""
+        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again,
+        without the reservations that a clean close returns; everything planned, where the rest is charged."""
         if self.ledger is None:
             return self.uses
         if self.by_client:
@@ -195,14 +195,14 @@ class Account:
 
     @property
     def first_releases(self) -> int:
-        """Number of releases before all steps that are charged."""
+        """Return the number of releases before all steps that are charged."""
         made = self.cost is not None and (self._first_charged or self.remaining_charged)
         return int(self.cost.first.sum()) if made and self.cost is not None else 0
 
     # What that costs
 
     def epsilons(self, *, spent: bool = False) -> np.ndarray:
-        """(R, m) float64 epsilon of every account after its uses, or after all that is ``spent``.
+        """Return (R, m) float64 epsilon of every account after its uses, or after all that is ``spent``.
 
         Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
         """
@@ -214,14 +214,14 @@ class Account:
         return self.cost.epsilons(uses, first=first)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """The largest epsilon after ``uses``, (m,) or of everybody, and the releases before all steps: infinite where
-        the accounting is refuted."""
+        """Return the largest epsilon after ``uses``, (m,) or of everybody, and the releases before all steps: infinite
+        where the accounting is refuted."""
         refuted = self.cost is not None and self.cost.refuted is not None
         return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
-        """The accountant's largest epsilon after ``uses`` and the releases before all steps, whether it is refuted or
-        not."""
+        """Return the accountant's largest epsilon after ``uses`` and the releases before all steps, whether it is
+        refuted or not."""
         if not np.any(uses):
             return 0.0
         return math.inf if self.cost is None else self.cost.epsilon(uses, first=True)
@@ -388,7 +388,7 @@ class Account:
             self.ledger.close()
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep: the charges of repetitions, which no file holds."""
+        """Return what a checkpoint must keep: the charges of repetitions, which no file holds."""
         if self.ledger is not None and len(self._uses) == 1:
             return {}
         if self.by_client:
@@ -407,8 +407,8 @@ class Account:
     # Inside
 
     def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take part,
-        and their participations after all of it."""
+        """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take
+        part, and their participations after all of it."""
         n = self._uses.shape[1]
         flat = members.reshape(len(members), -1)
         keys = np.where(flat >= 0, flat + n * np.arange(len(flat))[:, None], -1).ravel()
@@ -454,7 +454,7 @@ class Account:
         ledger.reserve(step, step + min(length, room))
 
     def _room(self, charged: int, wanted: int) -> int:
-        """How many of ``wanted`` more steps fit the budget."""
+        """Return how many of ``wanted`` more steps fit the budget."""
         if self.cost is None:
             return wanted
         limit = self.cost.limit()
@@ -471,12 +471,12 @@ class Account:
 
 
 def _present(row: np.ndarray) -> list[int]:
-    """Who takes part in one step, sorted, from (k,) with -1 for nobody."""
+    """Return who takes part in one step, sorted, from (k,) with -1 for nobody."""
     return sorted(row[row >= 0].tolist())
 
 
 def _affordable(cost: Cost, budget: float) -> int:
-    """The most steps that fit the budget."""
+    """Return the most steps that fit the budget."""
     limit = cost.limit()
     if limit is None:
         step = cost.step()

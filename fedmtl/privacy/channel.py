@@ -161,32 +161,32 @@ class Channel:
 
     @property
     def privacy(self) -> Privacy | None:
-        """The settings; of repetitions those of the loudest noise."""
+        """Return the settings; of repetitions those of the loudest noise."""
         return self.settings[0] if self.settings else None
 
     @property
     def replicates(self) -> int:
-        """R, the repetitions that are released together."""
+        """Return R, the repetitions that are released together."""
         return len(self.sources)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
-        """The declared releases of rows."""
+        """Return the declared releases of rows."""
         return tuple(self._plans.values())
 
     @property
     def source(self) -> NoiseSource:
-        """Where the random bits of the first repetition come from."""
+        """Return where the random bits of the first repetition come from."""
         return self.sources[0]
 
     @property
     def denominator(self) -> float:
-        """m: the public constant that divides the sum over a cohort."""
+        """Return m, the public constant that divides the sum over a cohort."""
         return 1.0 if self.sampler is None else self.sampler.denominator
 
     @property
     def bound(self) -> float:
-        """C on the norm of a row, or of one record's gradient, in the first step; infinite without privacy."""
+        """Return C on the norm of a row, or of one record's gradient, in the first step; infinite without privacy."""
         return math.inf if self.privacy is None else self.privacy.initial_norm
 
     @property
@@ -201,27 +201,27 @@ class Channel:
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
-        """z by client, where the unit is one record (at a weight of 1, where uses have weights): (n,) float64, or (R,
-        n) where repetitions have settings of their own; None without noise."""
+        """Return z by client, where the unit is one record (at a weight of 1, where uses have weights): (n,) float64,
+        or (R, n) where repetitions have settings of their own; None without noise."""
         if self.terms is None:
             return None
         return self.terms.multipliers if len(self.settings) > 1 else self.terms.multipliers[0]
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The largest z; None without noise."""
+        """Return the largest z; None without noise."""
         found = self.noise_multipliers if self.terms is not None else np.array(self.multipliers)
         return float(np.max(found)) if found is not None and np.size(found) else None
 
     @property
     def caps(self) -> np.ndarray:
-        """(n,) int64, the most uses of each client."""
+        """Return (n,) int64, the most uses of each client."""
         assert self.account.caps is not None
         return self.account.caps
 
     @property
     def ledger_head(self) -> Head | None:
-        """The end of the ledger's chain of hashes as it is now; None where no file is kept."""
+        """Return the end of the ledger's chain of hashes as it is now; None where no file is kept."""
         return None if self.account.ledger is None else self.account.ledger.head
 
     # A step
@@ -237,7 +237,7 @@ class Channel:
             self._place = self._end = self._begins = step
 
     def draw(self, step: int) -> Tensor:
-        """The cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
+        """Return the cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
@@ -259,7 +259,7 @@ class Channel:
         return ranks[torch.from_numpy(uses < caps)[ranks]]  # a client at its cap stays out
 
     def _members(self, ranks: Tensor) -> Tensor:
-        """Whose accounts a cohort of ``ranks`` is charged to."""
+        """Return whose accounts a cohort of ``ranks`` is charged to."""
         return ranks if self.gradients is None else self._order[ranks]
 
     def begin(self, step: int, members: Tensor) -> None:
@@ -307,7 +307,7 @@ class Channel:
             self._window = self._prepared(first, acting, uses[:, :, 0])
 
     def release(self, name: str, message: Message, clients: Tensor | None = None, *, count: int = 1) -> Tensor:
-        """A public value: clip, sum by segment, noise, divide.
+        """Return a public value: clip, sum by segment, noise, divide.
 
         Args:
             name: a declared release of rows, once a round; ``"gradient"``, or ``"first"`` for a warm start.
@@ -363,7 +363,7 @@ class Channel:
         return value
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
-        """The rows as the server gets them: with noise of their own, where the release asks for it."""
+        """Return the rows as the server gets them: with noise of their own, where the release asks for it."""
         noise = self.rows.get(name)
         if noise is None:
             return rows
@@ -371,7 +371,7 @@ class Channel:
         return each[0] if self.replicates == 1 else torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
-        """Each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
+        """Return each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
 
         Args:
             name: a declared release.
@@ -388,15 +388,16 @@ class Channel:
         return release.clip if release is not None else None
 
     def noise_std(self, name: str) -> Tensor:
-        """(R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as released
-        in the round that has begun; 0 without noise."""
+        """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as
+        released in the round that has begun; 0 without noise."""
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
         return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
 
     def _current(self, name: str) -> list[Release]:
-        """The release in the round that has begun, by repetition, with the noise of this use; none without a clip."""
+        """Return the release in the round that has begun, by repetition, with the noise of this use; none without a
+        clip."""
         release = self.releases.get(name)
         if release is None:
             return []
@@ -409,7 +410,8 @@ class Channel:
         return [release.with_multiplier(z).weighted(weight) if z else silent for z in self.multipliers]
 
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
-        """Noised coordinates over the public denominator, in the form that is released: those of R repetitions."""
+        """Return noised coordinates over the public denominator, in the form that is released: those of R
+        repetitions."""
         for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
             law = release.noise
             if law is not None:
@@ -740,7 +742,8 @@ class Channel:
         return out
 
     def _release_local(self, message: GradientChunks, clients: Tensor) -> Tensor:
-        """(A, D): one local step of DP-SGD of ``clients``, by :class:`~fedmtl.privacy.local_steps.LocalSteps`."""
+        """Return (A, D): one local step of DP-SGD of ``clients``, by
+        :class:`~fedmtl.privacy.local_steps.LocalSteps`."""
         plan, round = self.gradients, self._step
         if plan is None or round is None or self.local is None:
             raise PrivacyError("No round of local training has begun, so nothing is reserved for its local steps.")
@@ -801,29 +804,29 @@ class Channel:
 
     @property
     def delta(self) -> float | None:
-        """Delta of every epsilon here, or None without noise."""
+        """Return the delta of every epsilon here, or None without noise."""
         return self.account.delta
 
     @property
     def epsilons(self) -> np.ndarray:
-        """(R,) float64 epsilon of each repetition up to the current step, the largest of all clients; infinite without
-        noise, 0 when nothing has been released."""
+        """Return (R,) float64 epsilon of each repetition up to the current step, the largest of all clients; infinite
+        without noise, 0 when nothing has been released."""
         if not self._plans and self.gradients is None:
             return np.zeros(self.replicates)
         return np.broadcast_to(self.account.epsilons().max(1, initial=0.0), self.replicates)
 
     @property
     def epsilon(self) -> float:
-        """The largest of :attr:`epsilons`."""
+        """Return the largest of :attr:`epsilons`."""
         return float(self.epsilons.max())
 
     def epsilon_at(self, uses: int) -> float:
-        """Epsilon of ``uses`` rounds (of participations of every client, where these are charged)."""
+        """Return the epsilon of ``uses`` rounds (of participations of every client, where these are charged)."""
         return self.account.epsilon_at(uses) if self._plans or self.gradients is not None else 0.0
 
     def snr(self) -> SignalToNoise | None:
-        """Signal to noise of the loudest release, from public quantities only; None without noise, and where no single
-        figure says how loud the noise of clients that act one at a time is."""
+        """Return the signal to noise of the loudest release, from public quantities only; None without noise, and where
+        no single figure says how loud the noise of clients that act one at a time is."""
         if self.gradients is not None:
             if self.terms is None or self.sampler is None:
                 return None
@@ -839,12 +842,12 @@ class Channel:
 
     @property
     def report(self) -> PrivacyReport:
-        """What may be said of the run so far; after :meth:`close`, of the run."""
+        """Return what may be said of the run so far; after :meth:`close`, of the run."""
         return channel_report(self)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of repetitions,
-        which no file holds."""
+        """Return what a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of
+        repetitions, which no file holds."""
         if isinstance(self._adaptive, QuantileClip):
             return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
         return self.account.state()

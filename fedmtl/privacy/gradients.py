@@ -183,7 +183,7 @@ class GradientPlan:
             )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
-        """This plan with what depends on the settings of a run, those of all repetitions or of each."""
+        """Return this plan with what depends on the settings of a run, those of all repetitions or of each."""
         noised = next((one for one in privacy if not one.noiseless), None)
         if noised is None or self.given_noise is None:
             return self
@@ -191,35 +191,35 @@ class GradientPlan:
 
     @property
     def rates(self) -> np.ndarray:
-        """(n,) float64: q_i."""
+        """Return q_i, (n,) float64."""
         assert isinstance(self.rate, np.ndarray)
         return self.rate
 
     @property
     def local_steps(self) -> np.ndarray:
-        """(n,) int64 noised sums of one use."""
+        """Return (n,) int64 noised sums of one use."""
         assert self.steps is not None
         return self.steps
 
     @property
     def addresses(self) -> Tensor:
-        """int64 (n,) keys of the clients."""
+        """Return int64 (n,) keys of the clients."""
         assert self.keys is not None
         return self.keys
 
     @property
     def order(self) -> Tensor:
-        """int64 (n,), the client at each rank."""
+        """Return int64 (n,), the client at each rank."""
         return torch.arange(len(self.ids)) if self.ranks is None else torch.argsort(self.ranks)
 
     @property
     def expected(self) -> np.ndarray:
-        """(n,) float64: q_i n_i, the public numbers by which sums over all records are divided."""
+        """Return (n,) float64: q_i n_i, the public numbers by which sums over all records are divided."""
         return self.rates * self.counts
 
     @property
     def public_digest(self) -> str:
-        """Of public numbers that the noise depends on: a run goes on with the same ones."""
+        """Return a digest of public numbers that the noise depends on: a run goes on with the same ones."""
         arrays = (self.counts, *(self.arrivals or ()), *([] if self.first is None else [self.first.sensitivity]))
         digest = hashlib.blake2b(digest_size=16)
         for array in arrays:
@@ -228,7 +228,7 @@ class GradientPlan:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """Which records take part in a release, for the report."""
+        """Return which records take part in a release, for the report."""
         there = "records of a client" + (" that are there" if self.arrivals is not None else "")
         low, high = float(self.rates.min(initial=1.0)), float(self.rates.max(initial=0.0))
         if self.batch_size is not None:
@@ -242,7 +242,7 @@ class GradientPlan:
 
 
 def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
-    """(n,) int64 of whole numbers of at least 0.
+    """Return (n,) int64 of whole numbers of at least 0.
 
     Raises:
         ConfigError: something else.
@@ -290,7 +290,8 @@ class AccountKind:
     multiplier: float = 0.0
 
     def events(self, privacy: RecordPrivacy, dimension: int) -> Uses:
-        """The event of a noised sum in any use, or those of the release before all steps and of every use, in order."""
+        """Return the event of a noised sum in any use, or those of the release before all steps and of every use, in
+        order."""
         made: dict[float, StepEvent] = {}
         for weight in self.weights or (1.0,):
             if weight not in made:
@@ -315,7 +316,7 @@ class AccountKind:
 
 
 def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
-    """The law of the noise of releases before all steps, whose sensitivity is in the L2 norm."""
+    """Return the law of the noise of releases before all steps, whose sensitivity is in the L2 norm."""
     return L2LaplaceNoise if (law := LAWS[privacy.mechanism]).norm == "l1" else law
 
 
@@ -337,12 +338,12 @@ class NoiseTerms:
 
     @cached_property
     def multipliers(self) -> np.ndarray:
-        """(P, n) float64: z."""
+        """Return z of each client, (P, n) float64."""
         return np.array([kind.multiplier for kind in self.kinds])[self.kind]
 
     @property
     def caps(self) -> np.ndarray:
-        """(n,) int64."""
+        """Return the most uses of each client, (n,) int64."""
         return np.array([kind.cap for kind in self.kinds], dtype=np.int64)[self.kind[0]]
 
     @cached_property
@@ -352,12 +353,12 @@ class NoiseTerms:
 
     @cached_property
     def firsts(self) -> np.ndarray:
-        """(n,) float64: weights of releases before all steps; 0 without one."""
+        """Return (n,) float64: weights of releases before all steps; 0 without one."""
         return np.array([kind.first for kind in self.kinds])[self.kind[0]]
 
     def of_uses(self, clients: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Noise multipliers of the uses ``uses`` (from 0) of ``clients``, both (R, S): (R, S) float64; 0 of nobody's,
-        -1."""
+        """Return the noise multipliers of the uses ``uses`` (from 0) of ``clients``, both (R, S): (R, S) float64; 0 of
+        nobody's, -1."""
         rows = np.arange(len(clients))[:, None] if len(self.kind) > 1 else 0
         multipliers = np.where(clients >= 0, self.multipliers[rows, clients], 0.0)
         if not self.weighted:
@@ -377,7 +378,7 @@ class NoiseTerms:
         return start, np.array(flat)
 
     def header(self) -> dict[str, Any]:
-        """JSON for a ledger: one entry for every kind, and the kind of every client where there are several."""
+        """Return JSON for a ledger: one entry for every kind, and the kind of every client where there are several."""
         kinds = [asdict(kind) | {"weights": list(kind.weights) if kind.weights else None} for kind in self.kinds]
         return {"kinds": kinds} | ({"kind_of": self.kind[0].tolist()} if len(kinds) > 1 else {})
 
@@ -445,7 +446,7 @@ def noise_terms(
 
 
 def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[tuple[float, ...] | None]:
-    """Normalized weights by client, equal ones as the same object; None where all are equal."""
+    """Return normalized weights by client, equal ones as the same object; None where all are equal."""
     if allocation is None:
         return []
     if len(allocation) != caps.size:
@@ -467,7 +468,7 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
 def _calibrated(
     privacy: RecordPrivacy, kind: AccountKind, budget: float | None, client: str, dimension: int, delta: float
 ) -> AccountKind:
-    """With its noise multiplier and its hard cap."""
+    """Return the kind of account with its noise multiplier and its hard cap."""
 
     def whole(multiplier: float) -> StepEvent:
         events = replace(kind, multiplier=multiplier).events(privacy, dimension)
@@ -487,7 +488,7 @@ def _calibrated(
 def _fitting(
     privacy: RecordPrivacy, kind: AccountKind, budget: float, client: str, dimension: int, delta: float
 ) -> int:
-    """The most uses up to the cap that the budget allows at a fixed noise multiplier."""
+    """Return the most uses up to the cap that the budget allows at a fixed noise multiplier."""
     events = kind.events(privacy, dimension)
     if isinstance(events, StepEvent):
         fitting = largest_uses(events.event, budget, delta, accountant=events.accountant) // max(1, kind.repeats)
@@ -508,7 +509,7 @@ def _fitting(
 
 
 def _beyond(cost: Cost, cap: int, extra: int, budget: float) -> int:
-    """How many of ``cap`` uses, after ``extra`` charges, do not fit the budget."""
+    """Return how many of ``cap`` uses, after ``extra`` charges, do not fit the budget."""
     low, high = 0, cap + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -116,17 +116,17 @@ class Ledger:
 
     @property
     def session(self) -> int:
-        """Number of times that this ledger has been opened, this one included."""
+        """Return the number of times that this ledger has been opened, this one included."""
         return self._session
 
     @property
     def run(self) -> str | None:
-        """Identity of the run: the hash of the header, which holds a random number; None in memory."""
+        """Return the identity of the run: the hash of the header, which holds a random number; None in memory."""
         return self._run
 
     @property
     def head(self) -> Head | None:
-        """Number of lines and hash of the last one, also after :meth:`close`; None in memory."""
+        """Return the number of lines and hash of the last one, also after :meth:`close`; None in memory."""
         return self._file.head if self._file is not None else None
 
     @property
@@ -139,7 +139,7 @@ class Ledger:
         return step in self._paid
 
     def charged(self, before: int | None = None) -> int:
-        """Charged steps: distinct ones in seeded mode, every reservation of every session in secure mode.
+        """Return charged steps: distinct ones in seeded mode, every reservation of every session in secure mode.
 
         Args:
             before: count only steps below this one.
@@ -150,31 +150,31 @@ class Ledger:
         return sum(max(0, end - first) for first, end in ends)
 
     def reserved_until(self, first: int, end: int) -> int:
-        """The first step of [first, end) that :meth:`reserved` denies, or ``end``."""
+        """Return the first step of [first, end) that :meth:`reserved` denies, or ``end``."""
         gaps = self._paid.gaps(first, end)
         return gaps[0][0] if gaps else end
 
     def uses(self, before: int | None = None) -> np.ndarray:
-        """(n,) int64 charged participations by rank, for an account that charges participations."""
+        """Return (n,) int64 charged participations by rank, for an account that charges participations."""
         return self._cohorts.counts(self._clients or 0, before=before, once=self._free)
 
     def spent_uses(self) -> np.ndarray:
-        """As :meth:`uses`, of what stays charged if the ledger is closed now: not this session's unused ones."""
+        """Return :meth:`uses` that stay charged if the ledger is closed now: not this session's unused ones."""
         without = self._session, Spans(self._unused())
         return self._cohorts.counts(self._clients or 0, once=self._free, without=without)
 
     def _unused(self) -> list[tuple[int, int]]:
-        """Spans that this session reserved and never began."""
+        """Return spans that this session reserved and never began."""
         mine = Spans((first, end) for session, first, end in self._charges if session == self._session)
         return [gap for span in mine for gap in self._began.gaps(*span)]
 
     @property
     def firsts(self) -> int:
-        """How often the release before all steps was charged."""
+        """Return how often the release before all steps was charged."""
         return self._firsts
 
     def spent(self) -> int:
-        """Steps that stay charged if the ledger is closed now: not this session's unused reservations."""
+        """Return steps that stay charged if the ledger is closed now: not this session's unused reservations."""
         others = [(first, end) for session, first, end in self._charges if session != self._session]
         if self._free:
             return Spans([*others, *self._began]).count()
@@ -182,11 +182,11 @@ class Ledger:
 
     @property
     def remaining(self) -> int | None:
-        """Steps to which :meth:`charge_remaining` raised the charge, or None."""
+        """Return steps to which :meth:`charge_remaining` raised the charge, or None."""
         return self._remaining
 
     def participants(self, step: int) -> np.ndarray | None:
-        """Ranks recorded for ``step`` in the earliest session that has it, or None."""
+        """Return ranks recorded for ``step`` in the earliest session that has it, or None."""
         return self._cohorts.of(step)
 
     # writing
@@ -358,7 +358,7 @@ def seal(path: Path, lists: Mapping[str, str]) -> None:
 
 @contextmanager
 def _appending(path: Path) -> Iterator[ChainFile | None]:
-    """The ledger at ``path`` under its lock, for a line that charges nothing; None where there is none."""
+    """Yield the ledger at ``path`` under its lock, for a line that charges nothing; None where there is none."""
     header = read_first(path)
     if header is None:
         yield None
@@ -371,5 +371,5 @@ def _appending(path: Path) -> Iterator[ChainFile | None]:
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """The header of a ledger, or None if there is no complete one."""
+    """Return the header of a ledger, or None if there is no complete one."""
     return read_first(path)

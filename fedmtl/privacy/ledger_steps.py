@@ -37,7 +37,7 @@ class Spans:
         return zip(self._first, self._end, strict=True)
 
     def gaps(self, first: int, end: int) -> list[tuple[int, int]]:
-        """What of [first, end) is not in the set."""
+        """Return what of [first, end) is not in the set."""
         found, at = [], bisect.bisect_right(self._end, first)
         while first < end:
             begins = self._first[at] if at < len(self._first) else end
@@ -49,7 +49,7 @@ class Spans:
         return found
 
     def count(self, before: int | None = None) -> int:
-        """How many there are, below ``before``."""
+        """Return how many there are, below ``before``."""
         return sum(max(0, (end if before is None else min(end, before)) - first) for first, end in self)
 
 
@@ -80,7 +80,7 @@ class Cohorts:
         self._blocks: dict[int, list[_Block]] = {}
 
     def add(self, session: int, first: int, cohorts: Sequence[Sequence[int]]) -> None:
-        """The cohorts of steps ``first``, ``first + 1``, ..., which ``session`` does not have yet."""
+        """Add the cohorts of steps ``first``, ``first + 1``, ..., which ``session`` does not have yet."""
         offsets = np.cumsum([0, *map(len, cohorts)])
         ranks = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(offsets[-1]))
         bisect.insort(self._blocks.setdefault(session, []), _Block(first, offsets, ranks), key=_first_of)
@@ -92,7 +92,7 @@ class Cohorts:
         self._blocks[session] = kept
 
     def of(self, step: int) -> np.ndarray | None:
-        """The cohort in the earliest session that has the step, or None."""
+        """Return the cohort in the earliest session that has the step, or None."""
         for session in sorted(self._blocks):
             blocks = self._blocks[session]
             at = bisect.bisect_right(blocks, step, key=_first_of) - 1
@@ -108,8 +108,8 @@ class Cohorts:
         once: bool = False,
         without: tuple[int, Spans] | None = None,
     ) -> np.ndarray:
-        """(n,) int64 participations by rank, in steps below ``before``; a step counts once if ``once``, and not at all
-        where it is of the session and the steps ``without``."""
+        """Return (n,) int64 participations by rank, in steps below ``before``; a step counts once if ``once``, and not
+        at all where it is of the session and the steps ``without``."""
         seen, found = Spans(), [np.zeros(0, dtype=np.int64)]
         for session in sorted(self._blocks):
             for block in self._blocks[session]:

@@ -47,26 +47,26 @@ class LocalSteps:
         self.stride = max(1, int(length.max()) if len(length) else 1)
 
     def steps(self, clients: Tensor) -> Tensor:
-        """Local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not take
-        part."""
+        """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not
+        take part."""
         return self._length[clients]
 
     def own_numbers(self, clients: Tensor, step: int) -> Tensor:
-        """int64 (A,): the number of a local step in the participation of each of ``clients``."""
+        """Return int64 (A,): the number of a local step in the participation of each of ``clients``."""
         training, place = divmod(step, self.stride)
         return training * self._length[clients] + place
 
     def addresses(self, clients: Tensor, own: Tensor) -> Tensor:
-        """int64 (A,): local steps ``own`` of this round in the streams of ``clients``."""
+        """Return int64 (A,): local steps ``own`` of this round in the streams of ``clients``."""
         return self._round * torch.from_numpy(self.plan.local_steps)[clients] + own
 
     def step_numbers(self, client: int) -> list[int]:
-        """Numbers of all local steps of one participation of ``client``."""
+        """Return the numbers of all local steps of one participation of ``client``."""
         own = range(int(self.plan.local_steps[client]) // self.plan.trainings)
         return [training * self.stride + step for training in range(self.plan.trainings) for step in own]
 
     def begin_training(self, clients: Tensor) -> int:
-        """The number of the first local step of the next training of ``clients``, int64 (k,).
+        """Return the number of the first local step of the next training of ``clients``, int64 (k,).
 
         Raises:
             PrivacyError: all trainings that were charged have been made, or the clients are not at the same training.
@@ -86,14 +86,14 @@ class LocalSteps:
         return training[0] * self.stride
 
     def batch(self, clients: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The records of one local step, drawn anew for each client; see
+        """Return the records of one local step, drawn anew for each client; see
         :meth:`~fedmtl.privacy.sums.RecordDraws.batch`."""
         assert self._channel.draws is not None
         own = self.own_numbers(clients, step)
         return self._channel.draws.batch(clients, self.addresses(clients, own))
 
     def release(self, clients: Tensor, step: int, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
+        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` for every client: a public value.
 
         Args:
             clients: int64 (A,), each with a local step paid for and not yet made.
@@ -111,8 +111,8 @@ class LocalSteps:
         return self._channel.release("gradient", GradientChunks(step, chunks), clients)
 
     def make(self, clients: Tensor, step: int) -> Tensor:
-        """Note that ``clients``, int64 (A,), make local step ``step``; its number in each one's participation, int64
-        (A,).
+        """Note that ``clients``, int64 (A,), make local step ``step``; return its number in each one's participation,
+        int64 (A,).
 
         Raises:
             PrivacyError: a client that is named twice, has no such step, or has made it already.

@@ -108,7 +108,7 @@ class ClientRows:
 
     @classmethod
     def of(cls, x: Tensor, norm: Norm) -> ClientRows:
-        """Rows ``x`` (n_i, D) with their norms, computed here once.
+        """Return rows ``x`` (n_i, D) with their norms, computed here once.
 
         A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
         factor would bound its gradient.
@@ -237,7 +237,8 @@ class RecordDraws:
         self._held: dict[tuple[int, int, int], Array] = {}
 
     def present(self, first: int, clients: Array) -> Array:
-        """(R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``clients`` (R, S); 0 of -1."""
+        """Return (R, S) int64: records there at activations ``first``, ``first + 1``, ... of ``clients`` (R, S); 0 of
+        -1."""
         if self._arrivals is None:
             return np.where(clients >= 0, self.counts[clients], 0)
         there = np.zeros(clients.shape, dtype=np.int64)
@@ -249,7 +250,7 @@ class RecordDraws:
         return there
 
     def of(self, client: int, steps: Array, uses: Array, replicates: Array, *, hold: bool = False) -> Array | None:
-        """The records that take part in releases of one client.
+        """Return the records that take part in releases of one client.
 
         Args:
             client: whose.
@@ -276,7 +277,7 @@ class RecordDraws:
         return taking
 
     def batch(self, clients: Tensor, address: Tensor) -> tuple[Tensor, Tensor]:
-        """The records of one local step, drawn anew for each client.
+        """Return the records of one local step, drawn anew for each client.
 
         Args:
             clients: int64 (A,).
@@ -311,7 +312,7 @@ class RecordDraws:
 
 
 def by_client(clients: Array, dimension: int, values: Activation) -> Array:
-    """A vector for each entry of ``clients``, so that one that acts in several repetitions works once.
+    """Return a vector for each entry of ``clients``, so that one that acts in several repetitions works once.
 
     Args:
         clients: int64 (S, R), who acts in each activation and repetition; -1 is nobody.
