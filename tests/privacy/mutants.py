@@ -283,8 +283,8 @@ def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str
         return [finding.check for finding in audit(trainer, checks=checks, processes=processes) if finding.refuted]
 
 
-def _set(owner: Any, name: str, value: Any) -> _Patch:
-    return lambda patch, trainer: patch.setattr(owner, name, value)
+def _set(place: Any, name: str, value: Any) -> _Patch:
+    return lambda patch, trainer: patch.setattr(place, name, value)
 
 
 # Noise: what the laws draw, wherever it is added
@@ -296,14 +296,14 @@ def _noise(change: Callable[[np.ndarray, Any], np.ndarray], purpose: str = "") -
     """Noise (..., D) of every law is changed, that of releases whose purpose ends so."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        for owner, name in _DRAWS:
-            drawn = vars(owner)[name]
+        for place, name in _DRAWS:
+            drawn = vars(place)[name]
 
             def draw(self, source, told, *address, drawn=drawn):
                 noise = drawn(self, source, told, *address)
                 return change(noise, self) if told.endswith(purpose) else noise
 
-            patch.setattr(owner, name, draw)
+            patch.setattr(place, name, draw)
 
     return apply
 

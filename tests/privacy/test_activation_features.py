@@ -1,4 +1,4 @@
-"""Owners' answers of unequal weight, gradients of any model, records that arrive, and a first release."""
+"""Clients' answers of unequal weight, gradients of any model, records that arrive, and a first release."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
 def test_gaussian_answers_of_unequal_weight_are_one_of_the_joint_precision() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=1.5, delta=1e-5)
     channel = door(privacy, allocation=WEIGHTS)
-    for owner, weights in enumerate(WEIGHTS):
+    for client, weights in enumerate(WEIGHTS):
         w = weights / weights.mean()
-        joint = channel.noise_multipliers[owner] / math.sqrt((w**2).sum())
+        joint = channel.noise_multipliers[client] / math.sqrt((w**2).sum())
         found = PLDAccountant().compose(dp_event.GaussianDpEvent(joint)).get_epsilon(1e-5)
         assert found == pytest.approx(1.5, rel=2e-3)
     channel.begin(0, torch.tensor([[0, 0, 0]]))
@@ -66,21 +66,21 @@ def test_noise_falls_with_the_weight_of_the_answer(mechanism: str) -> None:
     wide = 3000
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
     channel = door(privacy, dimension=wide, allocation=WEIGHTS, replicates=2)
-    owners = np.array([[2, 0, 0, -1, 2, 2, 1], [0, 2, 2, 2, 0, 0, 2]])
+    clients = np.array([[2, 0, 0, -1, 2, 2, 1], [0, 2, 2, 2, 0, 0, 2]])
     values, uses, at = [], np.zeros((2, 3), dtype=int), 0
     for block in (3, 4):  # the count of answers goes on from block to block
-        channel.begin(at, torch.from_numpy(owners[:, at : at + block]))
+        channel.begin(at, torch.from_numpy(clients[:, at : at + block]))
         values.append(channel.release_run(block, nothing).numpy())
         at += block
     law = "norm" if mechanism == "gaussian" else "laplace"
     for s, value in enumerate(np.concatenate(values)):
-        for r, owner in enumerate(owners[:, s]):
-            if owner < 0:
+        for r, client in enumerate(clients[:, s]):
+            if client < 0:
                 assert not value[r].any()
                 continue
-            weight = (WEIGHTS[owner] / WEIGHTS[owner].mean())[uses[r, owner]]
-            uses[r, owner] += 1
-            noise = value[r] / (3.0 / weight * 2 * 0.5 / COUNTS[owner])
+            weight = (WEIGHTS[client] / WEIGHTS[client].mean())[uses[r, client]]
+            uses[r, client] += 1
+            noise = value[r] / (3.0 / weight * 2 * 0.5 / COUNTS[client])
             if mechanism == "l2_laplace":
                 assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
             else:
@@ -121,9 +121,9 @@ def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: to
     gradients[1][1, 4] = 1e30
     options = {"ids": IDS, "caps": np.array([4] * 3), "seed": 0, "replicates": 2}
     channels = [open_activations(privacy, None, counts=np.array(COUNTS), dimension=D, **options) for _ in range(3)]
-    owners = torch.tensor([[1, 0], [1, 2]])
+    clients = torch.tensor([[1, 0], [1, 2]])
     for channel in channels:
-        channel.begin(0, owners)
+        channel.begin(0, clients)
     one, silent, many = channels
     found = [one.release_rows(lambda k, where: gradients[k][where]) for _ in range(2)]
     together = many.release_rows_run(2, lambda k, which, where: gradients[k][where])
@@ -131,12 +131,12 @@ def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: to
         noise = silent.release_rows(lambda k, where: torch.zeros(len(where), COUNTS[k], D))
         assert torch.allclose(together[s], found[s], rtol=1e-12, atol=1e-12)
         for r in range(2):
-            rows = gradients[owners[r, s]][r].double().nan_to_num(0.0)
+            rows = gradients[clients[r, s]][r].double().nan_to_num(0.0)
             norms = torch.linalg.vector_norm(rows, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
             expected = (rows * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
             assert torch.allclose(found[s][r] - noise[r], expected, rtol=1e-5, atol=1e-9)
     channel = open_activations(privacy, None, counts=np.array(COUNTS), dimension=D, **options)
-    channel.begin(0, owners)
+    channel.begin(0, clients)
     with pytest.raises(ConfigError, match=r"of shape \(2, 20, 3\); needed: \(2, 20, 4\)"):
         channel.release_rows(lambda k, where: gradients[k][where][..., :3])
     with pytest.raises(ConfigError, match="opened without rows"):
@@ -150,18 +150,18 @@ def test_an_answer_has_the_records_that_are_there() -> None:
     arrivals = [np.array([3, 0, 2, 2, 9]), np.full(20, 4), np.zeros(60, dtype=int)]
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=1e-9, mechanism="l2_laplace", delta=1e-5)
     channel, x = door(privacy, arrivals=arrivals, caps=(9, 9, 9)), rows()
-    owners = torch.tensor([[0, 1, 0, 0, 1, 2]])
+    clients = torch.tensor([[0, 1, 0, 0, 1, 2]])
     scale = [torch.linspace(-3, 3, n, dtype=torch.float64) for n in COUNTS]
-    channel.begin(0, owners[:, :4])
+    channel.begin(0, clients[:, :4])
     values = [channel.release(lambda k, where: scale[k][None]) for _ in range(4)]
-    channel.begin(4, owners[:, 4:])
+    channel.begin(4, clients[:, 4:])
     values += list(channel.release_run(2, lambda k, which, where: scale[k].expand(len(which), -1)))
-    for t, owner in enumerate(owners[0].tolist()):
-        there = arrivals[owner] <= t
+    for t, client in enumerate(clients[0].tolist()):
+        there = arrivals[client] <= t
         if not there.any():
             assert not values[t].any()
             continue
-        gradients = scale[owner][there, None] * x[owner][there]
+        gradients = scale[client][there, None] * x[client][there]
         norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         expected = (gradients * torch.clamp(0.5 / norms, max=1.0)).mean(0)
         assert torch.allclose(values[t][0], expected, rtol=1e-5, atol=1e-7)
@@ -178,7 +178,7 @@ def test_noise_is_for_the_number_of_records_that_are_there() -> None:
         assert stats.kstest(noise, "norm").pvalue > 1e-7
 
 
-def test_owners_without_data_are_nobody() -> None:
+def test_clients_without_data_are_nobody() -> None:
     channel = door(counts=(5, 0, 60))
     channel.begin(0, torch.tensor([[1, 0, 1]]))
     values = channel.release_run(3, lambda k, which, where: torch.ones(len(which), (5, 0, 60)[k]).double())
@@ -227,7 +227,7 @@ def first(share: float = 0.25) -> WarmStartRelease:
     return WarmStartRelease(SENSITIVITY, share)
 
 
-def zeros(owner: int) -> torch.Tensor:
+def zeros(client: int) -> torch.Tensor:
     return torch.zeros(D, dtype=torch.float64)
 
 
@@ -235,7 +235,7 @@ def test_the_first_release_has_its_share_of_the_budget() -> None:
     channel = door(first=first(), caps=(4, 6, 0))
     assert channel.epsilon == 0
     channel.release_first(zeros)
-    # pure epsilons: share of 2 for the first, the rest in equal parts; an owner that never answers spends it all
+    # pure epsilons: share of 2 for the first, the rest in equal parts; a client that never answers spends it all
     assert channel.account.epsilons()[0] == pytest.approx([0.5, 0.5, 2.0], rel=1e-4)
     channel.begin(0, torch.tensor([[0] * 4 + [1] * 6]))
     assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
@@ -247,9 +247,9 @@ def test_the_first_release_has_its_share_of_the_budget() -> None:
 
 def test_gaussian_first_release_and_answers_are_one_of_the_joint_precision() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=1.5, delta=1e-5), first=first(0.2), allocation=WEIGHTS)
-    for owner, weights in enumerate(WEIGHTS):
+    for client, weights in enumerate(WEIGHTS):
         w = np.append(weights / weights.mean(), 0.2 / 0.8 * 4)
-        joint = channel.noise_multipliers[owner] / math.sqrt((w**2).sum())
+        joint = channel.noise_multipliers[client] / math.sqrt((w**2).sum())
         found = PLDAccountant().compose(dp_event.GaussianDpEvent(joint)).get_epsilon(1e-5)
         assert found == pytest.approx(1.5, rel=2e-3)
 
@@ -261,14 +261,14 @@ def test_first_releases_are_the_vectors_and_noise_of_their_sensitivity(mechanism
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=1e-5, source=source)
     channel = door(privacy, dimension=wide, first=first(), counts=(5, 0, 60))
     vector = torch.linspace(-1, 1, wide, dtype=torch.float64)
-    value = channel.release_first(lambda owner: (owner + 1.0) * vector)
+    value = channel.release_first(lambda client: (client + 1.0) * vector)
     assert value.shape == (1, 3, wide)
-    assert not value[0, 1].any(), "an owner without data"
+    assert not value[0, 1].any(), "a client without data"
     weight = 0.25 / 0.75 * 4
     drawn = []
-    for owner in (0, 2):
-        noise = (value[0, owner] - (owner + 1.0) * vector).numpy()
-        noise /= SENSITIVITY[owner] * channel.noise_multipliers[owner] / weight
+    for client in (0, 2):
+        noise = (value[0, client] - (client + 1.0) * vector).numpy()
+        noise /= SENSITIVITY[client] * channel.noise_multipliers[client] / weight
         drawn.append(noise)
         if mechanism == "gaussian":
             assert stats.kstest(noise, "norm").pvalue > 1e-7
@@ -282,7 +282,7 @@ def test_first_releases_are_the_vectors_and_noise_of_their_sensitivity(mechanism
 def test_repetitions_have_first_noise_of_their_own() -> None:
     privacy = [RecordPrivacy(clip_norm=0.5, epsilon=e, mechanism="laplace", delta=0.0) for e in (2.0, 1.0, math.inf)]
     channel = door(privacy, replicates=3, first=first(), dimension=3000)
-    value = channel.release_first(lambda owner: torch.zeros(3000)).numpy()
+    value = channel.release_first(lambda client: torch.zeros(3000)).numpy()
     assert not value[2].any()
     norms = np.linalg.norm(value, axis=2)
     assert norms[1] / norms[0] == pytest.approx(2.0, rel=0.2)
@@ -309,8 +309,8 @@ def test_the_first_release_happens_once_and_before_any_answer() -> None:
     with pytest.raises(PrivacyError, match="opened without a first release"):
         door().release_first(zeros)
     with pytest.raises(PrivacyError, match="first vector of client 0 has not 4 numbers"):
-        door(first=first()).release_first(lambda owner: torch.zeros(D + 1))
-    broken = door(first=first()).release_first(lambda owner: torch.full((D,), math.nan))
+        door(first=first()).release_first(lambda client: torch.zeros(D + 1))
+    broken = door(first=first()).release_first(lambda client: torch.full((D,), math.nan))
     assert torch.equal(broken, door(first=first()).release_first(zeros)), "what is not finite counts as zero"
     with pytest.raises(ConfigError, match=r"share is 1\.0"):
         first(1.0)
@@ -324,9 +324,9 @@ def test_the_first_release_is_on_the_disk_before_its_noise(tmp_path: Path) -> No
     def kinds() -> list[str]:
         return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
 
-    def vector(owner: int) -> torch.Tensor:
+    def vector(client: int) -> torch.Tensor:
         assert kinds() == ["header", "open", "first"]
-        return zeros(owner)
+        return zeros(client)
 
     channel = door(first=first(), ledger_path=path)
     value = channel.release_first(vector)
@@ -384,22 +384,22 @@ def test_a_run_that_stops_early_forfeits_the_first_release_too() -> None:
 def test_checkpoints_of_repetitions_keep_what_was_charged() -> None:
     options = {"first": first(), "replicates": 2, "allocation": WEIGHTS}
     whole, before, after = (door(**options) for _ in range(3))
-    owners = torch.tensor([[0, 1, 0, 2, 0], [2, 2, 2, 0, 0]])
+    clients = torch.tensor([[0, 1, 0, 2, 0], [2, 2, 2, 0, 0]])
     for channel in (whole, before):
         channel.release_first(zeros)
-        channel.begin(0, owners[:, :3])
+        channel.begin(0, clients[:, :3])
         values = list(channel.release_run(3, nothing))
     after.restore(before.state())
     after.start(3)
     for channel in (whole, after):
-        channel.begin(3, owners[:, 3:])
+        channel.begin(3, clients[:, 3:])
         values.append(channel.release_run(2, nothing))
     assert torch.equal(values[-1], values[-2]), "weights go on where the earlier session stopped"
     assert np.array_equal(after.account.epsilons(), whole.account.epsilons())
     late = door(**options)
     late.start(3)
     with pytest.raises(ResumeError, match="comes after a first release, which was never charged"):
-        late.begin(3, owners[:, 3:])
+        late.begin(3, clients[:, 3:])
 
 
 def test_a_recorded_first_release_is_replayed() -> None:
@@ -410,6 +410,6 @@ def test_a_recorded_first_release_is_replayed() -> None:
     answer = channel.release(nothing)
     assert [(step, name) for step, name, _ in channel.record] == [(-1, "first"), (0, "gradient")]
     again = door(first=first(), seed=9, replay=channel.record)
-    assert torch.equal(again.release_first(lambda owner: torch.ones(D)), value)
+    assert torch.equal(again.release_first(lambda client: torch.ones(D)), value)
     again.begin(0, torch.tensor([[1]]))
     assert torch.equal(again.release(nothing), answer)

@@ -1,4 +1,4 @@
-"""Releases of owners who act one at a time: clip, noise, caps, charges, repetitions."""
+"""Releases of clients who act one at a time: clip, noise, caps, charges, repetitions."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from fedmtl.privacy.sums import NOBODY
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
-def ones(owner: int, where: torch.Tensor) -> torch.Tensor:
-    return torch.ones(len(where), COUNTS[owner], dtype=torch.float64)
+def ones(client: int, where: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(where), COUNTS[client], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
 def test_a_release_is_the_mean_of_clipped_gradients_and_noise(mechanism: str) -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism=mechanism, delta=1e-5)
     channel, silent, x = door(privacy), door(privacy), rows()
-    owners = torch.tensor([[1, 0, 2, 1]])
-    channel.begin(0, owners)
-    silent.begin(0, owners)
-    for owner in owners[0].tolist():
-        scale = torch.linspace(-3, 3, COUNTS[owner], dtype=torch.float64)[None]
+    clients = torch.tensor([[1, 0, 2, 1]])
+    channel.begin(0, clients)
+    silent.begin(0, clients)
+    for client in clients[0].tolist():
+        scale = torch.linspace(-3, 3, COUNTS[client], dtype=torch.float64)[None]
         scale[0, 0] = math.nan
         moved = channel.release(lambda k, where, scale=scale: scale) - silent.release(nothing)
-        gradients = scale[0, :, None].nan_to_num() * x[owner]
+        gradients = scale[0, :, None].nan_to_num() * x[client]
         norms = torch.linalg.vector_norm(gradients, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
         expected = (gradients * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
         assert torch.allclose(moved[0], expected, rtol=1e-5, atol=1e-12)
@@ -60,8 +60,8 @@ def test_noise_is_twice_the_clip_over_the_number_of_records(mechanism: str) -> N
     channel = door(privacy, dimension=wide)
     channel.begin(0, torch.tensor([[0, 1, 2, 2]]))
     drawn = []
-    for owner in (0, 1, 2, 2):
-        noise = channel.release(nothing)[0].numpy() / (3.0 * 2 * 0.5 / COUNTS[owner])
+    for client in (0, 1, 2, 2):
+        noise = channel.release(nothing)[0].numpy() / (3.0 * 2 * 0.5 / COUNTS[client])
         drawn.append(noise)
         if mechanism == "l2_laplace":
             assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(noise) < stats.gamma(wide).isf(1e-7)
@@ -99,7 +99,7 @@ def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
     assert not channel.release(nothing).any(), "nobody acts, nothing is released"
 
 
-def test_pure_epsilons_add_up_to_each_owners_budget() -> None:
+def test_pure_epsilons_add_up_to_each_clients_budget() -> None:
     budgets = {"a": 0.5, "b": 1.0, "c": 4.0}
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, mechanism="laplace", delta=0.0), caps=(2, 5, 8))
     assert channel.noise_multipliers == pytest.approx(np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4)
@@ -119,9 +119,9 @@ def test_approximate_epsilons_are_what_dp_accounting_says() -> None:
     channel.begin(0, torch.tensor([[1] * 30 + [2] * 5]))
     found = channel.account.epsilons()[0]
     assert found[0] == 0.0
-    for owner, uses in ((1, 30), (2, 5)):
+    for client, uses in ((1, 30), (2, 5)):
         expected = PLDAccountant().compose(dp_event.LaplaceDpEvent(6.0), uses).get_epsilon(1e-5)
-        assert found[owner] == pytest.approx(expected, rel=1e-3)
+        assert found[client] == pytest.approx(expected, rel=1e-3)
     assert channel.epsilon == found.max()
 
 
@@ -132,17 +132,17 @@ def test_a_fixed_multiplier_and_a_budget_give_the_cap() -> None:
 
 def test_repetitions_are_the_single_runs() -> None:
     generator = np.random.default_rng(0)
-    owners = torch.from_numpy(generator.integers(0, 3, (5, 7)))
+    clients = torch.from_numpy(generator.integers(0, 3, (5, 7)))
     together = door(caps=(9, 9, 9), replicates=5)
-    together.begin(0, owners)
+    together.begin(0, clients)
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(7)]
     for r in range(5):
         alone = door(caps=(9, 9, 9), source=SeededSource(0, r))
-        alone.begin(0, owners[r : r + 1])
+        alone.begin(0, clients[r : r + 1])
         for step in range(7):
             value = alone.release(lambda k, where, r=r: (r + 1.0) * ones(k, where))
             assert torch.allclose(values[step][r], value[0], rtol=1e-12)
-    assert together.account.uses.tolist() == [np.bincount(row, minlength=3).tolist() for row in owners.numpy()]
+    assert together.account.uses.tolist() == [np.bincount(row, minlength=3).tolist() for row in clients.numpy()]
     assert together.epsilon == pytest.approx(2.0 * together.account.uses.max() / 9, rel=1e-4)
 
 
@@ -152,13 +152,13 @@ def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
     budgets = (2.0, math.inf, 0.5, {"a": 1.0, "b": 2.0, "c": 3.0})
     settings = [replace(base, epsilon=budget) for budget in budgets]
     together = door(settings, replicates=4)
-    owners = torch.tensor([[0, 1, 2, 2]] * 4)
-    together.begin(0, owners)
+    clients = torch.tensor([[0, 1, 2, 2]] * 4)
+    together.begin(0, clients)
     values = [together.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where)) for _ in range(4)]
     assert together.noise_multipliers.shape == (4, 3)
     for r, one in enumerate(settings):
         alone = door([one] * 4, replicates=4)  # the same streams of noise
-        alone.begin(0, owners)
+        alone.begin(0, clients)
         for value in values:
             expected = alone.release(lambda k, where: (where[:, None] + 1.0) * ones(k, where))
             assert torch.equal(value[r], expected[r])
@@ -167,7 +167,7 @@ def test_repetitions_may_have_budgets_of_their_own(mechanism: str) -> None:
     assert together.epsilons[1] == together.epsilon == together.report.epsilon == math.inf
     for r in (0, 2, 3):
         alone = door(settings[r])
-        alone.begin(0, owners[:1])
+        alone.begin(0, clients[:1])
         assert together.epsilons[r] == alone.epsilon > 0
     state = together.state()
     again = door(settings, replicates=4)
@@ -235,7 +235,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     third = opened()
     third.start(2)
     assert third.account.uses.tolist() == [[1, 1, 0]]
-    assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them owner 2's
+    assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them client 2's
     assert third.report.releases == 7
     with pytest.raises(ResumeError, match="Step 4 was charged to other clients"):
         third.begin(2, torch.tensor([[2, 2, 1]]))
@@ -249,14 +249,14 @@ def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begi
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return [(line["first"], line["end"]) for line in lines if line["kind"] == "reserve"]
 
-    owners = torch.tensor([[0, 1, 2, -1, 2, 1, 0, 0]])
+    clients = torch.tensor([[0, 1, 2, -1, 2, 1, 0, 0]])
     path = tmp_path / "ahead.jsonl"
     channel = door(ledger_path=path)
-    channel.reserve(0, owners)
+    channel.reserve(0, clients)
     assert reserved(path) == [(0, 8)]
     assert channel.account.uses.tolist() == [[0, 0, 0]]
     for first in (0, 3):
-        channel.begin(first, owners[:, first : first + 3])
+        channel.begin(first, clients[:, first : first + 3])
         for _ in range(3):
             channel.release(ones)
     assert reserved(path) == [(0, 8)]
@@ -276,19 +276,19 @@ def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begi
 
     full, secret = tmp_path / "full.jsonl", tmp_path / "secure.jsonl"
     channel = door(caps=(2, 4, 4), ledger_path=full)
-    channel.reserve(0, owners)  # one passes its cap: its block says so
+    channel.reserve(0, clients)  # one passes its cap: its block says so
     assert not reserved(full)
-    channel.begin(0, owners[:, :6])
+    channel.begin(0, clients[:, :6])
     with pytest.raises(PrivacyError):
-        channel.begin(6, owners[:, 6:])
+        channel.begin(6, clients[:, 6:])
     channel.close()
     secure = door(replace(PURE, source="secure"), ledger_path=secret)
-    secure.reserve(0, owners)  # a crash would spend what is charged ahead of its noise
+    secure.reserve(0, clients)  # a crash would spend what is charged ahead of its noise
     assert not reserved(secret)
-    secure.begin(0, owners[:, :3])
+    secure.begin(0, clients[:, :3])
     assert reserved(secret) == [(0, 3)]
     secure.close()
-    door(None).reserve(0, owners)  # nothing to charge
+    door(None).reserve(0, clients)  # nothing to charge
 
 
 def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
@@ -438,31 +438,31 @@ def test_composition_at_delta_zero_is_the_sum_of_pure_epsilons() -> None:
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_a_run_of_releases_is_its_releases(source: str) -> None:
     replicates = 3 if source == "seeded" else 1
-    owners = torch.from_numpy(np.random.default_rng(1).integers(-1, 3, (replicates, 8)))
+    clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 3, (replicates, 8)))
     tiny = RecordPrivacy(clip_norm=0.5, noise_multiplier=1e-6, mechanism="l2_laplace", delta=1e-5, source=source)
 
-    def factors(owner: int, which: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        ramp = torch.linspace(-1, 1, COUNTS[owner], dtype=torch.float64)
+    def factors(client: int, which: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        ramp = torch.linspace(-1, 1, COUNTS[client], dtype=torch.float64)
         return (1.0 + which + 10.0 * where)[:, None] * ramp
 
     one, many = door(tiny, caps=(9,) * 3, replicates=replicates), door(tiny, caps=(9,) * 3, replicates=replicates)
     for channel in (one, many):
         channel.record = []
-        channel.begin(0, owners)
+        channel.begin(0, clients)
     expected = [one.release(lambda k, w, i=i: factors(k, torch.full_like(w, i), w)) for i in range(8)]
     first = many.release_run(5, factors)
-    rest = many.release_run(3, lambda owner, which, where: factors(owner, which + 5, where))
+    rest = many.release_run(3, lambda client, which, where: factors(client, which + 5, where))
     found = torch.cat([first, rest])
     assert found.abs().max() > 0.1
     assert torch.allclose(found, torch.stack(expected), rtol=1e-9, atol=0 if source == "seeded" else 1e-3)
-    assert (found[owners.T < 0] == 0).all()
+    assert (found[clients.T < 0] == 0).all()
     assert [entry[0] for entry in many.record] == list(range(8))
     assert all(torch.equal(entry[2], value) for entry, value in zip(many.record, found, strict=True))
     with pytest.raises(PrivacyError, match="Fewer activations"):
         many.release_run(1, factors)
     if source == "seeded":
         again = door(tiny, caps=(9,) * 3, replicates=replicates, replay=many.record)
-        again.begin(0, owners)
+        again.begin(0, clients)
         assert torch.equal(again.release_run(8, lambda *_: torch.full((1, 1), math.nan)), found)
 
 
@@ -492,7 +492,7 @@ def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> No
         door(privacy, ledger_path=path, resume=True)
 
 
-def test_a_report_has_the_multipliers_of_all_owners_that_may_act() -> None:
+def test_a_report_has_the_multipliers_of_all_clients_that_may_act() -> None:
     budgets = {"a": 0.1, "b": 10.0, "c": 1.0}
     channel = door(RecordPrivacy(clip_norm=1.0, epsilon=budgets, delta=1e-5))
     z = channel.noise_multipliers
@@ -516,7 +516,7 @@ def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     assert door(privacy).report.guarantee == "sound"
 
 
-def test_owners_of_several_kinds_resume(tmp_path: Path) -> None:
+def test_clients_of_several_kinds_resume(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = door(caps=(2, 3, 4), ledger_path=path)
     first.begin(0, torch.tensor([[0, 1]]))

@@ -176,10 +176,10 @@ def test_a_million_activations_in_blocks_stay_cheap(tmp_path: Path) -> None:
     """Hashing and the head file cost a small part of writing and reading the lines themselves."""
     path, block, blocks = tmp_path / "ledger.jsonl", 1000, 1000
     ledger = Ledger(path, {}, fingerprint="a", replays_free=True, clients=100)
-    owners = [[k % 100] for k in range(block)]
+    clients = [[k % 100] for k in range(block)]
     began = time.process_time()
     for k in range(blocks):
-        ledger.reserve(k * block, (k + 1) * block, owners)
+        ledger.reserve(k * block, (k + 1) * block, clients)
         ledger.begin(k * block, (k + 1) * block)
     ledger.close()
     whole = time.process_time() - began

@@ -30,9 +30,9 @@ def slow_clip(row: torch.Tensor, clip) -> np.ndarray:
     return np.array(values) * factor
 
 
-def slow_sums(rows, owner, count, clip) -> np.ndarray:
+def slow_sums(rows, client, count, clip) -> np.ndarray:
     sums = np.zeros((count, rows.shape[1]))
-    for row, k in zip(rows, owner.tolist(), strict=True):
+    for row, k in zip(rows, client.tolist(), strict=True):
         sums[k] += slow_clip(row, clip)
     return sums
 
@@ -55,13 +55,13 @@ def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
     rows = hard_rows(60, 23, dtype)
     if clip is None:  # or the huge ones leave nothing of the others
         rows[5], rows[6, 0] = 0, 0
-    owner = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0))
-    owner[owner == 4] = 5
-    sums = clipped_segment_sums(rows, owner, 10, clip)
+    client = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0))
+    client[client == 4] = 5
+    sums = clipped_segment_sums(rows, client, 10, clip)
     assert sums.dtype == torch.float64
     assert sums.shape == (10, 23)
     assert sums.device == rows.device
-    np.testing.assert_allclose(sums, slow_sums(rows, owner, 10, clip), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(sums, slow_sums(rows, client, 10, clip), rtol=1e-10, atol=1e-12)
     assert not sums[4].any()
     assert not sums[9].any()
     whole = clipped_sum(rows, clip)
@@ -72,19 +72,19 @@ def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
 def test_the_sums_of_accelerators_are_those_of_the_cpu(clip):
     rows = hard_rows(60, 23, torch.float64)
     rows = torch.where(torch.isfinite(rows), rows, 0.0).clamp(-10, 10)
-    owner = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) % 7
-    sums = module._sums_in_order(rows, owner, 10)
+    client = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) % 7
+    sums = module._sums_in_order(rows, client, 10)
     assert sums.shape == (10, 23)
-    assert torch.equal(sums, clipped_segment_sums(rows, owner, 10, None))
+    assert torch.equal(sums, clipped_segment_sums(rows, client, 10, None))
 
 
-def test_the_order_of_owners_does_not_matter_and_rows_stay_as_they_were():
+def test_the_order_of_clients_does_not_matter_and_rows_stay_as_they_were():
     rows = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    owner = torch.arange(40) % 7
+    client = torch.arange(40) % 7
     kept = rows.clone()
-    mixed = clipped_segment_sums(rows, owner, 7, L2Clip(1.0))
-    order = torch.argsort(owner, stable=True)
-    assert torch.equal(mixed, clipped_segment_sums(rows[order], owner[order], 7, L2Clip(1.0)))
+    mixed = clipped_segment_sums(rows, client, 7, L2Clip(1.0))
+    order = torch.argsort(client, stable=True)
+    assert torch.equal(mixed, clipped_segment_sums(rows[order], client[order], 7, L2Clip(1.0)))
     assert torch.equal(rows, kept)
 
 

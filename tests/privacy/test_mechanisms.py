@@ -45,8 +45,8 @@ def refuted(sample: np.ndarray, law) -> bool:
     return stats.kstest(sample, law.cdf).pvalue < ALPHA
 
 
-def coordinates(law, source, owners: bool) -> np.ndarray:
-    if owners:
+def coordinates(law, source, clients: bool) -> np.ndarray:
+    if clients:
         noise = law.draw_rows(source, "noise", 0, KEYS, COUNT // len(KEYS))
         assert noise.shape == (len(KEYS), COUNT // len(KEYS))
     else:
@@ -56,13 +56,13 @@ def coordinates(law, source, owners: bool) -> np.ndarray:
     return noise.ravel()
 
 
-@pytest.mark.parametrize("owners", [False, True])
+@pytest.mark.parametrize("clients", [False, True])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_the_law_of_independent_coordinates(source, owners):
-    gaussian = coordinates(GaussianNoise(1.3), source, owners)
+def test_the_law_of_independent_coordinates(source, clients):
+    gaussian = coordinates(GaussianNoise(1.3), source, clients)
     assert not refuted(gaussian, stats.norm(scale=1.3))
     assert not energy_refuted(gaussian, 1.3)
-    laplace = coordinates(LaplaceNoise(0.7), source, owners)
+    laplace = coordinates(LaplaceNoise(0.7), source, clients)
     assert not refuted(laplace, stats.laplace(scale=0.7))
     total = stats.gamma(COUNT)  # the sum of |x| / b
     assert total.ppf(ALPHA / 2) < np.abs(laplace).sum() / 0.7 < total.isf(ALPHA / 2)
@@ -84,8 +84,8 @@ def test_the_checks_refute_a_wrong_scale(scale):
     assert refuted(gaussian, stats.laplace(scale=1.3 / math.sqrt(2)))
 
 
-def many_vectors(source, dimension: int, owners: int = 20_000) -> np.ndarray:
-    return L2LaplaceNoise(0.4).draw_rows(source, "noise", 0, torch.arange(owners), dimension)
+def many_vectors(source, dimension: int, clients: int = 20_000) -> np.ndarray:
+    return L2LaplaceNoise(0.4).draw_rows(source, "noise", 0, torch.arange(clients), dimension)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
@@ -128,11 +128,11 @@ def test_one_long_l2_laplace_vector():
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 def test_std_is_the_root_mean_square_of_a_coordinate(law):
-    dimension, owners = 12, 20_000
-    noise = law.draw_rows(SeededSource(0), "noise", 0, torch.arange(owners), dimension)
+    dimension, clients = 12, 20_000
+    noise = law.draw_rows(SeededSource(0), "noise", 0, torch.arange(clients), dimension)
     energy = (noise**2).mean(1)
     claim = law.std(1.0, dimension) ** 2
-    assert abs(energy.mean() - claim) < 6 * energy.std() / math.sqrt(owners)
+    assert abs(energy.mean() - claim) < 6 * energy.std() / math.sqrt(clients)
     assert abs(energy.mean() / claim - 1) < 0.05
     assert law.std(3.0, dimension) == pytest.approx(3.0 * law.std(1.0, dimension))
 
@@ -242,7 +242,7 @@ def test_noise_of_other_addresses_is_other_numbers():
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_a_seeded_row_belongs_to_its_owner(law):
+def test_a_seeded_row_belongs_to_its_client(law):
     source = SeededSource(3)
     whole = law.draw_rows(source, "noise", 2, KEYS, 30)
     order = torch.tensor([7, 3, 11])
@@ -263,7 +263,7 @@ def test_noise_is_fresh(law, source):
     assert np.abs(unit @ unit.T - np.eye(len(unit))).max() < 6.5 / math.sqrt(size)
 
 
-def test_the_same_owner_twice_is_fresh_in_secure_mode_only():
+def test_the_same_client_twice_is_fresh_in_secure_mode_only():
     twice = torch.zeros(2, dtype=torch.int64)
     for law in LAWS:
         seeded = law.draw_rows(SeededSource(0), "noise", 0, twice, 10)

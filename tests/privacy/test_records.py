@@ -1,4 +1,4 @@
-"""Record-level releases: the law of the records drawn, clip and noise by owner, accounts of their own."""
+"""Record-level releases: the law of the records drawn, clip and noise by client, accounts of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIMENSION, BATCH = 6, 8
 STEPS = tuple(math.ceil(n / BATCH) for n in COUNTS)
 
 
-def owners(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> GradientPlan:
+def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> GradientPlan:
     n = len(counts)
     steps = [1 if batch is None else math.ceil(c / batch) for c in counts]
     ids = tuple(f"client-{k}" for k in range(n))
@@ -53,7 +53,7 @@ def owners(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimensio
 def door(
     privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: GradientPlan | None = None, seed: int = 0, **options
 ):
-    who = who or owners()
+    who = who or plan_of()
     plan = ReleasePlan(name="update", dimension=who.dimension, uses=rounds, stateful=True, from_training=True)
     bound = (sampler or FullParticipation()).bind(len(who.ids))
     return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **options)
@@ -69,8 +69,8 @@ def begin(channel, step: int = 0) -> torch.Tensor:
     return ranks
 
 
-def test_every_owner_draws_its_own_poisson_subset() -> None:
-    who = owners((12, 30, 50), batch=6)
+def test_every_client_draws_its_own_poisson_subset() -> None:
+    who = plan_of((12, 30, 50), batch=6)
     channel = door(NOISED, rounds=150, who=who)
     clients, taken = torch.arange(3), [np.zeros(n) for n in (12, 30, 50)]
     sizes: list[list[int]] = [[], [], []]
@@ -113,17 +113,17 @@ def test_subsets_do_not_depend_on_who_is_drawn_together() -> None:
 
 def test_a_batch_of_all_records_is_all_records() -> None:
     for batch in (None, 100):
-        channel = door(NOISED, who=owners(batch=batch))
+        channel = door(NOISED, who=plan_of(batch=batch))
         begin(channel)
         index, mask = channel.local.batch(torch.arange(5), 0)
         for k, n in enumerate(COUNTS):
             assert index[k][mask[k]].tolist() == list(range(n))
-    _, mask = _one(owners((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
-    assert mask[0].sum() == 5  # an owner with fewer records than the batch takes all of them
+    _, mask = _one(plan_of((5, 40), batch=8)).batch(torch.tensor([0, 1]), 0)
+    assert mask[0].sum() == 5  # a client with fewer records than the batch takes all of them
 
 
 def test_subsets_are_of_the_rate_that_is_charged() -> None:
-    channel = door(NOISED, who=replace(owners(), batch_size=None))
+    channel = door(NOISED, who=replace(plan_of(), batch_size=None))
     begin(channel)
     taken = torch.stack([channel.local.batch(torch.arange(5), step)[1].sum(1) for step in range(2)]).sum(0)
     q = np.minimum(1.0, BATCH / np.array(COUNTS))
@@ -140,16 +140,16 @@ def _one(who: GradientPlan):
 def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanism: str) -> None:
     wide = 3000
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, mechanism=mechanism)
-    channel = door(privacy, who=owners(dimension=wide))
+    channel = door(privacy, who=plan_of(dimension=wide))
     begin(channel)
     clients = torch.tensor([4, 0, 2])
     rows = torch.randn(9, wide, generator=torch.Generator().manual_seed(0)) * 10
-    owner = torch.tensor([0, 1, 2, 0, 0, 2, 1, 2, 0])
+    whose = torch.tensor([0, 1, 2, 0, 0, 2, 1, 2, 0])
     rows[3, 1] = math.nan
     small = torch.full((1, wide), 1e-6)
     nothing = torch.zeros(0, wide), torch.zeros(0, dtype=torch.int64)
-    with_rows = channel.local.release(clients, 0, iter([(rows, owner), (small, torch.tensor([1]))]))
-    other = door(privacy, who=owners(dimension=wide))
+    with_rows = channel.local.release(clients, 0, iter([(rows, whose), (small, torch.tensor([1]))]))
+    other = door(privacy, who=plan_of(dimension=wide))
     begin(other)
     noise = other.local.release(clients, 0, [nothing])
     order = 1 if mechanism == "laplace" else 2
@@ -157,7 +157,7 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     clean[3] = 0
     clipped = clean / torch.linalg.vector_norm(clean, ord=order, dim=1, keepdim=True).clamp(min=1e-9) * 0.5
     clipped[3] = 0
-    expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, owner, clipped)
+    expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, whose, clipped)
     expected[1] += small[0].double() * min(1.0, 0.5 / float(small.double().norm(p=order)))
     assert torch.allclose(with_rows - noise, expected / BATCH, rtol=1e-5, atol=1e-9)
     # noise: multiplier times C in the units of the law, over q n = 8
@@ -171,7 +171,7 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     assert np.abs(np.corrcoef(values)[np.triu_indices(3, 1)]).max() < 6 / math.sqrt(wide)
 
 
-def test_noise_belongs_to_the_owner_the_round_and_the_local_step() -> None:
+def test_noise_belongs_to_the_client_the_round_and_the_local_step() -> None:
     def noise(clients: list[int], *, rounds: int = 1, step: int = 0, seed: int = 0) -> torch.Tensor:
         channel = door(NOISED, seed=seed)
         for number in range(rounds):
@@ -200,7 +200,7 @@ def test_one_record_moves_the_release_by_at_most_the_clip() -> None:
         assert bool(torch.isfinite(moved[1]).all())
 
 
-def test_accounts_are_what_dp_accounting_says_of_each_owner() -> None:
+def test_accounts_are_what_dp_accounting_says_of_each_client() -> None:
     channel = door(NOISED, rounds=3)
     for step in range(3):
         begin(channel, step)
@@ -219,7 +219,7 @@ def test_accounts_are_what_dp_accounting_says_of_each_owner() -> None:
     assert "q = 0.08 to 1 by client" in report.text()
 
 
-def test_owners_reach_the_budgets_of_their_own() -> None:
+def test_clients_reach_the_budgets_of_their_own() -> None:
     budgets = {f"client-{k}": e for k, e in enumerate((0.5, 1.0, 2.0, 4.0, 8.0))}
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, delta=1e-5))
     for step in range(4):
@@ -231,7 +231,7 @@ def test_owners_reach_the_budgets_of_their_own() -> None:
     assert channel.report.budget == 8.0
 
 
-def test_the_budget_is_a_hard_cap_on_each_owner() -> None:
+def test_the_budget_is_a_hard_cap_on_each_client() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, epsilon=6.0, delta=1e-5)
     channel = door(privacy, rounds=40)
     drawn = [begin(channel, step) for step in range(40)]
@@ -289,7 +289,7 @@ def test_one_address_of_noise_serves_one_release() -> None:
 
 
 def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() -> None:
-    who = replace(owners(), steps=2 * np.array(STEPS), trainings=2)
+    who = replace(plan_of(), steps=2 * np.array(STEPS), trainings=2)
     channel = door(NOISED, who=who)
     begin(channel)
     clients, noise, subsets = torch.tensor([2, 4]), [], []
@@ -395,7 +395,7 @@ def test_a_secure_ledger_is_not_continued_by_cheaper_steps(tmp_path: Path, chang
     begin(first)
     first.close()
     with pytest.raises(ResumeError):
-        door(privacy, who=replace(owners(), **changed), ledger_path=tmp_path / "ledger.jsonl", resume=True)
+        door(privacy, who=replace(plan_of(), **changed), ledger_path=tmp_path / "ledger.jsonl", resume=True)
 
 
 def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) -> None:
@@ -428,14 +428,14 @@ def test_the_report_counts_what_an_earlier_session_released(tmp_path: Path) -> N
 def test_impossible_requests_are_refused_by_name() -> None:
     plan = ReleasePlan(name="statistics", dimension=3, uses=2, stateful=False)
     with pytest.raises(PrivacyError, match="'statistics' is not made of locally trained models"):
-        open_channel(NOISED, (plan, owners()), FullParticipation().bind(5), seed=0, steps=2)
+        open_channel(NOISED, (plan, plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="needs a GradientPlan"):
         open_channel(NOISED, (), FullParticipation().bind(5), seed=0, steps=2)
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
     with pytest.raises(PrivacyError, match="2 GradientPlans"):
-        open_channel(NOISED, (update, owners(), owners()), FullParticipation().bind(5), seed=0, steps=2)
+        open_channel(NOISED, (update, plan_of(), plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="5 clients, but the sampler draws of 6"):
-        open_channel(NOISED, (update, owners()), FullParticipation().bind(6), seed=0, steps=2)
+        open_channel(NOISED, (update, plan_of()), FullParticipation().bind(6), seed=0, steps=2)
     for unused in (
         {"relation": "replace"},
         {"caps": np.ones(5, dtype=np.int64)},
@@ -444,10 +444,10 @@ def test_impossible_requests_are_refused_by_name() -> None:
         {"first": WarmStartRelease(np.ones(5), 0.5)},
     ):
         with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for rounds"):
-            door(NOISED, who=replace(owners(), **unused))
+            door(NOISED, who=replace(plan_of(), **unused))
     for wrong in ({"steps": np.ones(4, dtype=np.int64)}, {"keys": torch.ones(5)}, {"ranks": torch.ones(5).long()}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            replace(owners(), **wrong)
+            replace(plan_of(), **wrong)
     with pytest.raises(ConfigError, match="no budget for client 'client-1'"):
         door(RecordPrivacy(clip_norm=1.0, epsilon={"client-0": 1.0}))
     with pytest.raises(ConfigError, match="names 'nobody'"):

@@ -24,7 +24,7 @@ def uniforms(source, size: int, keys=None, step: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "owners"])
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "clients"])
 def test_the_law_of_tails(source, keys):
     rows = 1 if keys is None else len(keys)
     sign, tail = source.tails("noise", 0, COUNT // rows, keys)
@@ -42,7 +42,7 @@ def test_the_law_of_tails(source, keys):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "owners"])
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["one", "clients"])
 def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
     _, tail = source.tails("noise", 0, COUNT // (1 if keys is None else len(keys)), keys)
     tail = tail.ravel()
@@ -76,7 +76,7 @@ def test_the_bits_of_clients_are_fair():
     assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
 
 
-def test_owners_are_drawn_alone_or_together():
+def test_clients_are_drawn_alone_or_together():
     source = SeededSource(3)
     sign, tail = source.tails("noise", 5, 50, KEYS)
     order = torch.tensor([4, 0, 7])

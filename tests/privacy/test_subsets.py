@@ -1,4 +1,4 @@
-"""Secret Poisson subsamples of an owner's records: their law, what they are charged, and by which noise."""
+"""Secret Poisson subsamples of a client's records: their law, what they are charged, and by which noise."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
     channel = door(privacy, x=axis, rate=np.array([Q, 0.7, 1.0]))
     factors = [2.0 ** (torch.arange(n, dtype=torch.float64) % 6) for n in COUNTS]
     answers = 400
-    owners = torch.tensor([[0, 1, 2] * answers])
-    channel.begin(0, owners)
+    clients = torch.tensor([[0, 1, 2] * answers])
+    channel.begin(0, clients)
     one = torch.stack([channel.release(lambda k, where: factors[k][None].clone()) for _ in range(600)])
     run = channel.release_run(600, lambda k, which, where: factors[k].repeat(len(which), 1))
     value = torch.cat([one, run])[:, 0]
@@ -214,10 +214,10 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
 
 def test_subsamples_of_repetitions_differ_and_are_those_of_the_single_runs() -> None:
     privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5)
-    owners = torch.tensor([[1, 2, 1, 1]] * 2)
+    clients = torch.tensor([[1, 2, 1, 1]] * 2)
     together, alone = door(privacy, replicates=2), door(privacy)
-    together.begin(0, owners)
-    alone.begin(0, owners[:1])
+    together.begin(0, clients)
+    alone.begin(0, clients[:1])
     for _ in range(4):
         pair = together.release(lambda k, where: torch.ones(len(where), COUNTS[k]).double())
         one = alone.release(lambda k, where: torch.ones(len(where), COUNTS[k]).double())
@@ -265,7 +265,7 @@ def test_misuse_is_refused() -> None:
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_an_owner_that_asks_who_takes_part_gets_those_who_do(source: str) -> None:
+def test_an_client_that_asks_who_takes_part_gets_those_who_do(source: str) -> None:
     axis = [torch.zeros(n, D, dtype=torch.float64) for n in COUNTS]
     for x in axis:
         x[:, 1] = 1.0
