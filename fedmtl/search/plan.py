@@ -298,8 +298,10 @@ def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: 
 
 
 def _plans(name: str, trainer: Trainer, sampler: BoundSampler) -> tuple[ReleasePlan, ...]:
-    with _named(name), _problem(trainer) as problem:
-        plans = trainer.algorithm.plan(problem, sampler)
+    with _named(name):
+        problem = trainer.problem()
+        with closing(problem.executor):
+            plans = trainer.algorithm.plan(problem, sampler)
         return tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
 
 
@@ -307,20 +309,14 @@ def _opened(trainer: Trainer, plans: tuple[ReleasePlan, ...]) -> tuple[str, Priv
     """Return the run's fingerprint, and its channel's report and loudness before the first step; refuses what the
     run would refuse."""
     sampler = sampler_of(trainer.algorithm, trainer.schedule, len(trainer.data))
-    with _problem(trainer) as problem, operation_threads(sampler.denominator * problem.dimension):
+    problem = trainer.problem()
+    with closing(problem.executor), operation_threads(sampler.denominator * problem.dimension):
         mark = fingerprint(problem, trainer.algorithm, trainer.privacy, trainer.schedule)
     channel = open_channel(
         trainer.privacy, plans, sampler, seed=trainer.seed, steps=trainer.rounds, notes=problem.notes
     )
     with closing(channel):
         return mark, channel.report, channel.snr()
-
-
-@contextmanager
-def _problem(trainer: Trainer) -> Iterator[Any]:
-    problem = trainer.problem()
-    with closing(problem.executor):
-        yield problem
 
 
 def _bare(trainer: Trainer) -> Trainer:

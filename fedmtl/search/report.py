@@ -51,31 +51,17 @@ class SearchReport(PrivacyReport):
         return "\n".join([*lines[:2], *(f"  {label:<13}{text}" for label, text in rows), *lines[2:]])
 
 
-def search_report(
-    run: PrivacyReport,
-    *,
-    released: bool,
-    epsilon: float,
-    budget: float,
-    candidates: tuple[str, ...],
-    mean: float,
-    shape: float,
-    score: str,
-    score_noise: float,
-) -> SearchReport:
+def search_report(run: PrivacyReport, *, released: bool, **figures: Any) -> SearchReport:
     """Return the report of a search from that of its chosen run.
 
     Args:
         run: of the chosen run (of any candidate before its first step, where nothing was chosen).
         released: whether there is a chosen run, whose score is then one release more.
-        epsilon, budget: of the whole search.
-        candidates, mean, shape, score, score_noise: see :class:`SearchReport`.
+        figures: epsilon and budget of the whole search, and what else is in a :class:`SearchReport`.
     """
     facts: dict[str, Any] = {field.name: getattr(run, field.name) for field in fields(PrivacyReport)}
     notes = tuple(text for text in run.outside if text not in OUTSIDE)
     facts |= {
-        "epsilon": epsilon,
-        "budget": budget,
         "accountant": "rdp",
         "run": None,  # the ledgers of the runs tell nothing of how many there were
         "ledger_lines": None,
@@ -84,4 +70,4 @@ def search_report(
         "releases": run.releases + 1 if released else 0,
         "outside": SEARCH_OUTSIDE + notes,
     }
-    return SearchReport(**facts, candidates=candidates, mean=mean, shape=shape, score=score, score_noise=score_noise)
+    return SearchReport(**(facts | figures))

@@ -223,8 +223,10 @@ class _Verifier:
             self._note("epsilon", OPEN, f"{why}, so there is nothing to compute it from")
         self._headline()
         self._report()
-        self._readable("grid", lambda: self._grid(None if chain is None else chain.lines[0]))
-        self._model()
+        self._readable(
+            "grid", lambda: self._grid(None if chain is None else chain.lines[0]), "releases.safetensors or the ledger"
+        )
+        self._readable("model", self._model, "model.safetensors or the checkpoint")
         report = self.report
         return Verification(
             report.get("run"), report.get("ledger_head"), report.get("epsilon"), report.get("delta"), tuple(self.checks)
@@ -237,12 +239,12 @@ class _Verifier:
         text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         self._note(name, FAILED if wrong else CONFIRMED, text or detail)
 
-    def _readable(self, name: str, check: Callable[[], None]) -> None:
+    def _readable(self, name: str, check: Callable[[], None], what: str = "the ledger or the report") -> None:
         """Make a check whose line fails where a file lacks what it reads."""
         try:
             check()
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            self._note(name, FAILED, f"the ledger or the report cannot be read: {error!r}")
+        except (KeyError, TypeError, ValueError, IndexError, OSError, SafetensorError) as error:
+            self._note(name, FAILED, f"{what} cannot be read: {error!r}")
 
     # The files
 
@@ -393,7 +395,7 @@ class _Verifier:
     def _charges(self, lines: list[dict[str, Any]]) -> None:
         header = lines[0]
         charges = _Charges.of(lines)
-        costs = _costs(header, charges)
+        costs = (_of_gradients if "kinds" in header else _of_rows)(header, charges)
         wrong = charges.problems + costs.problems
         done, stored = int(self.result["rounds"]), _step(self.folder.checkpoint)
         known = {step for step, _ in charges.charged}
@@ -491,12 +493,7 @@ class _Verifier:
         if not path.is_file():
             self._note("grid", OPEN, "no released values are kept")
             return
-        try:
-            values = _grid_values(path)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            self._note("grid", FAILED, f"{path.name} cannot be read: {error!r}")
-            return
-        wrong = []
+        values, wrong = _grid_values(path), []
         for name, one in values.items():
             if math.frexp(one.width)[0] != 0.5:
                 wrong.append(f"the grid of {name} has a width of {one.width!r}, which is no power of two")
@@ -518,17 +515,13 @@ class _Verifier:
         if not self.folder.checkpoint.is_file():
             self._note("model", OPEN, "the checkpoint is not here")
             return
-        try:
-            with safe_open(path, framework="pt") as file:
-                frozen = json.loads((file.metadata() or {}).get("frozen", "[]"))
-                trained = [name for name in file.keys() if name not in frozen]  # noqa: SIM118
-                parts = [file.get_tensor(name).flatten() for name in trained]
-            with safe_open(self.folder.checkpoint, framework="pt") as file:
-                names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
-                tensors = [file.get_tensor(name) for name in names]
-        except (OSError, SafetensorError, ValueError) as error:
-            self._note("model", FAILED, f"cannot be read: {error}")
-            return
+        with safe_open(path, framework="pt") as file:
+            frozen = json.loads((file.metadata() or {}).get("frozen", "[]"))
+            trained = [name for name in file.keys() if name not in frozen]  # noqa: SIM118
+            parts = [file.get_tensor(name).flatten() for name in trained]
+        with safe_open(self.folder.checkpoint, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
+            tensors = [file.get_tensor(name) for name in names]
         if not parts:
             self._note("model", FAILED, "all its tensors are said to be frozen")
             return
@@ -633,10 +626,6 @@ class _Costs:
     detail: str
     problems: list[str]
     paper: bool = False
-
-
-def _costs(header: Mapping[str, Any], charges: _Charges) -> _Costs:
-    return (_of_gradients if "kinds" in header else _of_rows)(header, charges)
 
 
 def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
