@@ -487,7 +487,7 @@ class Channel:
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
     def _acting(self, first: int, clients: np.ndarray) -> np.ndarray:
-        """Who acts (R, S), with -1 for clients without records."""
+        """Return who acts (R, S), with -1 for clients without records."""
         assert self.draws is not None
         n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
@@ -570,8 +570,8 @@ class Channel:
                 yield one
 
     def _noise_ahead(self, at: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Of a single run's activations from ``at`` on, as many as have begun and as have their noise drawn: who acts
-        (s,), the noise on its mean (s, 1, D) and the divisor of its sum, in every coordinate (s, 1, D)."""
+        """Return, of as many of a single run's activations from ``at`` on as have begun and have their noise drawn, who
+        acts (s,), the noise on its mean (s, 1, D) and the divisor of its sum, in every coordinate (s, 1, D)."""
         window = self._window
         assert window is not None
         start = at - window.first
@@ -583,7 +583,7 @@ class Channel:
         return window.clients[start:stop, 0].tolist(), noise, divisors
 
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """(k, D): clipped sums over the records of a client that take part in its releases."""
+        """Return (k, D): clipped sums over the records of a client that take part in its releases."""
         if isinstance(message, BoundedMeans):
             assert self._window is not None
             room = 1 - MARGIN if self.source.name == "secure" else 1.0  # for the grid's rounding
@@ -602,7 +602,7 @@ class Channel:
         return value
 
     def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """(k, D): means over all records that the domain bounds."""
+        """Return (k, D): means over all records that the domain bounds."""
         assert self.draws is not None
         if self.draws.sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
@@ -617,8 +617,8 @@ class Channel:
         return means
 
     def members(self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True) -> np.ndarray | None:
-        """The records that will take part in the next releases of a client, for what it computes from them by itself;
-        they are secret.
+        """Return the records that will take part in the next releases of a client, for what it computes from them by
+        itself; they are secret.
 
         Args:
             client: whose.
@@ -638,7 +638,7 @@ class Channel:
         return self.draws.of(client, steps, uses, where, hold=hold)
 
     def _noised_activations(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
-        """Means with their noise, of sums (count, R, D) from place ``start`` of the window."""
+        """Return means with their noise, of sums (count, R, D) from place ``start`` of the window."""
         count = len(total)
         if not window.drawn <= start < start + count <= window.drawn + len(window.noise):
             self._draw_noise(window, start, count)
@@ -672,13 +672,13 @@ class Channel:
         window.noise, window.drawn = noise, start
 
     def _units(self, purpose: str, clients: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """(S, R, D) draws at scale 1 of activations (S, R), addressed by the client and its own count."""
+        """Return (S, R, D) draws at scale 1 of activations (S, R), addressed by the client and its own count."""
         assert self.gradients is not None
         law, addresses = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
         return law.draw_each(self.sources, purpose, torch.from_numpy(uses), addresses, self.sums.dimension)
 
     def local_noise(self) -> Tensor:
-        """Noise that the clients of this block add inside, to a point at which they take a gradient.
+        """Return noise that the clients of this block add inside, to a point at which they take a gradient.
 
         It is of the releases' law at scale 1 and independent of their noise; nothing leaves by it.
 
@@ -697,7 +697,7 @@ class Channel:
         return torch.stack([value for value in values if value is not None]).numpy()
 
     def _release_first(self, message: ClientVectors) -> Tensor:
-        """(R, n, D) float64: the vector of every client that has data, with noise; zero of the others."""
+        """Return (R, n, D) float64: the vector of every client that has data, with noise; zero of the others."""
         plan = self.gradients
         if plan is None or plan.first is None:
             raise PrivacyError("The channel was opened without a first release, so nothing is reserved for it.")
@@ -722,8 +722,8 @@ class Channel:
         return value
 
     def _noised_vectors(self, vectors: Tensor, acting: np.ndarray, sensitivity: np.ndarray) -> Tensor:
-        """(R, n, D): vectors (n, D) with noise of the scale of a sensitivity larger by 2**-20, which leaves room for
-        rounding to the grid of secure mode. It is L2-Laplace or, with Gaussian activations, Gaussian."""
+        """Return (R, n, D): vectors (n, D) with noise of the scale of a sensitivity larger by 2**-20, which leaves room
+        for rounding to the grid of secure mode. It is L2-Laplace or, with Gaussian activations, Gaussian."""
         assert self.gradients is not None
         out = vectors.expand(self.replicates, -1, -1).clone()
         if self.terms is None:
