@@ -272,9 +272,7 @@ def test_frozen_parameters_are_one_tensor_whatever_the_number_of_stacks() -> Non
 
 
 def _stacks_of(run: Trainer) -> list[StackedModule]:
-    from fedmtl.trainer.audit.rerun import problem_of
-
-    executor = problem_of(run, run.data).executor
+    executor = run.problem(device="cpu").executor
     stacks = [executor._stacks.get() for _ in range(3)]
     executor.close()
     return stacks
