@@ -77,8 +77,8 @@ class FedRep(Algorithm):
         shared = ~problem.layout.places(names, f"{type(self).__name__}.head")
         if not bool(shared.any()):
             raise ConfigError(
-                f"{type(self).__name__}.head is the whole network ({', '.join(problem.layout.names)}), so nothing is "
-                "shared; name some of its parameters, choose a network of several layers, or use algorithm=local."
+                f"{type(self).__name__}.head is all that is trained ({', '.join(problem.layout.names)}), so nothing is "
+                "shared; name some of these parameters, train more of the network, or use algorithm=local."
             )
         return shared.to(problem.initial.device)
 
