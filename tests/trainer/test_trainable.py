@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from fedmtl.privacy import FullParticipation, RecordPrivacy
 from fedmtl.stacked import Layout, StackedModule, set_trainable
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.suite import setup_of
+from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.verify import CONFIRMED, FAILED, verify
 from tests.helpers import ragged_classification
 
@@ -309,6 +311,20 @@ def test_finetuning_and_new_clients_train_what_moves() -> None:
     own = remembered.model_for(new.ids[0]).state_dict()
     assert all(torch.equal(own[key], NETWORK.state_dict()[key]) for key in FROZEN)
     assert personalize(merged, new, finetune=finetune).personal.shape == (3, 39)
+
+
+def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    low = models.lora(models.mlp(hidden=4), rank=2)
+    run = head(algorithm=FedAvg(local=SOLVER), model=low, trainable=("*.lora_B",), folder=tmp_path)
+    result, new = run.fit(), ragged_classification(3, seed=9)
+    found = result.adapt(new)
+    assert found.personal.shape == (3, 2 * 4 + 2 * 3)
+    assert result.terms is not None
+    read = RunFolder(tmp_path).released_model(new, low, replace(result.terms, seed=5))  # another start
+    for name, value in result.shared_model().state_dict().items():
+        assert torch.equal(read.state_dict()[name], value)
+    assert torch.equal(personalize(read, new, finetune=result.terms.settings()).personal, found.personal)
 
 
 # Files
