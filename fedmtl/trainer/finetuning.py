@@ -81,7 +81,7 @@ class Finetuned:
         three = percent((self.better, self.equal, self.worse))
         found = [
             f"  finetuning: {self.settings.text()}, from the {self.start} model",
-            f"    than with that: {three} % of the clients better/equal/worse",
+            f"    better/equal/worse than the {self.start} model for {three} % of the clients",
         ]
         if self.chosen:
             shares = ", ".join(

@@ -368,7 +368,8 @@ class Trainer:
     def _announce(self, channel: Channel) -> None:
         signal = channel.snr()
         if signal is not None:
-            logger.log(logging.WARNING if signal.warning else logging.INFO, signal.warning or signal.text())
+            level = logging.WARNING if signal.warning else logging.INFO
+            logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
 
     def _settings(self) -> dict[str, Any]:
         """What a table of runs shows of the settings."""
