@@ -242,6 +242,10 @@ class Round:
         local: the local steps that the round has charged, where single records are protected; else None.
         clips: whether releases clip at all.
         time: float64 (1, 1), virtual time.
+        members: the records that will take part in the next release of a client that acts alone, for what it computes
+            from them by itself: :meth:`fedmtl.privacy.Channel.members`. None in rounds.
+        noise: noise that such a client adds inside, and never sends: :meth:`fedmtl.privacy.Channel.local_noise`. None
+            in rounds.
     """
 
     number: int
@@ -249,6 +253,8 @@ class Round:
     local: LocalSteps | None = None
     clips: bool = True
     time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    members: Callable[..., np.ndarray | None] | None = None
+    noise: Callable[..., Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -388,7 +394,15 @@ class Algorithm:
             channel.release(GRADIENT, NOBODY)
             return state
         time = block.time.numpy().T
-        round = Round(block.first, channel.clip, channel.local, channel.privacy is not None, time)
+        round = Round(
+            block.first,
+            channel.clip,
+            channel.local,
+            channel.privacy is not None,
+            time,
+            members=channel.members if self.one_at_a_time else None,
+            noise=channel.local_noise if self.one_at_a_time else None,
+        )
         rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
         store.scatter_all(clients, own)
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}

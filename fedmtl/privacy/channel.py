@@ -145,7 +145,10 @@ class Channel:
         self._lock = threading.Lock()
         if gradients is not None:
             self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
-            self.sums = RecordSums(gradients, bound=self.bound, norm=LAWS[self.mechanism or "gaussian"].norm)
+            norm, claim = LAWS[self.mechanism or "gaussian"].norm, gradients.published
+            if claim is not None and claim.norm is not None:
+                norm = claim.norm
+            self.sums = RecordSums(gradients, bound=self.bound, norm=norm)
             ratio = gradients.dimension if self.sums.norm == "l1" else 1  # of the squares of this norm and the L2 norm
             self._clearly_within = self.bound**2 / ratio
             self._order = gradients.order
@@ -677,19 +680,32 @@ class Channel:
         law, addresses = LAWS[str(self.mechanism)](1.0), self.gradients.addresses[np.maximum(clients, 0)]
         return law.draw_each(self.sources, purpose, torch.from_numpy(uses), addresses, self.sums.dimension)
 
-    def local_noise(self) -> Tensor:
-        """Return noise that the clients of this block add inside, to a point at which they take a gradient.
+    def local_noise(self, count: int = 1, *, multiplier: float | None = None) -> Tensor:
+        """Return noise that the clients of the next activations add inside, to a point at which they take a gradient.
 
-        It is of the releases' law at scale 1 and independent of their noise; nothing leaves by it.
+        It is of the law of their releases and independent of the noise there; nothing leaves by it.
+
+        Args:
+            count: of activations, from the next one to be released.
+            multiplier: of the sensitivity of a released mean, for its scale; None: that of each one's release.
 
         Returns:
-            (S, R, D) float64 of the activations that have begun; zero without noise.
+            (count, R, D) float64; zero where nobody acts, and without noise.
+
+        Raises:
+            PrivacyError: fewer activations have begun.
         """
-        assert self._window is not None
-        part = slice(self._place - self._window.first, self._end - self._window.first)
+        window = self._window
+        if window is None or self._place + count > self._end:
+            raise PrivacyError("Fewer activations have begun than have noise of their own inside.")
+        part = slice(self._place - window.first, self._place - window.first + count)
         if self.terms is None:
-            return torch.zeros(part.stop - part.start, self.replicates, self.sums.dimension, dtype=torch.float64)
-        return torch.from_numpy(self._units("noise/local", self._window.clients[part], self._window.uses[part]))
+            return torch.zeros(count, self.replicates, self.sums.dimension, dtype=torch.float64)
+        clients, scales = window.clients[part], window.scales[part]
+        if multiplier is not None:
+            scales = np.where(clients >= 0, 2 * self.bound * multiplier, 0.0)
+        scales = scales / window.divisors[part]
+        return torch.from_numpy(self._units("noise/local", clients, window.uses[part]) * scales[:, :, None])
 
     def _replayed_activations(self, at: int, count: int) -> np.ndarray:
         """(count, R, D), the recording of the activations from ``at`` on."""

@@ -34,7 +34,7 @@ from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, largest_uses
 from .accounting.losses import ReplacedPoissonDpEvent
 from .allocation import normalized
-from .noise.laws import L2LaplaceNoise, NoiseLaw
+from .noise.laws import L2LaplaceNoise, NoiseLaw, Norm
 from .noise.registry import LAWS
 from .settings import RecordPrivacy
 
@@ -76,10 +76,12 @@ class PublishedClaim:
     Attributes:
         claim: from a client's noise multiplier to the epsilon that is claimed of one activation.
         why_invalid: why it does not hold, in words.
+        norm: in which the records' gradients are clipped there; None: that which the law of the noise needs.
     """
 
     claim: Callable[[float], float]
     why_invalid: str
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -184,7 +184,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         clip_norm=_clip_norm(channel),
         noise_multiplier=channel.noise_multiplier,
         noise_std=max(stds) if stds and channel.noised else None,
-        clipping=_clipping(privacy),
+        clipping=_clipping(channel),
         mechanism=_mechanism(channel),
         sampler=_schedule(channel),
         records=records.describe() if records is not None else None,
@@ -302,12 +302,13 @@ def _clip_norm(channel: Channel) -> float | None:
     return max(norms) if norms else float(channel.privacy.initial_norm)
 
 
-def _clipping(privacy: Privacy | None) -> str:
+def _clipping(channel: Channel) -> str:
+    privacy = channel.privacy
     if privacy is None:
         return "none"
-    norm = f"{LAWS[privacy.mechanism].norm.upper()} norm"
     if isinstance(privacy, RecordPrivacy):
-        return f"{norm} of the gradient of one record"
+        return f"{channel.sums.norm.upper()} norm of the gradient of one record"
+    norm = f"{LAWS[privacy.mechanism].norm.upper()} norm"
     if isinstance(privacy.clip_norm, QuantileClip):
         adapts = privacy.clip_norm
         return f"{norm}; from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"

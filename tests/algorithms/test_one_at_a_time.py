@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, PeerToPeer, models
-from fedmtl.algorithms import Algorithm, Released, Round
+from fedmtl.algorithms import Algorithm, Released, Round, State
 from fedmtl.algorithms.linear.data import DomainBound
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
@@ -23,7 +23,13 @@ NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplac
 ALGORITHMS = {
     "pp_dmtl": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2),
     "pp_dmtl, subsets": PPDMTL(row_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
+    "pp_dmtl, published": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2, guarantee="paper", start="single_task"),
+    "pp_dmtl, published, subsets": PPDMTL(
+        row_norm=1.0, lam=0.02, a1=0.2, guarantee="paper", batch_rate=0.5, query_epsilon=0.7, gauss_seidel=False
+    ),
+    "pp_dmtl, published, exact": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2, guarantee="paper", exact_q=True, tau=0.1),
     "async_learner": AsyncLearner(loss="logistic", reg=0.01),
+    "async_learner, published": AsyncLearner(loss="logistic", reg=0.01, guarantee="paper"),
     "async_learner, observed frequencies": AsyncLearner(loss="logistic", reg=0.01, frequencies="observed"),
     "async_learner, groups": AsyncLearner(loss="hinge", reg=0.01, groups=(("task-1", "task-4"), ("task-2", "task-0"))),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
@@ -31,6 +37,7 @@ ALGORITHMS = {
         row_norm=1.0, graph=Ring(), mu=0.5, arrivals={"task-2": [3, 0, 2, 2, 9, 0, 30, 1, 8]}
     ),
     "p2p, agents that come and go": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, absences=AWAY),
+    "p2p, published": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, guarantee="paper"),
     "p2p, any model": PeerToPeer(graph=Ring(), mu=0.5, loss="model", smoothness=0.3),
 }
 REGRESSION = {
@@ -55,6 +62,8 @@ def setting(name: str):
 
 
 def privacy_of(name: str) -> RecordPrivacy:
+    if name == "p2p, published":
+        return replace(NOISED, mechanism="laplace")
     return replace(NOISED, clip_norm=9.0) if "statistics" in name else NOISED
 
 
@@ -64,6 +73,11 @@ def compare(state, other, recorded, record) -> None:
         torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-12)
     for key, value in state.public.items():
         torch.testing.assert_close(other[key], value, rtol=1e-10, atol=1e-12)
+
+
+def personal_models(algorithm, problem, state) -> torch.Tensor:
+    """What clients keep and the public state say together: the personal models."""
+    return algorithm.personalize(problem, state, torch.arange(problem.clients))
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
@@ -81,6 +95,9 @@ def test_the_fast_loop_is_client_release_server_in_order(name: str) -> None:
     (fast, ours), (plain, theirs) = runs
     assert sum(bool(value.any()) for _, _, value in ours.record) == int((clients >= 0).sum())
     compare(fast, plain.public, ours.record, theirs.record)
+    torch.testing.assert_close(
+        *(personal_models(algorithm, problem, one) for one in (plain, fast)), rtol=1e-10, atol=1e-12
+    )
     assert ours.account.uses.tolist() == theirs.account.uses.tolist()
 
 
@@ -96,15 +113,28 @@ class _Client:
         data = replace(problem.data, train=replace(train, x=x, y=y), test=replace(test, x=torch.zeros_like(test.x)))
         self.algorithm, self.problem, self.client = algorithm, replace(problem, data=data), torch.tensor([client])
         self.channel = open_activations(algorithm, self.problem, clients, privacy)
+        self.store = algorithm.init(self.problem).private
 
     def release(self, public, block):
         """What leaves the client in one activation."""
-        time = block.time.numpy().T
-        round = Round(block.first, self.channel.channel.clip, time=time)
-        rows, _ = self.algorithm.client(self.problem, public, {}, self.client, round)
+        channel = self.channel.channel
+        channel.begin(block.first, block.client)
+        round = Round(
+            block.first,
+            channel.clip,
+            time=block.time.numpy().T,
+            members=channel.members,
+            noise=channel.local_noise,
+        )
+        own = self.store.gather_all(self.client)
+        rows, own = self.algorithm.client(self.problem, public, own, self.client, round)
+        self.store.scatter_all(self.client, own)
         (name,) = rows
-        self.channel.begin(block.first, block.client)
-        return name, self.channel.channel.release(name, rows[name])[0, 0]
+        return name, channel.release(name, rows[name])[0, 0]
+
+    def model(self, public):
+        """The client's personal model, from the public state and what it keeps."""
+        return self.algorithm.personalize(self.problem, State(public, self.store), self.client)[0]
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
@@ -131,6 +161,8 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
             public = algorithm.server(problem, public, released)
     acting = [key for key in stacked.record if bool(key[2].any())]
     compare(state, public, acting, record)
+    apart = torch.stack([process.model(public) for process in processes])
+    torch.testing.assert_close(apart, personal_models(algorithm, problem, state), rtol=1e-10, atol=1e-12)
 
 
 def test_adding_a_client_changes_nobody_elses_noise() -> None:

@@ -76,14 +76,16 @@ def schedule(replicates, events, seed, *, nobody=0.1, count=TASKS):
 
 
 def drawn(algorithm, problem, clients, privacy, pieces=None):
-    """Noise of the releases and noise at the query points, (S, R, d) each, without any data."""
+    """Noise of the releases, and noise at the query points at scale 1, (S, R, d) each, without any data."""
     channel = open_channel(algorithm, problem, clients, privacy)
     outer, inner = [], []
     pieces = clients.shape[1] if pieces is None else pieces
     for start in range(0, clients.shape[1], pieces):
         channel.begin(start, clients[:, start : start + pieces])
-        inner.append(channel.local_noise().numpy())
-        for _ in range(min(pieces, clients.shape[1] - start)):
+        part = clients[:, start : start + pieces].T.numpy()
+        sensitivity = 2 * channel.bound / (algorithm.batch_rate * np.array(COUNTS)[part])
+        inner.append(channel.local_noise(len(part), multiplier=1.0).numpy() / sensitivity[:, :, None])
+        for _ in part:
             outer.append(channel.release(lambda k, where: torch.zeros(len(where), COUNTS[k], dtype=torch.float64)))
     return torch.stack(outer).numpy(), np.concatenate(inner)
 

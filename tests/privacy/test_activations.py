@@ -469,18 +469,30 @@ def test_a_run_of_releases_is_its_releases(source: str) -> None:
 def test_local_noise_is_of_the_same_law_and_independent_of_the_releases() -> None:
     wide = 3000
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, mechanism="l2_laplace", delta=1e-5)
-    channel = door(privacy, dimension=wide)
-    channel.begin(0, torch.tensor([[0, 1]]))
-    local = channel.local_noise()
-    assert local.shape == (2, 1, wide)
-    draws = [*local[:, 0].numpy(), *(channel.release(nothing)[0].numpy() for _ in range(2))]
-    for draw in draws[:2]:
-        assert stats.gamma(wide).ppf(1e-7) < np.linalg.norm(draw) < stats.gamma(wide).isf(1e-7)
+    channel, one_by_one = door(privacy, dimension=wide), door(privacy, dimension=wide)
+    clients = torch.tensor([[0, -1, 1]])
+    for opened in (channel, one_by_one):
+        opened.begin(0, clients)
+    local = channel.local_noise(3)
+    assert local.shape == (3, 1, wide)
+    assert not local[1].any()
+    draws = [*local[::2, 0].numpy(), *(channel.release(nothing)[0].numpy() for _ in range(3))]
+    del draws[3]  # of nobody
+    for draw, records in zip(draws, (5, 20, 5, 20), strict=True):
+        radius = np.linalg.norm(draw) / (2 * 0.5 / records * 3.0)
+        assert stats.gamma(wide).ppf(1e-7) < radius < stats.gamma(wide).isf(1e-7)
+    for k in range(3):
+        assert torch.equal(one_by_one.local_noise(), local[k : k + 1])
+        assert torch.allclose(one_by_one.local_noise(multiplier=6.0), 2 * local[k : k + 1])
+        one_by_one.release(nothing)
+    with pytest.raises(PrivacyError, match="Fewer activations"):
+        one_by_one.local_noise()
     assert np.abs(np.corrcoef(draws)[np.triu_indices(4, 1)]).max() < 6 / math.sqrt(wide)
     assert (channel.mechanism, door(None).mechanism) == ("l2_laplace", None)
     plain = door(None)
     plain.begin(0, torch.tensor([[0, 1]]))
-    assert not plain.local_noise().any()
+    assert plain.local_noise(2).shape == (2, 1, D)
+    assert not plain.local_noise(2).any()
 
 
 def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ class PeerToPeer(LinearAlgorithm):
             options["published"] = PublishedClaim(
                 lambda z: kov_heterogeneous([w / z for w in longest], delta),
                 REFUTED + (REFUTED_START if self.start == "local" else ""),
+                norm="l2",
             )
         return options
 
@@ -297,8 +298,6 @@ class PeerToPeer(LinearAlgorithm):
     ) -> tuple[dict[str, GradientMessage], Own]:
         # the gradient of the agent's records at its own model, or, if it is there for the first time, at its
         # neighbours' mean
-        if self.guarantee == "paper":
-            raise ConfigError("PeerToPeer.guarantee='paper' reproduces the published run as one program.")
         graph = GraphState(self._work(problem), {name: value.clone() for name, value in public.items()})
         graph.arrive(clients.numpy()[None], round.time)
         return {GRADIENT: graph.message}, own
@@ -316,8 +315,7 @@ class PeerToPeer(LinearAlgorithm):
         """Compute all activations of a block, of all replicates; in place. The first one makes the warm start before
         them."""
         self.begin(problem, state, channel)
-        paper = self.guarantee == "paper" and channel.noise_multipliers is not None
-        GraphState(self._work(problem), state.public).run(block, channel, channel.bound if paper else None)
+        GraphState(self._work(problem), state.public).run(block, channel)
         return state
 
     def begin(self, problem: Problem, state: State, channel: Channel) -> None:

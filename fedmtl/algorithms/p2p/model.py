@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -33,11 +32,6 @@ class Records(ABC):
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         """Return the mean loss of an agent's records at ``models`` (k, D): (k,) float64; not private."""
 
-    @abstractmethod
-    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
-        """Return the mean gradient of an agent's records, each clipped at ``clip`` in the L2 norm: (k, D); not
-        private."""
-
 
 class LinearRecords(Records):
     """Of a linear model: gradients are multiples of the rows."""
@@ -50,11 +44,6 @@ class LinearRecords(Records):
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)
-
-    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
-        x = self.data.x[agent]
-        limit = (clip / x.norm(dim=1)).clamp(max=1e300)  # of factors; of a zero row any will do
-        return self.loss.scale(models, x, self.data.y[agent]).clamp(-limit, limit) @ x / len(x)
 
 
 class ModelRecords(Records):
@@ -94,10 +83,3 @@ class ModelRecords(Records):
         x, y = self._own(agent, len(models))
         outputs = self.stack.predict(models.to(self.problem.initial), x)
         return example_losses(self.problem.loss, outputs, y).double().mean(1).cpu()
-
-    def clipped_means(self, agent: int, models: Tensor, clip: float) -> Tensor:
-        rows = self.gradients(agent, models)
-        if math.isinf(clip):
-            return rows.mean(1)
-        norms = rows.norm(dim=2, keepdim=True)
-        return (rows * (clip / norms.clamp(min=clip))).mean(1)

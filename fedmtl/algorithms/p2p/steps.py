@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...privacy import Channel, ScaledRows
+from ...privacy import Channel
 from ...schedules import Block
 from .availability import Availability
 from .model import Records
@@ -109,17 +109,10 @@ class GraphState:
         self.fixed = work.presence is None and work.arrivals is None
         self.message = work.records.gradients_at(self.models)
 
-    def run(self, block: Block, channel: Channel, clip: float | None) -> None:
-        """Compute all of the block's activations, in order.
-
-        Args:
-            block: who acts.
-            channel: has begun the block.
-            clip: None; or a bound on the L2 norm of a record's gradient in the place of the channel's own clip, whose
-                noise alone is then used (``guarantee="paper"``).
-        """
+    def run(self, block: Block, channel: Channel) -> None:
+        """Compute all of the block's activations, in order; ``channel`` has begun the block."""
         clients, times = block.client.numpy().T, block.time.numpy().T  # (S, R)
-        if self.single and self.fixed and clip is None:
+        if self.single and self.fixed:
             for agent, answer in zip(clients[:, 0].tolist(), channel.answers(self.message), strict=True):
                 if agent >= 0:
                     self.update_one(agent, answer[0])
@@ -127,11 +120,7 @@ class GraphState:
         for start, stop in pairwise(self.work.cuts(block)):
             part, first = clients[start:stop], block.first + start
             self.arrive(part, times[start:stop])
-            if clip is None:
-                answers = channel.release_gradients(self.message, stop - start)
-            else:
-                answers = self._clipped_apart(part, channel, clip)
-            self.update(part, answers, first)
+            self.update(part, channel.release_gradients(self.message, stop - start), first)
 
     def arrive(self, part: Ints, times: Array) -> None:
         """Note departures up to now, and start those who act for the first time from their neighbours' mean.
@@ -184,19 +173,6 @@ class GraphState:
         if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True
             self.known[where, agents] = True
-
-    def _clipped_apart(self, part: Ints, channel: Channel, clip: float) -> Array:
-        """Return (S, R, D): the channel's noise on means of gradients that are clipped in the L2 norm, outside of
-        it."""
-        counts, records = self.network.counts, self.work.records
-        silent = ScaledRows(lambda i, _, where: np.zeros((len(where), int(counts[i]))))
-        answers: Array = channel.release_gradients(silent, len(part))
-        for s, r in zip(*np.nonzero(part >= 0), strict=True):
-            agent = int(part[s, r])
-            if counts[agent]:
-                model = torch.from_numpy(self.theta[r, agent][None])
-                answers[s, r] += records.clipped_means(agent, model, clip)[0].numpy()
-        return answers
 
     def _neighbours(self, agents: Ints, where: Ints) -> Ints:
         """Return (k,): how many neighbours a broadcast reaches."""

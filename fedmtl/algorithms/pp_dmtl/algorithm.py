@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..._check import non_negative, one_of, positive, positive_int
 from ...errors import ConfigError, PrivacyError
-from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, ScaledRows
+from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, ScaledRows
 from ...privacy.channel import GRADIENT
 from ...schedules import Block, BoundSchedule, block_bounds
 from ..base import Own, Problem, Released, Round, State
@@ -179,7 +179,11 @@ class PPDMTL(LinearAlgorithm):
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Mean gradients of the rows within the bound of the domain, as many as the schedule has; under
-        ``guarantee="paper"`` with the accounting of Theorem 3.5 and the reason why it fails."""
+        ``guarantee="paper"`` with the accounting of Theorem 3.5 and the reason why it fails.
+
+        Raises:
+            PrivacyError: ``guarantee="paper"`` and another law than that of Algorithm 1, equation (12).
+        """
         data, published = self.data(problem), None
         if self.guarantee == "paper":
             published = PublishedClaim(lambda z: published_epsilon(z, self.query_epsilon, self.batch_rate), REFUTED)
@@ -193,6 +197,7 @@ class PPDMTL(LinearAlgorithm):
                 x=data.x,
                 rate=self.batch_rate,
                 published=published,
+                given_noise=None if published is None else _of_algorithm_1,
             ),
         )
 
@@ -225,11 +230,21 @@ class PPDMTL(LinearAlgorithm):
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, GradientMessage], Own]:
         # the gradient at p_t + q_t, from the column p_t that the server returned last
-        self._check_split()
-        return {GRADIENT: self._gradients(self.data(problem), public)}, own
+        data = self.data(problem)
+        if self.guarantee == "sound":
+            return {GRADIENT: self._gradients(data, public)}, own
+        # as printed, q_t moves first; it is private, and stays
+        assert round.members is not None
+        assert round.noise is not None
+        task, first = int(clients), np.zeros(1, dtype=np.int64)
+        z1 = self.a1 * round.noise(multiplier=self._query_multiplier)[0]
+        drawn = round.members(task, first, first)
+        point, q = self._moved(data, task, public["returned"][:, task], own["own"][0], drawn, z1)
+        message = ScaledRows(lambda t, which, where: self.linear_loss.factors(point.numpy(), *data.arrays[t]))
+        return {GRADIENT: message}, {"own": q[None]}
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # q_t <- q_t - a1 (G_t + tau q_t); column t of S is G_t, one proximal step on all of P, p_t goes back
+        # column t of S is G_t, one proximal step on all of P, p_t goes back; a public q_t <- q_t - a1 (G_t + tau q_t)
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
         self._serve_one(problem, new, released.clients.tolist(), iter([released.values[GRADIENT].numpy()[None]]))
@@ -244,16 +259,17 @@ class PPDMTL(LinearAlgorithm):
             self._serve_one(problem, state.public, block.client[0].tolist(), answers)
             return state
         bounds = block_bounds(block.client, "none", max(1, len(block))).tolist()
-        noise = self._query_noise(channel, data, block.client.T) if self.guarantee == "paper" else None
-        clients = block.client.T  # (S, R)
+        clients, z1 = block.client.T, None  # (S, R)
+        if self.guarantee == "paper":
+            z1 = self.a1 * channel.local_noise(len(block), multiplier=self._query_multiplier)
 
         def released() -> Iterator[tuple[Tensor, Tensor]]:
             for start, stop in pairwise(bounds):
                 part = clients[start:stop]
-                if noise is None:
-                    message: GradientMessage = self._gradients(data, state.public)
+                if z1 is None:
+                    message = self._gradients(data, state.public)
                 else:
-                    message = self._paper_gradients(data, state, part, channel, noise[start:stop])
+                    message = self._paper_gradients(data, state, part, channel, z1[start:stop])
                 yield part, channel.release(GRADIENT, message, count=stop - start)
 
         self._serve(problem, state.public, released())
@@ -332,13 +348,6 @@ class PPDMTL(LinearAlgorithm):
             )
         return a2, a2 * self.lam if self.threshold is None else self.threshold
 
-    def _check_split(self) -> None:
-        if self.guarantee == "paper":
-            raise ConfigError(
-                "PPDMTL.guarantee='paper' reproduces the published run as one program; its private q_t moves inside "
-                "an activation, and it is not divided into the parts of a task and of the server."
-            )
-
     def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
         """Gradients of the tasks' records at p_t + q_t."""
         p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
@@ -369,7 +378,9 @@ class PPDMTL(LinearAlgorithm):
         """As :meth:`_serve` of one run: tasks (S,), and their G_t (1, p) as they come."""
         _, a2, threshold = self._work(problem)
         prox = SharedProx(public, self.penalty, threshold)
-        serve_one(public, tasks, self._moving_own(public, tasks, answers) if self.a1 > 0 else answers, a2, prox)
+        if self.a1 > 0 and self.guarantee == "sound":
+            answers = self._moving_own(public, tasks, answers)
+        serve_one(public, tasks, answers, a2, prox)
         prox.keep()
 
     def _moving_own(
@@ -383,41 +394,59 @@ class PPDMTL(LinearAlgorithm):
             yield answer
 
     def _paper_gradients(
-        self, data: LinearData, state: State, part: Tensor, channel: Channel, noise: Tensor
+        self, data: LinearData, state: State, part: Tensor, channel: Channel, z1: Tensor
     ) -> ScaledRows:
-        """Algorithm 1, lines 10-13: q_t moves on raw records; the gradients are taken at p_t + q_t + z1."""
-        returned, store, loss = state.public["returned"], state.private, self.linear_loss
+        """Return the gradients of tasks ``part`` (S, R), none of them twice in a repetition, whose q_t move first."""
+        returned, store = state.public["returned"], state.private
         points = torch.zeros(*part.shape, returned.shape[2], dtype=torch.float64)
         for task in part[part >= 0].unique().tolist():
             which, where = (part == task).nonzero(as_tuple=True)
-            x, y, p = data.x[task], data.y[task], returned[where, task]
             row = store.gather("own", torch.tensor([task]))
-            q = row[0, where]
             drawn = channel.members(task, which.numpy(), where.numpy())
-            if self.exact_q:
-                new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
-            else:
-                factors = loss.scale(p + q, x, y)
-                factors = factors if drawn is None else factors * torch.from_numpy(drawn)
-                gradient = factors @ x / (self.batch_rate * len(x))
-                new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
-            points[which, where] = p + (q if self.gauss_seidel is False else new) + noise[which, where]
-            row[0, where] = new
+            p, q = returned[where, task], row[0, where]
+            points[which, where], row[0, where] = self._moved(data, task, p, q, drawn, z1[which, where])
             store.scatter("own", torch.tensor([task]), row)
-        return ScaledRows(lambda task, which, where: loss.factors(points.numpy()[which, where], *data.arrays[task]))
+        return ScaledRows(
+            lambda task, which, where: self.linear_loss.factors(points.numpy()[which, where], *data.arrays[task])
+        )
 
-    def _query_noise(self, channel: Channel, data: LinearData, clients: Tensor) -> Tensor:
-        """z1 of the block (S, R, p): density exp(-b1 ||z||), b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
-        if channel.noise_multipliers is None:
-            return channel.local_noise()
-        if channel.mechanism != "l2_laplace":
-            raise PrivacyError(
-                f"PPDMTL with guarantee='paper' adds noise of density exp(-b ||z||_2), mechanism 'l2_laplace'; the "
-                f"releases have {channel.mechanism!r}."
-            )
-        inverse = channel.noise_multipliers if self.query_epsilon is None else 1.0 / self.query_epsilon
-        scale = np.atleast_2d(
-            2 * self.a1 * channel.bound / (self.batch_rate * data.counts.numpy()) * inverse
-        )  # (1 or R, n)
-        where = torch.arange(clients.shape[1]) if len(scale) > 1 else 0
-        return channel.local_noise() * torch.as_tensor(scale)[where, clients.clamp(min=0)][:, :, None]
+    def _moved(
+        self, data: LinearData, task: int, p: Tensor, q: Tensor, drawn: np.ndarray | None, z1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return p_t + q_t + z1, where task t takes its gradient, and its new q_t: Algorithm 1, lines 10 to 12.
+
+        Args:
+            data: of which the task's own records are read.
+            task: t.
+            p, q, z1: (k, p) in k repetitions: the column that the server returned last, the task's own part, and noise
+                of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t).
+            drawn: (k, n_t) bool, the records that take part; None for all.
+        """
+        x, y, loss = data.x[task], data.y[task], self.linear_loss
+        if self.exact_q:
+            new = fit_own(loss, x, y, p, self.tau, self.own_penalty)
+        else:
+            factors = loss.scale(p + q, x, y)
+            factors = factors if drawn is None else factors * torch.from_numpy(drawn)
+            gradient = factors @ x / (self.batch_rate * len(x))
+            new = own_step(q, gradient, self.a1, self.tau, self.own_penalty)
+        return p + (q if self.gauss_seidel is False else new) + z1, new
+
+    @property
+    def _query_multiplier(self) -> float | None:
+        """1 / epsilon_1; None where it is that of the release."""
+        return None if self.query_epsilon is None else 1.0 / self.query_epsilon
+
+
+def _of_algorithm_1(privacy: RecordPrivacy) -> dict[str, Any]:
+    """Refuse noise that is not that of Algorithm 1.
+
+    Raises:
+        PrivacyError: another law.
+    """
+    if privacy.mechanism != "l2_laplace":
+        raise PrivacyError(
+            f"PPDMTL with guarantee='paper' adds noise of density exp(-b ||z||_2), mechanism 'l2_laplace'; the "
+            f"releases have {privacy.mechanism!r}."
+        )
+    return {}
