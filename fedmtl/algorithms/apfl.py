@@ -75,7 +75,7 @@ class APFL(GlobalModel):
     def _train_own(
         self, problem: Problem, shared: Tensor, start: Tensor, clients: Tensor, round: Round | int
     ) -> Tensor:
-        """(k, D): the clients' v_k after a local run from ``start`` (k, D)."""
+        """Return (k, D): the clients' v_k after a local run from ``start`` (k, D)."""
         if self.alpha == 0.0:
             return start
         mixture = self._mixture(start, shared)
@@ -86,7 +86,7 @@ class APFL(GlobalModel):
         return self.alpha * models + (1.0 - self.alpha) * shared
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The mixtures; a client that never took part trains its own part once, from the public start."""
+        """Return the mixtures; a client that never took part trains its own part once, from the public start."""
         shared, models = public["global"], starting_models(own, problem.initial).clone()
         new = (~own["seen"]).nonzero()[:, 0]
         if len(new):

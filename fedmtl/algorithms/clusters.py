@@ -131,9 +131,11 @@ class ClusteredPMTL(Algorithm):
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Algorithm):
     """Several global models, each client training the one that fits its records best (Ghosh et al. 2020, Algorithm 1,
-    with averaged updates).
+    Option II).
 
-    Where single records are protected it is refused: the choice reads records without noise.
+    The published average of a model is over the members of the cohort that chose it, whose number is private: here the
+    sum of their updates is divided by a public constant. Where single records are protected it is refused: the choice
+    reads records without noise.
 
     Args:
         clusters: C, number of models.

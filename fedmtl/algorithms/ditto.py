@@ -67,7 +67,7 @@ class Ditto(GlobalModel):
         return {"update": trained - shared}, keep_models(own, models, start)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that never took part trains once from the global model, pulled to it."""
+        """Return the clients' own models; one that never took part trains once from the global model, pulled to it."""
         shared = public["global"]
 
         def train_new(ids: Tensor) -> Tensor:

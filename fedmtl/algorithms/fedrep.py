@@ -30,7 +30,7 @@ from .server import ServerOptimizer, apply_update
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(Algorithm):
-    """Alternating local training of a private head and of the shared representation (FedRep, CENTAUR).
+    """Alternating local training of a private head and of the shared representation (Collins et al. 2021, Algorithm 1).
 
     Args:
         head: names of the modules or parameters that stay with the client, ``*`` allowed, see
@@ -68,7 +68,7 @@ class FedRep(Algorithm):
                 solver.check(0.0)
 
     def shared_places(self, problem: Problem) -> Tensor:
-        """(D,) bool: which of the flat parameters are shared.
+        """Return (D,) bool: which of the flat parameters are shared.
 
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
@@ -110,7 +110,7 @@ class FedRep(Algorithm):
         return {"update": (models - start)[:, shared]}, {"head": heads, "seen": torch.ones_like(own["seen"])}
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor) -> Tensor:
-        """The cohort's models after a round: the head first, with the received representation, then that."""
+        """Return the cohort's models after a round: the head first, with the received representation, then that."""
         if not bool(shared.all()):
             start = self._train_head(problem, start, clients, round, shared)
         return problem.train_locally(self.local, start, clients, round=round, moving=shared)
@@ -126,7 +126,7 @@ class FedRep(Algorithm):
         return apply_update(public, "model", update, lr=self.server_lr, optimizer=self.server_optimizer)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The shared representation with each client's head; a client that never took part fits one to it."""
+        """Return the shared representation with each client's head; a client that never took part fits one to it."""
         shared = self.shared_places(problem)
         models = self._models(problem, public, own, shared)
         new = (~own["seen"]).nonzero()[:, 0]
@@ -136,19 +136,19 @@ class FedRep(Algorithm):
         return models
 
     def _models(self, problem: Problem, public: Mapping[str, Tensor], own: Own, shared: Tensor) -> Tensor:
-        """(k, D): the public representation, with the clients' heads, or the public start's for a new client."""
+        """Return (k, D): the public representation, with the clients' heads, or the public start's for a new client."""
         models = public["model"].expand(len(own["seen"]), -1).clone()
         models[:, ~shared] = torch.where(own["seen"][:, None], own["head"], problem.initial[~shared])
         return models
 
     def shared(self, state: State) -> Tensor | None:
-        """The released representation, with the public head that everybody started from."""
+        """Return the released representation, with the public head that everybody started from."""
         return state.public["model"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedRep):
-    """Joint local training of a private head and of the shared representation (FedPer).
+    """Joint local training of a private head and of the shared representation (Arivazhagan et al. 2019).
 
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.

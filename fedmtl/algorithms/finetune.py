@@ -1,7 +1,7 @@
 """Finetuning: after training, every client goes on with a model on its own data and sends nothing.
 
-Four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (Table 1), from a model w0, for client k with
-the mean loss l_k of its own records:
+The four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (section 5.3 and Table 1), from a model
+w0, for client k with the mean loss l_k of its own records:
 
     vanilla    l_k(w)
     mean       l_k(w) + (lam / 2) ||w - w0||^2
@@ -89,7 +89,7 @@ class Finetune:
                 raise ConfigError(f"Finetune.kind is 'kl', but {error}") from None
 
     def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
-        """``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
+        """Return ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
 
         Raises:
             ConfigError: ``start="shared"`` where nothing is shared.
@@ -101,7 +101,7 @@ class Finetune:
         return "personal", personal
 
     def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """The finetuned models of ``clients``: functions of ``start`` and of each client's own training records.
+        """Return the finetuned models of ``clients``: functions of ``start`` and of each client's own training records.
 
         Nothing is released, so the records are used without noise also where single records are protected. A client
         without training records, or whose model is no longer finite, keeps its start.
@@ -144,7 +144,7 @@ class Finetune:
 
 
 def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
-    """The mean squares of the gradients of each client's own training records at its model.
+    """Return the mean squares of the gradients of each client's own training records at its model.
 
     Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
 

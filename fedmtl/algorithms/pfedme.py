@@ -85,7 +85,7 @@ class PFedMe(GlobalModel):
         return {"update": copy - start}, keep_models(own, models, start)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that never took part trains once from the global model, pulled to it."""
+        """Return the clients' own models; one that never took part trains once from the global model, pulled to it."""
         shared = public["global"]
 
         def train_new(ids: Tensor) -> Tensor:

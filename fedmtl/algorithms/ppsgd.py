@@ -61,7 +61,7 @@ class PPSGD(GlobalModel):
         )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """The personal parts, ``model`` in the store, start at 0."""
+        """Start from the public model, with personal parts, ``model`` in the store, at 0."""
         return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))
 
     def client(
@@ -72,12 +72,12 @@ class PPSGD(GlobalModel):
         return {"update": moved / (1.0 + self.ratio)}, keep_models(own, parts, own["model"])
 
     def _moved(self, problem: Problem, models: Tensor, clients: Tensor, round: Round | int) -> Tensor:
-        """(k, D): by how much a local run moves the sums ``models`` (k, D)."""
+        """Return (k, D): by how much a local run moves the sums ``models`` (k, D)."""
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return problem.train_locally(solver, models, clients, round=round) - models
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The sums; a client that never took part trains its own part once, from the shared model."""
+        """Return the sums; a client that never took part trains its own part once, from the shared model."""
         models = public["global"] + own["model"]
         new = (~own["seen"]).nonzero()[:, 0]
         if len(new) and self.ratio > 0.0:

@@ -165,6 +165,34 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
     torch.testing.assert_close(apart, personal_models(algorithm, problem, state), rtol=1e-10, atol=1e-12)
 
 
+class _Curious(PPDMTL):
+    """Its tasks look at the records of another one before they move."""
+
+    def _moved(self, data, task, p, q, drawn, z1):
+        point, new = super()._moved(data, task, p, q, drawn, z1)
+        return point, new + 1e-3 * data.x[task - 1].mean()
+
+
+class _Forgetful(PPDMTL):
+    """Its tasks do not keep what they have moved."""
+
+    def client(self, problem, public, own, clients, round):
+        rows, _ = super().client(problem, public, own, clients, round)
+        return rows, own
+
+
+@pytest.mark.parametrize("broken", [_Curious, _Forgetful])
+def test_a_client_that_reads_the_data_of_others_or_keeps_nothing_is_noticed(monkeypatch, broken) -> None:
+    """The two tests above fail for them."""
+    monkeypatch.setitem(ALGORITHMS, "broken", broken(row_norm=1.0, lam=0.02, a1=0.2, guarantee="paper"))
+    compared = {
+        _Curious: test_a_client_in_its_own_process_releases_what_the_stack_releases,
+        _Forgetful: test_the_fast_loop_is_client_release_server_in_order,
+    }
+    with pytest.raises(AssertionError):
+        compared[broken]("broken")
+
+
 def test_adding_a_client_changes_nobody_elses_noise() -> None:
     """Noise is addressed by a client and its own count: others may act between, or not be there."""
     algorithm = ALGORITHMS["pp_dmtl"]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedmtl import PPDMTL, AsyncLearner
+from fedmtl import PPDMTL, AsyncLearner, PeerToPeer
 from fedmtl.algorithms.linear.data import DomainBound
+from fedmtl.graphs import Ring
 from fedmtl.privacy import Channel
 from fedmtl.privacy.audit import Effort, audit_channel
 from fedmtl.trainer.audit.suite import audit_trainer, setup_of
 
-from .mutants import CLOCKED, CLOCKED_EFFORT, audit, trainer_of
+from .mutants import CLOCKED, CLOCKED_EFFORT, FEATURES, audit, trainer_of
 
 SEEDS = 75  # of each configuration
 
@@ -51,6 +53,16 @@ def test_an_accounting_that_does_not_hold_is_never_the_epsilon(monkeypatch: pyte
     monkeypatch.setattr(Channel, "report", property(lambda self: replace(sound.fget(self), epsilon=5.0)))
     found = {finding.check: finding for finding in audit(run, checks=("charges",))}
     assert found["charges: published accounting"].refuted
+
+
+def test_the_clip_of_a_published_accounting_is_measured() -> None:
+    """Laplace noise on gradients that are clipped in the L2 norm: one along the diagonal has sqrt(D) times the L1 norm
+    that is claimed. Everything leaves by the release, so that nothing else is refuted."""
+    base = trainer_of("p2p", "clocks, laplace")
+    run = replace(base, algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, guarantee="paper"))
+    refuted = {finding.check: finding.statistic for finding in audit(run) if finding.refuted}
+    assert list(refuted) == ["sensitivity: gradients", "sensitivity: bounded means"]
+    assert refuted["sensitivity: gradients"] == pytest.approx(math.sqrt(FEATURES), rel=1e-5)
 
 
 def test_settings_of_other_kinds_pass() -> None:

@@ -55,10 +55,10 @@ class AsyncLearner(Algorithm):
         loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
         theta_max: bound on ||theta||_inf, above 0.
-        step: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for which
-            the sum of a over a run moves the mean of the models by kappa / 2 in units of gradient flow.
-        kappa: of ``step="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy simulation
-            on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
+        step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for
+            which the mean of the N + 1 models moves by kappa / 2 over a run, in units of gradient flow.
+        kappa: of ``step_size="auto"``, above 0; several, one for each replicate; or ``"auto"``: chosen by noisy
+            simulation on the public rows of the data, for the owners' sizes, caps and budgets (:meth:`resolve_auto`).
         horizon: T, planned number of ticks; None: the problem's number of events.
         cap: most answers of an owner, to which its noise is calibrated: None takes the schedule's caps; a number is a
             hard cap as well; ``"horizon"`` is the paper's Theorem 1: every owner's noise is made for T answers,
@@ -74,7 +74,8 @@ class AsyncLearner(Algorithm):
             query of the squared loss costs nothing per record, from sufficient statistics.
         domain: public bounds on records, enforced on the rows; needed for ``bound="domain"``. ``"auto"``: those that
             the data state.
-        guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction.
+        guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction. The privacy of both is
+            the same: (7) reads no data.
         psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
             Both read the training records without noise: the numbers are not private.
 
@@ -134,13 +135,13 @@ class AsyncLearner(Algorithm):
 
     @property
     def xi(self) -> float | None:
-        """Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
+        """Return Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
         return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None
 
     def resolve_auto(
         self, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | Sequence[RecordPrivacy] | None
     ) -> AsyncLearner:
-        """These settings with the ``"auto"`` ones filled in from what is public: the data's public rows and bounds.
+        """Return these settings with the ``"auto"`` ones filled in from the data's public rows and bounds.
 
         Args:
             problem: the data and the model.
@@ -155,13 +156,13 @@ class AsyncLearner(Algorithm):
         return resolve_learner(self, problem, schedule, privacy)
 
     def row_bound(self, problem: Problem) -> RowBound | None:
-        """The bound on features of ``domain``, which holds where the model is used too; None without one."""
+        """Return the bound on features of ``domain``, which holds where the model is used too; None without one."""
         if not isinstance(self.domain, DomainBound):
             return None
         return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Mean gradients of the rows, forced into ``domain`` where one is given.
+        """Plan mean gradients of the rows, forced into ``domain`` where one is given.
 
         Raises:
             ModelError: the model is not linear.
@@ -180,14 +181,14 @@ class AsyncLearner(Algorithm):
         )
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
-        """Most activations of each client, int64 (n,), to which its noise is calibrated, in a run of ``events``."""
+        """Return the most activations of each client in a run of ``events``, int64 (n,), to which its noise is made."""
         given = np.asarray(scheduled, dtype=np.int64)
         if self.cap == "horizon":
             return np.full_like(given, self.horizon or events)
         return given if self.cap is None else np.minimum(given, self.cap)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """All models 0."""
+        """Start all models at 0."""
         return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
 
     def client(
@@ -209,7 +210,7 @@ class AsyncLearner(Algorithm):
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """All activations of the block, in order; each needs the one before it."""
+        """Compute all activations of the block, in order; each needs the one before it."""
         if self.xi is not None and self.bound == "domain" and self.xi > channel.bound:
             raise PrivacyError(
                 f"The domain bounds gradients by Xi = {self.xi:g}, but clip_norm is {channel.bound:g}; set "
@@ -225,13 +226,13 @@ class AsyncLearner(Algorithm):
         return self.updates(work, public, a, clipped=clipped)
 
     def updates(self, work: LearnerData, public: Mapping[str, Tensor], a: Step, *, clipped: bool) -> Updates:
-        """The updates with step ``a`` on the arrays of ``public``; ``clipped`` where the channel clips at all."""
+        """Return the updates with step ``a`` on arrays of ``public``; ``clipped`` where the channel clips at all."""
         means = self.bound == "domain" or (work.statistics is not None and not clipped)
         return Updates(work, {name: value.numpy() for name, value in public.items()}, a, clipped=not means)
 
     def effective_step(self, copies: int, owners: int, events: int) -> Step:
-        """a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where the
-        replicates have a kappa each."""
+        """Return a, for N = ``copies`` owners or groups of ``owners`` who give ``events`` answers together; (R,) where
+        the replicates have a kappa each."""
         if self.step_size != "auto":
             return float(self.step_size)
         if self.kappa == "auto":
@@ -243,30 +244,30 @@ class AsyncLearner(Algorithm):
         return kappa * (copies + 1) / (2 * ticks)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """The central model for everyone, (k, p)."""
+        """Return the central model for everyone, (k, p)."""
         return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1).clone()
 
     def shared(self, state: State) -> Tensor | None:
-        """theta_L, (p,) float64."""
+        """Return theta_L, (p,) float64."""
         return state.public["theta_l"][0]
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
+        """Return theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
         return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
 
     def local_baseline(self) -> LocalFit | None:
-        """An owner's own minimizer; g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit.
-        None for the hinge."""
+        """Return an owner's own minimizer, None for the hinge; g = reg ||theta||^2 and the squared loss have no 1/2
+        here, and have it in the fit."""
         if self.loss == "hinge":
             return None
         return LocalFit(loss=self.loss, ridge=self.reg * (1 if self.loss == "squared" else 2))
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """f(theta_L), equation (2), on the training records, (R,) float64; not private."""
+        """Return f(theta_L), equation (2), on the training records, (R,) float64; not private."""
         return self._fitness(problem)(state.public["theta_l"])
 
     def least_objective(self, problem: Problem) -> float | None:
-        """f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
+        """Return f(theta*) of the training records where ``psi`` asks for it, else None; not private."""
         return self._fitness(problem).optimum.fitness if self.psi else None
 
     def _fitness(self, problem: Problem) -> Fitness:

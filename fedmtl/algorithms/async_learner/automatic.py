@@ -28,7 +28,7 @@ def resolve_learner(
     schedule: BoundSchedule,
     privacy: RecordPrivacy | Sequence[RecordPrivacy] | None,
 ) -> AsyncLearner:
-    """``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows, once for each budget.
+    """Fill in ``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows for each budget.
 
     The simulation has owners of the true sizes whose records are drawn from the public rows, the true caps and
     budgets, and 20 schedules and noises of its own. Only public things enter, so the choice costs no privacy.

@@ -52,14 +52,14 @@ class Fitness:
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """The records, or at most p + 1 rows with the same sum of squares."""
+        """Return the records, or at most p + 1 rows with the same sum of squares."""
         if self.loss.name != "squared":
             return self.x, self.y
         a, b = triangle(self.x.numpy(), self.y.numpy())
         return torch.from_numpy(a), torch.from_numpy(b)
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """Fitness of each model: (..., p) -> (...), float64."""
+        """Return the fitness of each model: (..., p) -> (...), float64."""
         flat = theta.detach().double().reshape(-1, theta.shape[-1])
         x, y = self._rows
         blocks = flat.split(max(1, _BLOCK_ELEMENTS // len(x)))
@@ -69,14 +69,14 @@ class Fitness:
 
     @cached_property
     def optimum(self) -> Optimum:
-        """theta*, exact: its gap is certified."""
+        """Return theta*, exact: its gap is certified."""
         (x, y), n = self._rows, len(self.x)
         share = len(x) / n  # (1/n) sum = share times the mean over the fewer rows
         found = minimize(self.loss, x.numpy(), y.numpy(), 2 * self.reg / share, box=self.theta_max)
         return Optimum(torch.from_numpy(found.theta), float(share * found.value), float(share * found.gap))
 
     def psi(self, theta: Tensor) -> Tensor:
-        """f(theta) / f(theta*) - 1 of each model: (..., p) -> (...).
+        """Return f(theta) / f(theta*) - 1 of each model: (..., p) -> (...).
 
         Raises:
             ConfigError: f(theta*) = 0, where psi is not defined.
@@ -88,7 +88,7 @@ class Fitness:
 
 
 def triangle(x: Array, y: Array) -> tuple[Array, Array]:
-    """At most p + 1 rows (A, b) with ||A theta - b|| = ||x theta - y|| for every theta: a QR decomposition."""
+    """Return at most p + 1 rows (A, b) with ||A theta - b|| = ||x theta - y|| for every theta: a QR decomposition."""
     if len(x) <= x.shape[1] + 1:
         return x, y
     factor: Array = np.linalg.qr(np.column_stack([x, y]), mode="r")  # type: ignore[assignment]

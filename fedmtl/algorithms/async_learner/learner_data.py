@@ -43,7 +43,7 @@ class LearnerData:
 
     @classmethod
     def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> LearnerData:
-        """From records; ``ids`` name the owners."""
+        """Prepare the records; ``ids`` name the owners."""
         LinearLoss(settings.loss).check_targets(data.y, data.name)
         if settings.domain == "auto":
             raise ConfigError(
@@ -72,13 +72,13 @@ class LearnerData:
 
     @cached_property
     def shares(self) -> np.ndarray:
-        """(n,) float64: N (n_i / n), weighted, which times a is the factor of Qbar_i in (5)."""
+        """Return (n,) float64: N (n_i / n), weighted, which times a is the factor of Qbar_i in (5)."""
         counts = self.data.counts.numpy()
         shares: np.ndarray = self.copies * counts / counts.sum() * self.weights[self.copy_of]
         return shares
 
     def start(self, replicates: int) -> dict[str, Tensor]:
-        """Zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
+        """Return zeros: theta_l (R, p) and theta (R, N, p); events (R, N) for observed frequencies; for groups also the
         query point (R, N, p) that is being answered, sums of answers (R, n, p) and their numbers (R, n)."""
         r, n, p = replicates, len(self.data.x), self.data.dimension
         shapes: dict[str, tuple[int, ...]] = {"theta_l": (r, p), "theta": (r, self.copies, p)}
@@ -90,7 +90,7 @@ class LearnerData:
 
 
 def copies_of(groups: tuple[tuple[str, ...], ...], ids: tuple[str, ...]) -> np.ndarray:
-    """int64 (n,): the number of each owner's copy; groups first come in the order of their first member."""
+    """Return int64 (n,): the number of each owner's copy; groups first come in the order of their first member."""
     place = {name: k for k, name in enumerate(ids)}
     leader = np.arange(len(ids))
     seen: set[str] = set()

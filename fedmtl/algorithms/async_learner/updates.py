@@ -53,12 +53,12 @@ class Updates:
     # What clients compute at the query points
 
     def factors(self, client: int, which: Array, where: Array) -> Array:
-        """(k, n_i) factors of the rows at the points of repetitions ``where``."""
+        """Return (k, n_i) factors of the rows at the points of repetitions ``where``."""
         points = self.points if self.single else self.points[where]
         return self.loss.factors(points, *self.arrays[client])
 
     def means(self, client: int, which: Array, where: Array) -> Array:
-        """(k, p) mean gradients, equation (3)."""
+        """Return (k, p) mean gradients, equation (3)."""
         if self.work.statistics is None:
             x, _ = self.arrays[client]
             return self.factors(client, which, where) @ x / len(x)
@@ -103,7 +103,7 @@ class Updates:
             self._move(at, some, self.points[some], answer[some] * (self._gain(*at) * self._weights(at)))
 
     def _move(self, at: Any, where: Any, tbar: Array, push: Array) -> None:
-        """(5) and (7') at copies ``at`` of repetitions ``where``; ``push`` is a N (n_i / n) Qbar_i, weighted."""
+        """Apply (5) and (7') to copies ``at`` of repetitions ``where``; ``push`` is a N (n_i / n) Qbar_i, weighted."""
         moved = tbar * self._of(self.keep_own, where)
         moved -= push
         self.own[at] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
@@ -111,17 +111,17 @@ class Updates:
         self.central[where] = np.minimum(np.maximum(moved, -self.top, out=moved), self.top, out=moved)
 
     def _gain(self, where: Array, who: Array) -> Array:
-        """(k, 1) gains of clients ``who`` in replicates ``where``."""
+        """Return (k, 1) gains of clients ``who`` in replicates ``where``."""
         gain: Array = self.gain[who] if self.gain.ndim == 1 else self.gain[where, who]
         return gain[:, None]
 
     @staticmethod
     def _of(factor: Any, where: Any) -> Any:
-        """A factor of all replicates, or those of ``where``, (k, 1)."""
+        """Return a factor of all replicates, or those of ``where``, (k, 1)."""
         return factor[where] if isinstance(factor, Array) else factor
 
     def _weights(self, at: Any) -> Any:
-        """Reciprocal observed frequencies (Remark 4) of copies that act now, (k, 1); 1 where they are not asked for."""
+        """Return reciprocal observed frequencies (Remark 4) of copies that act now, (k, 1); 1 where not asked for."""
         if "events" not in self.state:
             return 1.0
         events, n_copies = self.state["events"], self.work.copies
@@ -130,17 +130,17 @@ class Updates:
         return ((total + n_copies) / (n_copies * (events[at] + 1)))[:, None]
 
     def _members(self, group: Array) -> Array:
-        """(k, n) bool: the members of each group."""
+        """Return (k, n) bool: the members of each group."""
         members: Array = self.work.copy_of[None, :] == group[:, None]
         return members
 
     def _is_new(self, where: Array, group: Array) -> Array:
-        """(k,) bool: whether no member has answered the group's query yet."""
+        """Return (k,) bool: whether no member has answered the group's query yet."""
         new: Array = ~(self._members(group) & (self.state["answers"][where] > 0)).any(1)
         return new
 
     def _update_groups(self, who: Array, answer: Array) -> None:
-        """As :meth:`update` where clients answer in groups: a group moves when its last member has answered."""
+        """Update where clients answer in groups: a group moves when its last member has answered."""
         answers, sums = self.state["answers"], self.state["sums"]
         where = np.flatnonzero(who >= 0)
         client, group = who[where], self.work.copy_of[who[where]]
@@ -163,8 +163,8 @@ class Updates:
         answers[where] = np.where(members, 0.0, answers[where])
 
     def run(self, clients: Array, answers: Iterator[Array]) -> None:
-        """Activations ``clients`` (S, R), in order; ``answers`` to :attr:`message` gives the noised means (R, p) of
-        each."""
+        """Compute activations ``clients`` (S, R), in order; ``answers`` to :attr:`message` has the noised means (R, p)
+        of each."""
         if self.single and not self.grouped and "events" not in self.state:
             self._run_single(clients[:, 0], answers)
             return
@@ -173,7 +173,7 @@ class Updates:
             self.update(who, next(answers))
 
     def _run_single(self, clients: Array, answers: Iterator[Array]) -> None:
-        """As :meth:`run` of a single run: the same equations on rows of one shape, which are faster than numbers."""
+        """Compute :meth:`run` of a single run: the same equations on rows of one shape, faster than numbers."""
         shape, point, copies = self.points.shape, self.points, self.own[0][:, None]
         half, keep_own, keep_central = (np.full(shape, one) for one in (0.5, self.keep_own, self.keep_central))
         gains = np.repeat(self.gain.reshape(-1)[clients], shape[1]).reshape(-1, *shape)

@@ -1,6 +1,6 @@
 """MP-MTL: model-protected multi-task learning by perturbing the covariance of the models.
 
-Liang, Liu, Zhou, Jiang, Zhang, Yang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
+Liang, Liu, Zhou, Jiang, Zhang, Wang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
 
     min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
     min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
@@ -8,7 +8,7 @@ Liang, Liu, Zhou, Jiang, Zhang, Yang: "Model-Protected Multi-Task Learning", IEE
 With ``curator_epsilon`` every task adds noise to its own clipped model before it leaves (Algorithm 5).
 
 In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
-noise, and answers with a public linear map M made of it (:mod:`.mp_mtl_sharing`). Each task applies M to its own model
+noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each task applies M to its own model
 and takes a gradient step on its own data. Without noise and clip this is proximal gradient descent. The protected unit
 is a task with its model and all its data, the observers are the other tasks and the public.
 
@@ -83,7 +83,9 @@ class MPMTL(LinearAlgorithm):
             adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported apart from the
             epsilon of the models against the other tasks. None trusts the curator.
         curator_delta: of that epsilon; None takes that of the models.
-        guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model.
+        guarantee: ``"sound"``, or ``"paper"``: what a task projects is its clipped model, as printed (Algorithm 2, step
+            9), and not its own. The law of the noise is that of the privacy settings, for which Wishart noise needs
+            their ``guarantee="paper"``.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -190,20 +192,21 @@ class MPMTL(LinearAlgorithm):
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, Tensor], Own]:
-        # 2. every task sends its model, without a bias
+        # every task sends its model, without a bias; its release clips it, adds up and adds noise: Steps 3 to 5 of
+        # Algorithm 1
         return {RELEASE: self._rows_of(problem, own)}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # 3-4. the covariance of the clipped models, noised: its sum over the tasks, not their mean, with a public shift
+        # the noised covariance of the clipped models: its sum over the tasks, not their mean, with a public shift
         sharing, d = self._sharing, self._features(problem)
         total = released.values[RELEASE].reshape(public["covariance"].shape) * released.denominator
         sigma = released.noise_std(RELEASE) * released.denominator
         covariance = sharing.shifted(total, self._rho * (2 * d) ** 0.5 * sigma)
-        # 5. the map M; what is below 0 counts as 0
+        # Step 6: the map M; what is below 0 counts as 0
         return {"covariance": covariance, "map": sharing.map(covariance, self._step_size(problem) * self.lam)}
 
     def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
-        # 6. every task projects its own model, and takes an accelerated gradient step on its own data
+        # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
         kept = {name: value.transpose(0, 1) for name, value in own.items()}  # (R, k, D)
         rows = kept["model"][..., : self._features(problem)]
         if self.guarantee == "paper":

@@ -4,7 +4,7 @@ Algorithm 1 of Liang et al., "Model-Protected Multi-Task Learning", IEEE TPAMI 2
 single-task step. A row of W is what training has changed of the chosen layers of one client, their parameters less the
 public starting ones. In every round each member of the cohort trains its own model, the server receives the rows,
 releases their noised, clipped covariance, and every member replaces its own row w by M w, with M as for linear models
-(:mod:`.mp_mtl_sharing`). The other layers never leave their clients. Many clients that change a layer along few common
+(:mod:`.sharing`). The other layers never leave their clients. Many clients that change a layer along few common
 directions keep these, and what only one of them does is shrunk.
 
     Trainer(algorithm=MPMTLayers(layers=("3",), threshold=0.1, local=LocalSGD(lr=0.1, epochs=5)), data=data,

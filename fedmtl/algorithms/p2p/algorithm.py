@@ -102,7 +102,8 @@ class PeerToPeer(LinearAlgorithm):
         arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
             their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
         guarantee: ``"sound"``; or ``"paper"``, for reproduction: Laplace noise with every record's gradient clipped in
-            the *L2* norm, so that the epsilon is infinite; linear models only.
+            the *L2* norm, where a record moves the L1 norm up to sqrt(D) times as far as Theorem 1 has it, so that the
+            epsilon is infinite; linear models only.
 
     Raises:
         ConfigError: a value outside these ranges, or settings that exclude one another.

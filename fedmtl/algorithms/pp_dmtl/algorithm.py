@@ -15,7 +15,8 @@ that nothing noises, so its sensitivity grows along the run
 blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then functions of releases
 alone. After training, q_t is fitted once to the raw records and never sent.
 
-``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite.
+``guarantee="paper"``: Algorithm 1 as printed, for reproduction; its epsilon is infinite. A task keeps q_t, moves it on
+its raw records (line 10), and sends the noised gradient at p_t + q_t + z1 (lines 11 to 13).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, 
 
 
 def largest_delay(clients: Tensor) -> int:
-    """The most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
+    """Return the most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
 
     Every task starts from a common event before the first, and its last gradient is used until the end.
     """
@@ -83,7 +84,8 @@ class PPDMTL(LinearAlgorithm):
             the data, where they state one. None: 2^40.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
-        guarantee: ``"sound"`` or ``"paper"``.
+        guarantee: ``"sound"``; or ``"paper"``, Algorithm 1 as printed, for reproduction: q_t moves on the raw records,
+            no noise covers it, and epsilon is infinite. The noise must be ``"l2_laplace"``, equation (12).
         gauss_seidel: the gradient is taken at the new q_t (Algorithm 1) and not at the old one. ``None``: True in
             ``"paper"``. ``"sound"`` cannot, since its new q_t is made of that very release.
         exact_q: solve for q_t (Equation 8) in place of one step; ``"paper"`` only.
@@ -172,13 +174,13 @@ class PPDMTL(LinearAlgorithm):
 
     @property
     def refines(self) -> bool:
-        """Whether the personal models fit q_t to the raw records."""
+        """Return whether the personal models fit q_t to the raw records."""
         return self.guarantee == "sound" if self.refine is None else self.refine
 
     # What it needs of the problem
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Mean gradients of the rows within the bound of the domain, as many as the schedule has; under
+        """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has; under
         ``guarantee="paper"`` with the accounting of Theorem 3.5 and the reason why it fails.
 
         Raises:
@@ -202,7 +204,7 @@ class PPDMTL(LinearAlgorithm):
         )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """P = S = 0, no data are read; except with ``start="single_task"``.
+        """Start at P = S = Q = 0, no data are read; except with ``start="single_task"``.
 
         Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
         that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)); where P is large,
@@ -251,8 +253,8 @@ class PPDMTL(LinearAlgorithm):
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """All activations of a block, of all replicates; in place. Of several replicates, those of different tasks
-        that wait for no column which the others change are released together."""
+        """Compute all activations of a block, of all replicates; in place. Of several replicates, those of different
+        tasks that wait for no column which the others change are released together."""
         data = self._work(problem)[0]
         if block.replicates == 1 and self.guarantee == "sound":
             answers = channel.answers(self._gradients(data, state.public))
@@ -276,24 +278,25 @@ class PPDMTL(LinearAlgorithm):
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if ``refines``."""
+        """Return w_t = p_t + q_t of ``clients`` in replicate 0, (k, p); q_t is fitted to the raw records if
+        ``refines``."""
         return self._personal(problem, state, clients, slice(0, 1))[0]
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """As :meth:`personalize`, of all tasks in every replicate: (R, T, p)."""
+        """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
         return self._personal(problem, state, torch.arange(problem.clients), slice(None))
 
     def shared(self, state: State) -> Tensor | None:
-        """None: P has a column for every task, and no model is common to all."""
+        """Return None: P has a column for every task, and no model is common to all."""
         return None
 
     def local_baseline(self) -> LocalFit:
-        """The ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
+        """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
         tau = self.refine_tau or self.tau or 0.01
         return LocalFit(loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Equation (2) on the training records, (R,) float64, not private."""
+        """Return the objective of equation (2) on the training records, (R,) float64, not private."""
         data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
         a2, threshold = self._steps(problem)
@@ -319,17 +322,17 @@ class PPDMTL(LinearAlgorithm):
         return (shared + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
-        """Q (R, T, p)."""
+        """Return Q (R, T, p)."""
         if self.guarantee == "sound":
             return state.public["own"]
         return state.private.gather("own", torch.arange(state.private.clients)).transpose(0, 1)
 
     def _work(self, problem: Problem) -> tuple[LinearData, float, float]:
-        """The records within the bounds, a2 and the proximal threshold; made once."""
+        """Return the records within the bounds, a2 and the proximal threshold; made once."""
         return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
 
     def _steps(self, problem: Problem) -> tuple[float, float]:
-        """a2 and the proximal threshold."""
+        """Return a2 and the proximal threshold."""
         smooth = self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
         delay = 2 * problem.clients if self.delay is None else self.delay
         largest = 2.0 / ((delay + 1) * smooth)
@@ -349,7 +352,7 @@ class PPDMTL(LinearAlgorithm):
         return a2, a2 * self.lam if self.threshold is None else self.threshold
 
     def _gradients(self, data: LinearData, public: Mapping[str, Tensor]) -> ScaledRows:
-        """Gradients of the tasks' records at p_t + q_t."""
+        """Return gradients of the tasks' records at p_t + q_t."""
         p, q, loss = public["returned"].numpy(), public["own"].numpy(), self.linear_loss
 
         def factors(task: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
@@ -360,7 +363,7 @@ class PPDMTL(LinearAlgorithm):
         return ScaledRows(factors)
 
     def _serve(self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """The server's steps, and those of public q_t, on parts of a block: who acts (S, R) and their G_t (S, R, p)."""
+        """Make the server's steps, and those of public q_t, on parts of a block: (S, R) who acts, (S, R, p) G_t."""
         _, a2, threshold = self._work(problem)
         prox = SharedProx(public, self.penalty, threshold)
         for part, answer in released:
@@ -375,7 +378,7 @@ class PPDMTL(LinearAlgorithm):
     def _serve_one(
         self, problem: Problem, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
     ) -> None:
-        """As :meth:`_serve` of one run: tasks (S,), and their G_t (1, p) as they come."""
+        """Serve one run as :meth:`_serve` does: tasks (S,), and their G_t (1, p) as they come."""
         _, a2, threshold = self._work(problem)
         prox = SharedProx(public, self.penalty, threshold)
         if self.a1 > 0 and self.guarantee == "sound":
@@ -386,7 +389,7 @@ class PPDMTL(LinearAlgorithm):
     def _moving_own(
         self, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
     ) -> Iterator[np.ndarray]:
-        """The answers as they come, each of which also moves the public q_t."""
+        """Yield the answers as they come, each of which also moves the public q_t."""
         own = public["own"]
         for task, answer in zip(tasks, answers, strict=True):
             if task >= 0:
@@ -434,7 +437,7 @@ class PPDMTL(LinearAlgorithm):
 
     @property
     def _query_multiplier(self) -> float | None:
-        """1 / epsilon_1; None where it is that of the release."""
+        """Return 1 / epsilon_1; None where it is that of the release."""
         return None if self.query_epsilon is None else 1.0 / self.query_epsilon
 
 

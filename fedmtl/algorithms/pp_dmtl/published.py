@@ -11,7 +11,7 @@ REFUTED = (
 
 
 def published_sensitivity(a1: float, tau: float, slope: float, row_norm: float, records: int, steps: int) -> float:
-    """Bound on how far q_t moves after ``steps`` iterations when one record is replaced, where Lemma 1 has one step.
+    """Return a bound on how far q_t moves in ``steps`` iterations when one record is replaced; Lemma 1 has one step.
 
     With ``S1 = 2 a1 C1 C2 / n_t`` (Lemma 1) every step adds S1 and shrinks what was there by ``1 - a1 tau`` at least
     (a gradient step on a convex function expands nothing, a1 <= 1 / (L + tau)): ``S1 (1 - (1 - a1 tau)^k) / (a1 tau)``.
@@ -29,7 +29,7 @@ def published_sensitivity(a1: float, tau: float, slope: float, row_norm: float, 
 
 
 def published_epsilon(multiplier: float, query_epsilon: float | None, rate: float) -> float:
-    """What Theorem 3.5 claims of one iteration: e = epsilon_1 + epsilon_2, or log(1 + q (exp(e) - 1)) on a subsample.
+    """Return what Theorem 3.5 claims of one iteration: e = epsilon_1 + epsilon_2; log(1 + q (exp(e) - 1)) on a subset.
 
     Args:
         multiplier: of the noise z2 of the release, 1 / epsilon_2.

@@ -24,7 +24,7 @@ SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
 
 
 def carried_basis(replicates: int, tasks: int, dimension: int, penalty: SharedPenalty) -> dict[str, Tensor]:
-    """What :class:`SharedProx` carries in the state, before the first event; nothing where P is small."""
+    """Return what :class:`SharedProx` carries in the state, before the first event; nothing where P is small."""
     side = min(tasks, dimension)
     if penalty != "nuclear" or side < NuclearProx().least_side:
         return {}
@@ -36,7 +36,7 @@ _TOLERANCE = 1e-9
 
 
 def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = _TOLERANCE) -> Tensor:
-    """:func:`~fedmtl.local.proximal.prox_nuclear` of small matrices x (R, m, n), with its error bounded afterwards.
+    """Return :func:`~fedmtl.local.proximal.prox_nuclear` of small x (R, m, n), with its error bounded afterwards.
 
     The product G of x with its transpose on the smaller side is decomposed; let D be the rounding error of G and of
     its decomposition. As :func:`~fedmtl.local.proximal.gram_error` has it, the result is off by at most ``||D||_F``
@@ -49,7 +49,7 @@ def prox_nuclear_small(x: Tensor, t: float, *, tolerance: float = _TOLERANCE) ->
 
 
 def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
-    """Of (R, m, n); numpy's products of many small matrices are faster than torch's."""
+    """Compute that of (R, m, n); numpy's products of many small matrices are faster than torch's."""
     short, long = sorted(x.shape[-2:])
     wide = x.shape[-2] == short
     other = x.swapaxes(-2, -1)
@@ -65,7 +65,7 @@ def _by_gram(x: np.ndarray, t: float, tolerance: float) -> np.ndarray:
 
 
 def prox_nuclear_one(x: np.ndarray, t: float, *, tolerance: float = _TOLERANCE) -> np.ndarray:
-    """:func:`prox_nuclear_small` of one matrix x (m, n), with as little as possible besides the decomposition."""
+    """Return :func:`prox_nuclear_small` of one matrix x (m, n), with little besides the decomposition."""
     short, long = sorted(x.shape)
     wide = len(x) == short
     gram = x.dot(x.T) if wide else x.T.dot(x)
@@ -82,12 +82,12 @@ def prox_nuclear_one(x: np.ndarray, t: float, *, tolerance: float = _TOLERANCE) 
 
 
 def _ulps(short: int, long: int) -> float:
-    """The rounding error of a product of (short, long) with its transpose and of its decomposition, over its trace."""
+    """Return the rounding error of (short, long) times its transpose and of its decomposition, over its trace."""
     return float((long + 10 * short) * np.finfo(np.float64).eps)
 
 
 def _fine(w: np.ndarray, ulps: float, t: float, tolerance: float) -> np.ndarray:
-    """(...) bool: whether the error is shown to be small, by the eigenvalues (..., m) of G, which rise."""
+    """Return (...) bool: whether the error is shown to be small, by the eigenvalues (..., m) of G, which rise."""
     square = w.sum(-1)
     if t <= 0:
         return np.zeros(square.shape, dtype=bool)
@@ -145,7 +145,7 @@ class SharedProx:
         return torch.cat(list(self._pool.map(lambda part: self._prox(part, self._threshold), parts)))
 
     def single(self, p: np.ndarray) -> np.ndarray:
-        """As :meth:`__call__` of one matrix (T, p)."""
+        """Return :meth:`__call__` of one matrix (T, p)."""
         if self._prox is prox_nuclear_small:
             return prox_nuclear_one(p, self._threshold)
         return self(torch.from_numpy(p)[None]).numpy()[0]
@@ -166,7 +166,7 @@ class SharedProx:
 
 
 def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, prox: SharedProx) -> None:
-    """The server's steps, in order: column t of S is G_t, P <- prox_{a2 lam r}(P - a2 S), p_t goes back to task t."""
+    """Make the server's steps, in order: G_t is column t of S, P <- prox_{a2 lam r}(P - a2 S), p_t goes back to t."""
     shared, stale = public["shared"], public["stale"]
     s, back = stale.numpy(), public["returned"].numpy()
     everyone, every = bool((part >= 0).all()), np.arange(len(shared))
@@ -183,8 +183,8 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
 def serve_one(
     public: dict[str, Tensor], part: Sequence[int], released: Iterator[np.ndarray], a2: float, prox: SharedProx
 ) -> None:
-    """As :func:`serve` of one run: tasks (S,), and an iterator over their G_t (1, p), each made from the columns that
-    went back before it."""
+    """Serve one run as :func:`serve` does: tasks (S,), and an iterator over their G_t (1, p), each made from the
+    columns that went back before it."""
     shared, stale, back = (public[name].numpy()[0] for name in ("shared", "stale", "returned"))
     p = shared
     for task, gradient in zip(part, released, strict=True):
