@@ -463,10 +463,11 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The channel: scales, silence, and what is released without noise
 
 _release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
-_release_gradients, _release_local, _vectors = (
+_release_gradients, _release_local, _vectors, _answers = (
     Channel.release_gradients,
     Channel._release_local,
     Channel._noised_vectors,
+    Channel.answers,
 )
 
 
@@ -521,6 +522,31 @@ def _bounded_without_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     _added(noised)(patch, trainer)
     patch.setattr(Channel, "release_gradients", bare)
+
+
+def _in_the_loop(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
+    """Noise (s, 1, D) of the loop over the activations of a single run is changed."""
+    ahead = Channel._noise_ahead
+
+    def changed(self, at):
+        clients, noise, divisors = ahead(self, at)
+        return clients, change(noise.copy()), divisors
+
+    return _set(Channel, "_noise_ahead", changed)
+
+
+def _repeated_in_pairs(noise):
+    noise[1::2] = noise[: len(noise) // 2 * 2 : 2]
+    return noise
+
+
+def _twice_in_the_loop(self, message):
+    """What a client sends is counted twice there."""
+    self.sums.of_factors = lambda *of: 2 * _factors(self.sums, *of)
+    try:
+        yield from _answers(self, message)
+    finally:
+        del self.sums.of_factors
 
 
 def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1207,7 +1233,7 @@ SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",)
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
-_FEATURED, _SUBSAMPLED, _WARM = ("featured",), ("subsampled",), ("warm start",)
+_FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
@@ -1228,6 +1254,12 @@ MUTANTS = [
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
     Mutant("no noise for an empty cohort", _set(Channel, "release", _silent_when_empty), NOISE),
     Mutant("no noise without gradients", _added(_silent_without_gradients), NOISE, CLOCK),
+    Mutant("no noise in the loop over one run", _in_the_loop(np.zeros_like), NOISE, CLOCK, _LOOPED),
+    Mutant("noise halved in the loop over one run", _in_the_loop(lambda noise: 0.5 * noise), NOISE, CLOCK, _LOOPED),
+    Mutant("noise in pairs in the loop over one run", _in_the_loop(_repeated_in_pairs), FRESH, CLOCK, _LOOPED),
+    Mutant(
+        "sums twice in the loop over one run", _set(Channel, "answers", _twice_in_the_loop), SENSITIVITY, CLOCK, _LOOPED
+    ),
     Mutant("noise for the largest number of records", _scales(_largest), ("noise law: clients",), CLOCK),
     Mutant("noise for the final number of records", _scales(_final), NOISE, CLOCK, _FEATURED),
     Mutant("replace-one charged at C: noise", _scales(lambda window, _: window.scales / 2), NOISE, CLOCK),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -352,7 +353,19 @@ def nothing(channel: Channel, setup: Setup, count: int, factor: float) -> np.nda
 def _given(channel: Channel, message: GradientMessage, count: int, *, together: bool) -> np.ndarray:
     if together:
         return channel.release(GRADIENT, message, count=count).numpy()
+    if count % 3:
+        return np.stack(list(islice(channel.answers(message), count)))
     return torch.cat([channel.release(GRADIENT, message) for _ in range(count)]).numpy()
+
+
+def next_release(channel: Channel, message: GradientMessage, number: int) -> np.ndarray:
+    """Return what the next activation releases, (R, D) float64, of every second ``number`` by
+    :meth:`~fedmtl.privacy.Channel.answers`, whose loop over a single run is code of its own.
+
+    Raises:
+        PrivacyError: a message that is refused; the activation is still to be released.
+    """
+    return channel.release(GRADIENT, message)[0].numpy() if number % 2 else next(channel.answers(message))
 
 
 def first_noise(setup: Setup, claims: Claims, seed: int, wanted: int) -> Noise:

@@ -12,7 +12,7 @@ from ...errors import PrivacyError
 from ..channel import GRADIENT, Channel
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
-from .play import coordinates, first_cohort, local_of, turns
+from .play import coordinates, first_cohort, local_of, next_release, turns
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim
 
 _EVERY_CLIENT = 64
@@ -208,7 +208,7 @@ def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
             for channel, rows, factor in zip(pair, (base, other), factors, strict=True):
                 crowd[places[client]] = factor
                 message = _message(setup, rows[client], crowd.clone()[None], case)
-                values.append(channel.release(GRADIENT, message)[0].numpy())
+                values.append(next_release(channel, message, step))
             with np.errstate(invalid="ignore", over="ignore"):
                 moved = float(np.linalg.norm((values[0] - values[1])[0], ord=1 if claim.norm == "l1" else 2))
             share = moved * claim.denominator * (present[step] / n) / claim.sensitivity
@@ -234,12 +234,12 @@ def bounded_sensitivity(setup: Setup, claims: Claims, seed: int) -> Finding:
         claim = claims.of(GRADIENT, client)
         within = np.ones((1, setup.records.dimension))
         within *= claim.bound / np.linalg.norm(within[0], ord=1 if claim.norm == "l1" else 2)
-        for factor in (1.001, -2.0, math.nan, math.inf, 1e300):
-            if _accepted(channel, within * factor):
+        for number, factor in enumerate(2 * (1.001, -2.0, math.nan, math.inf, 1e300)):
+            if _accepted(channel, within * factor, number):
                 wrong.append(f"{factor:g} times C of client {ids[client]!r} was released")
                 break
         else:
-            released = _accepted(channel, within)
+            released = _accepted(channel, within, client)
             if released and claim.sampled is not None:
                 wrong.append(f"a mean over all records of {ids[client]!r}, charged as a subsample, was released")
             elif not released and claim.sampled is None:
@@ -247,9 +247,9 @@ def bounded_sensitivity(setup: Setup, claims: Claims, seed: int) -> Finding:
     return exact("sensitivity: bounded means", len(wrong), "; ".join(wrong[:3]) or "means beyond C are refused")
 
 
-def _accepted(channel: Channel, mean: np.ndarray) -> bool:
+def _accepted(channel: Channel, mean: np.ndarray, number: int) -> bool:
     try:
-        channel.release(GRADIENT, BoundedMeans(lambda client, which, where: mean))
+        next_release(channel, BoundedMeans(lambda client, which, where: mean), number)
     except PrivacyError:
         return False
     return True
