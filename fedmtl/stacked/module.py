@@ -20,23 +20,25 @@ from .dropout import KeyedDropout
 class Layout:
     """Where each trainable tensor of a module stands in a flat row of D numbers.
 
-    Tied weights appear once. Tensors with ``requires_grad=False`` are frozen: they do not appear, are public with the
-    module, and are one tensor for all clients. This is the one place that says what moves: clip, noise, releases and
-    the clients' own tensors have the D numbers of a row.
+    Tied weights appear once, and can be named by each of their names. Tensors with ``requires_grad=False`` are frozen:
+    they do not appear, are public with the module, and are one tensor for all clients. This is the one place that says
+    what moves: clip, noise, releases and the clients' own tensors have the D numbers of a row.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
+    all_names: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a module's trainable parameters, in the order of ``named_parameters``."""
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        named = [(names, p) for names, p in _by_all_names(module) if p.requires_grad]
         offsets = [0]
         for _, p in named:
             offsets.append(offsets[-1] + p.numel())
-        return cls(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named), tuple(offsets))
+        all_names = tuple(names for names, _ in named)
+        return cls(tuple(n[0] for n in all_names), tuple(tuple(p.shape) for _, p in named), tuple(offsets), all_names)
 
     @property
     def dimension(self) -> int:
@@ -56,9 +58,10 @@ class Layout:
         """
         chosen = torch.zeros(self.dimension, dtype=torch.bool)
         for pattern in patterns:
-            found = [k for k, name in enumerate(self.names) if belongs(name, str(pattern))]
+            found = [k for k, names in enumerate(self.all_names) if _any_belongs(names, str(pattern))]
             if not found:
-                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {', '.join(self.names)}.")
+                known = ", ".join(name for names in self.all_names for name in names)
+                raise ConfigError(f"{owner} has {pattern!r}; the network's parameters are {known}.")
             for k in found:
                 chosen[self.offsets[k] : self.offsets[k + 1]] = True
         return chosen
@@ -101,39 +104,53 @@ def belongs(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
+def _any_belongs(names: Sequence[str], pattern: str) -> bool:
+    return any(belongs(name, pattern) for name in names)
+
+
+def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
+    """Every parameter once, in the order of ``named_parameters``, with all names that it has as a tied weight."""
+    found: dict[int, tuple[list[str], nn.Parameter]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return [(tuple(names), parameter) for names, parameter in found.values()]
+
+
 def set_trainable(module: nn.Module, patterns: Sequence[str] | None, *, owner: str = "trainable") -> None:
     """Set ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
 
     Args:
         module: whose parameters are chosen.
-        patterns: names of parameters or modules, as :meth:`Layout.places` takes them; None leaves the module as it is.
+        patterns: names of parameters or modules, as :meth:`Layout.places` takes them, of a tied weight any of its
+            names; None leaves the module as it is.
         owner: the setting that they come from, for the message.
 
     Raises:
         ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a module as it is, no
             trainable parameter.
     """
-    named = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
-    listed = f"the model's parameters are {', '.join(named) or 'none'}"
+    floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
+    known = [name for names, _ in floating for name in names]
+    listed = f"the model's parameters are {', '.join(known) or 'none'}"
     if patterns is None:
-        if not any(p.requires_grad for p in named.values()):
+        if not any(p.requires_grad for _, p in floating):
             raise ModelError(f"The model has no trainable parameter: all are frozen, and {owner} is None; {listed}.")
         return
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         given: Any = patterns
-        hint = [given] if isinstance(given, str) else [next(iter(named), "head.*")]
+        hint = [given] if isinstance(given, str) else [next(iter(known), "head.*")]
         raise ConfigError(f"{owner} is {given!r}; give None or a list of names, such as {hint}; {listed}.")
     if not patterns:
         raise ConfigError(f"{owner} is empty, so that nothing would be trained; {listed}.")
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
-        if not any(belongs(name, pattern) for name in named):
+        if not _any_belongs(known, pattern):
             raise ConfigError(f"{owner} has {pattern!r}, which no parameter is named by; {listed}.")
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for name, parameter in named.items():
-        parameter.requires_grad_(any(belongs(name, pattern) for pattern in patterns))
+    for names, parameter in floating:
+        parameter.requires_grad_(any(_any_belongs(names, pattern) for pattern in patterns))
 
 
 def place_module(module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -40,8 +40,9 @@ class RunFolder:
     models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
 
     Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as ``load_state_dict``
-    takes it, with the names of what is frozen in the metadata under ``frozen``, and ``private/models.safetensors`` the
-    tensor ``models`` (n, D) of what is trained, with the ids in the metadata under ``ids``.
+    takes it, with the names of what is frozen in the metadata under ``frozen``, and under ``tied`` every further name
+    of a tied weight with its first one; ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is
+    trained, with the ids in the metadata under ``ids``.
     Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
     model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
     (:class:`fedmtl.models.BoundedInputs` does so).
@@ -114,8 +115,8 @@ class RunFolder:
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
-            state, frozen = _state_of(problem, result.shared)
-            write_tensors(self.public / "model.safetensors", state, bound | frozen)
+            state, names = _state_of(problem, result.shared)
+            write_tensors(self.public / "model.safetensors", state, bound | names)
         if result.released:
             grids = {
                 name: json.dumps({"step": one.step, "width": one.width, "divisor": one.divisor})
@@ -246,11 +247,12 @@ class RunFolder:
 
 def _state_of(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
-    tensors of it that are frozen; none where none are."""
+    tensors of it that are frozen and the further names of tied ones; none where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
-    frozen = list(problem.layout.frozen(module))
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    return state, {"frozen": json.dumps(frozen)} if frozen else {}
+    frozen = list(problem.layout.frozen(module))
+    tied = {name: first for first, *others in problem.layout.all_names for name in others if name in state}
+    return state, {key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value}
 
 
 def _listed(path: Path) -> bool:

@@ -516,14 +516,21 @@ class _Verifier:
             self._note("model", OPEN, "the checkpoint is not here")
             return
         with safe_open(path, framework="pt") as file:
-            frozen = json.loads((file.metadata() or {}).get("frozen", "[]"))
-            trained = [name for name in file.keys() if name not in frozen]  # noqa: SIM118
+            told = file.metadata() or {}
+            frozen, tied = json.loads(told.get("frozen", "[]")), json.loads(told.get("tied", "{}"))
+            trained = [name for name in file.keys() if name not in frozen and name not in tied]  # noqa: SIM118
             parts = [file.get_tensor(name).flatten() for name in trained]
+            loose = [
+                name for name, first in tied.items() if not torch.equal(file.get_tensor(name), file.get_tensor(first))
+            ]
         with safe_open(self.folder.checkpoint, framework="pt") as file:
             names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
             tensors = [file.get_tensor(name) for name in names]
         if not parts:
-            self._note("model", FAILED, "all its tensors are said to be frozen")
+            self._note("model", FAILED, "all its tensors are said to be frozen or tied")
+            return
+        if loose:
+            self._note("model", FAILED, f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers")
             return
         model = torch.cat(parts)
         rows = [row for one in tensors for row in _rows(one, model)]

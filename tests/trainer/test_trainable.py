@@ -106,6 +106,26 @@ def test_names_say_what_moves_whatever_the_module_says() -> None:
 LISTED = r"the model's parameters are 1\.weight, 1\.bias, 3\.weight, 3\.bias\.$"
 
 
+def test_a_tied_weight_can_be_named_by_each_of_its_names() -> None:
+    tied = nn.ModuleDict({"tokens": nn.Linear(5, 5), "words": nn.Linear(5, 5, bias=False), "head": nn.Linear(5, 3)})
+    tied["words"].weight = tied["tokens"].weight
+    for patterns, moving in (
+        (("words",), {"tokens.weight"}),
+        (("words.weight", "head.bias"), {"tokens.weight", "head.bias"}),
+        (("tokens.bias",), {"tokens.bias"}),
+    ):
+        set_trainable(tied, patterns)
+        assert {name for name, p in tied.named_parameters() if p.requires_grad} == moving
+    set_trainable(tied, ("*",))
+    layout = Layout.of(tied)
+    assert torch.equal(layout.places(["words"], "head"), layout.places(["tokens.weight"], "head"))
+    assert int(layout.places(["words"], "head").sum()) == 25
+    with pytest.raises(ConfigError, match=r"tokens\.weight, words\.weight, tokens\.bias, head"):
+        layout.places(["body"], "head")
+    with pytest.raises(ConfigError, match=r"no parameter is named by; .* tokens\.weight, words\.weight"):
+        set_trainable(tied, ("body",))
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -377,7 +397,11 @@ def test_files_of_tied_weights_are_complete(tmp_path: Path, monkeypatch: pytest.
     copy.deepcopy(tied).load_state_dict(state)
     with safe_open(tmp_path / "public/model.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["frozen"]) == ["2.bias"]
-    assert verify(tmp_path).fits
+        assert json.loads(file.metadata()["tied"]) == {"2.weight": "0.weight"}
+        told = file.metadata()
+    assert next(check for check in verify(tmp_path).checks if check.name == "model").verdict == CONFIRMED
+    save_file(state | {"2.weight": state["2.weight"] + 1}, tmp_path / "public/model.safetensors", told)
+    assert next(check for check in verify(tmp_path).checks if check.name == "model").verdict == FAILED
 
 
 class Stop(Exception):
