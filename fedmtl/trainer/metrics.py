@@ -313,7 +313,7 @@ class Metric:
             found = self.function(outputs, targets)
         else:
             try:
-                found = _as_number(self.name, self.function(outputs, targets))
+                found = _as_number(self.name, self.function(outputs.clone(), targets.clone()))  # may write in place
             except Exception as error:
                 text = f"metric {self.name!r}: {type(error).__name__}: {error} Such clients are left out of its mean."
                 warnings.warn(text, stacklevel=2)

@@ -167,6 +167,16 @@ def test_a_metric_that_fails_at_a_client_ends_no_run() -> None:
     assert result.metrics["picky"] == 0.5
 
 
+def test_a_metric_that_writes_into_what_it_is_given_changes_no_other() -> None:
+    def careless(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(outputs.fill_(0.0).sum() + targets.fill_(0).sum())
+
+    plain, beside = (trainer(metrics=metrics).fit() for metrics in (("auc", "f1"), (careless, "auc", "f1")))
+    for name in ("auc", "f1"):
+        assert beside.by_client[name] == plain.by_client[name]
+        assert beside.shared_by_client[name] == plain.shared_by_client[name]
+
+
 def test_a_metric_that_never_works_is_refused_before_anything_is_charged(tmp_path) -> None:
     def broken(outputs, targets):
         return outputs[0, 99]
