@@ -271,3 +271,35 @@ def test_impossible_settings_are_refused(tmp_path, options, message):
     (tmp_path / "t.csv").write_text(HEAD + ROWS)
     with pytest.raises(ConfigError, match=message):
         read_table(tmp_path / "t.csv", **{"client": "ward", "target": "stay", **options})
+
+
+def test_values_that_are_no_numbers_are_refused_by_row(tmp_path):
+    table = frame(6).assign(ward="north")
+    for values, said in (
+        ([[0.5, 1.0]] * 6, r"row 0, column 'dose' holds \[0\.5 1\. *\]; accepted: a finite number"),
+        ([{"mg": 1}] * 6, "row 0, column 'dose' holds {'mg': 1}; accepted"),
+        ([b"1"] * 6, "row 0, column 'dose' holds b'1'; accepted"),
+    ):
+        table.assign(dose=pd.Series(values)).to_parquet(tmp_path / "t.parquet")
+        for role in ({"target": "stay", "features": ["dose"]}, {"target": "dose", "features": ["age"]}):
+            with pytest.raises(DataError, match=said):
+                read_table(tmp_path / "t.parquet", client="ward", **role)
+
+
+@pytest.mark.parametrize("dtype", ["int64[pyarrow]", "float[pyarrow]", "Int64", "object"])
+def test_numbers_of_any_column_type_are_read(tmp_path, dtype):
+    table = frame()
+    table.assign(stay=table.stay.astype(dtype), age=table.age.astype(dtype)).to_parquet(tmp_path / "t.parquet")
+    table.to_parquet(tmp_path / "plain.parquet")
+    read, plain = (
+        read_table(tmp_path / name, client="ward", target="stay", features=["age"])
+        for name in ("t.parquet", "plain.parquet")
+    )
+    assert torch.equal(read.train.x, plain.train.x)
+    assert torch.equal(read.train.y.double(), plain.train.y.double())
+
+
+def test_whole_numbers_beyond_64_bits_are_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("ward,dose,stay\n" + "a,1,0\n" * 4 + f"a,{10**30},1\n")
+    data = read_table(tmp_path / "t.csv", client="ward", target="stay", test_fraction=0.2)
+    assert sorted(torch.cat([data.train.x, data.test.x]).flatten().tolist())[-1] == float(np.float32(1e30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,9 +102,9 @@ class Table:
         value = self.frame[column].iloc[row]
         state = f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
         client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
+        empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
-            f"{self.file}: {client}row {row}, column {column!r} "
-            f"{'is empty' if pd.isna(value) or value == '' else state}; accepted: {accepted}."
+            f"{self.file}: {client}row {row}, column {column!r} {'is empty' if empty else state}; accepted: {accepted}."
         )
 
     def numbers(
@@ -121,7 +122,7 @@ class Table:
         Args:
             column: its name.
             missing: empty values and NA are allowed, and become NaN.
-            typed: the file's own column must be one of numbers; texts are refused even if they spell some.
+            typed: the file's own values must be numbers; texts are refused even if they spell some.
             low: smallest accepted value.
             high: largest accepted value.
             accepted: for messages.
@@ -132,12 +133,17 @@ class Table:
         import pandas as pd
 
         series = self.frame[column]
-        absent = (series.isna() | series.isin(MISSING)).to_numpy()
-        values = np.asarray(pd.to_numeric(series.mask(absent), errors="coerce"), dtype=np.float64)
+        numeric = pd.api.types.is_numeric_dtype(series.dtype)
+        absent = series.isna().to_numpy(dtype=bool)
+        if not numeric:
+            if series.dtype == object:  # lists, which no comparison takes, are no numbers
+                series = series.where(series.map(pd.api.types.is_scalar).to_numpy(dtype=bool), "a list")
+            absent = absent | series.isin(MISSING).to_numpy(dtype=bool)
+        values = pd.to_numeric(series.mask(absent), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         wrong = ~np.isfinite(values) & ~(absent & missing)
         wrong |= (values < low) | (values > high)
-        if typed and not wrong.any():
-            wrong[:] = not pd.api.types.is_numeric_dtype(series.dtype)
+        if typed and not numeric and not wrong.any():
+            wrong = np.array([not isinstance(value, numbers.Real) for value in series])
         self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
         return values
 
