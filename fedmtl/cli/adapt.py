@@ -35,7 +35,7 @@ def adapt(words: list[str]) -> int:
         0.
 
     Raises:
-        ConfigError: a run that has not finished or has no shared model, or a setting that is not taken here.
+        ConfigError: a run that has not finished or has no shared model, no data, or a setting that is not taken here.
         ModelError: data that the model does not take.
     """
     parser = command_parser("adapt", "Personal models of clients that took no part in a run.", _EPILOG)
@@ -45,8 +45,9 @@ def adapt(words: list[str]) -> int:
     add_config_dir(parser)
     options = parser.parse_intermixed_args(words)
     out = options.out or Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out is {out}, which has files already; choose another folder.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        state = "has files already" if out.is_dir() else "is a file"
+        raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
     config = _config(options)
 
     from ..trainer.folder import RunFolder
@@ -63,6 +64,11 @@ def adapt(words: list[str]) -> int:
             config["dtype"], objects["trainable"],
         )  # fmt: skip
         model = RunFolder(options.folder).released_model(terms.coded(data), objects["model"], terms)
+        if not _given(options.overrides, "data"):
+            raise ConfigError(
+                "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
+                "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
+            )
         given = objects["finetune"] if _given(options.overrides, "finetune") else None
         found = make(model, data, terms, given, config["device"])
     RunFolder(out).write_new_clients(found, data)

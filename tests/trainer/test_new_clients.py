@@ -114,10 +114,12 @@ def test_the_command_does_what_python_does(finished, tmp_path) -> None:
         (["data=synthetic_tasks"], "is (10, 64), but for these data it would be (2, 28)"),
         (["finetune=none"], "finetune is none"),
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
-        (["finetune.start=personal"], "new clients start from the given model"),
-        (["metrics=[rmse]"], "metrics has 'rmse', which is not for digits"),
+        (["data.seed=5", "finetune.start=personal"], "new clients start from the given model"),
+        (["data.seed=5", "metrics=[rmse]"], "metrics has 'rmse', which is not for digits"),
         (["metrics=[foo]"], "metrics has 'foo'; accepted: loss, accuracy"),
         (["--out", "RUN"], "which has files already"),
+        (["--out", "RUN/private/result.json"], "which is a file; choose another folder"),
+        (["finetune=mean"], "these would be the clients of the run"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(words, said, finished, tmp_path, monkeypatch, capsys) -> None:
