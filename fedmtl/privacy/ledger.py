@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
 from .chain import PREVIOUS, ChainFile, Head, place_of, read_first, same_place
 from .ledger_steps import Cohorts, Spans
@@ -311,10 +312,10 @@ class Ledger:
             if found.get(key) == expected.get(key) or (key == "fingerprint" and not self._free):
                 continue
             if key == "fingerprint":
+                names = ", ".join(differing(found.get(key, ""), expected[key])) or "data, settings or execution"
                 raise ResumeError(
-                    f"{self._path} was written for other data, settings or execution. The same seed would "
-                    f"give the same noise on other data, and their difference would reveal it; start a new "
-                    f"run in another folder."
+                    f"{self._path} was written for other {names}. The same seed would give the same noise on other "
+                    "data, and their difference would reveal it; start a new run in another folder."
                 )
             raise ResumeError(
                 f"{self._path} was written with {key} = {found.get(key)!r}, but this run has {expected.get(key)!r}."

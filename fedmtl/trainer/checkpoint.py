@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .._files import write_bytes
+from .._fingerprint import differing
 from ..algorithms.base import State
 from ..errors import ResumeError
 from ..privacy.chain import Head
@@ -97,10 +98,12 @@ class Checkpoint:
             tensors, metadata = read_tensors(path)
         except (OSError, SafetensorError) as error:
             raise ResumeError(f"{path} cannot be read as a checkpoint: {error}") from error
-        if metadata.get("fingerprint") != fingerprint:
+        found = metadata.get("fingerprint", "")
+        if found != fingerprint:
+            names = ", ".join(differing(found, fingerprint)) or "data, settings, seed, device or execution"
             raise ResumeError(
-                f"{path} was written with other data, settings, seed, device or execution than this run has; resume "
-                "with the same ones, or start in another folder."
+                f"{path} was written with other {names} than this run has; resume with the same ones, or start in "
+                "another folder."
             )
         parts = {
             part: {k.removeprefix(f"{part}."): v for k, v in tensors.items() if k.startswith(f"{part}.")}

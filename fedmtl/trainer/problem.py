@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._fingerprint import fingerprint_of
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
@@ -234,7 +234,7 @@ def fingerprint(
     repeated: Any = None,
     coins: NoiseSource | None = None,
 ) -> str:
-    """A digest of everything the released numbers depend on: data, settings, start, seed and execution.
+    """Return digests of everything the released numbers depend on: data, settings, start, seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new one.
     """
@@ -244,8 +244,9 @@ def fingerprint(
         "algorithm": describe(algorithm),
         "privacy": describe(privacy),
         "schedule": describe(schedule),
-        "module": repr(problem.module),
-        "initial": _digest(problem.initial),
+        "model": repr(problem.module),
+        "trainable parameters": list(zip(problem.layout.names, problem.layout.shapes, strict=True)),
+        "starting point": _digest(problem.initial),
         "loss": describe(problem.loss),
         "rounds": problem.rounds,
         "seed": problem.seed,
@@ -253,16 +254,16 @@ def fingerprint(
         "threads": torch.get_num_threads(),
         "device": problem.initial.device.type,
         "dtype": str(problem.initial.dtype),
-        "torch": torch.__version__,
+        "version of torch": torch.__version__,
     }
     frozen = problem.layout.frozen(problem.module)
     if frozen:
-        parts["frozen"] = {name: _digest(value) for name, value in frozen.items()}
+        parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}
     if repeated is not None and repeated.count > 1:
         parts["replicates"] = describe(repeated)
     if coins is not None:
         parts["coins"] = describe(coins)
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return fingerprint_of(parts)
 
 
 def describe(value: Any) -> Any:

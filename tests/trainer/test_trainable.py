@@ -429,8 +429,13 @@ def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(
     other = copy.deepcopy(NETWORK)
     with torch.no_grad():
         other[1].bias += 1.0
-    for changed in (head(trainable=("3.weight",)), head(trainable=None), head(model=other)):
-        with pytest.raises(ResumeError, match="was written"):
+    moved = "trainable parameters, starting point, frozen parameters"
+    for changed, named in (
+        (head(trainable=("3.weight",)), moved),
+        (head(trainable=None), moved),
+        (head(model=other), "frozen parameters"),
+    ):
+        with pytest.raises(ResumeError, match=f"was written for other {named}"):
             Trainer(**vars(changed) | {"folder": tmp_path / "part"}).fit(resume=True)
     resumed = run.fit(resume=True)
     assert torch.equal(resumed.personal, whole.personal)

@@ -211,8 +211,10 @@ def test_resume_refuses_another_run(tmp_path, source):
 
 def test_resume_refuses_other_settings_without_a_ledger(tmp_path):
     trainer(privacy=None, folder=tmp_path).fit()
-    with pytest.raises(ResumeError, match="other data, settings"):
+    with pytest.raises(ResumeError, match="written with other starting point, seed than this run has"):
         trainer(privacy=None, folder=tmp_path, seed=1).fit(resume=True)
+    with pytest.raises(ResumeError, match="written with other algorithm than this run has"):
+        trainer(privacy=None, folder=tmp_path, algorithm=PMTL(lam=9.0)).fit(resume=True)
 
 
 def test_used_folder_is_refused(tmp_path):
