@@ -1,9 +1,9 @@
 """Local, FedAvg, FedProx and PMTL on the 206 writers of LEAF FEMNIST: without privacy, at epsilon 8 and 2.
 
 Launches the ``fedmtl`` command for every setting below, then writes table.csv, accuracy.png and the tables
-of README.md beside this file. Finished runs are kept in --out and not repeated.
+of cnn.md beside this file. Finished runs are kept in --out and not repeated.
 
-    python benchmarks/reproduce/femnist/run.py --root /path/to/leaf_femnist_206.json.zip
+    python benchmarks/reproduce/pmtl/cnn.py --root /path/to/leaf_femnist_206.json.zip
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", default=ROOT, help="LEAF FEMNIST: JSON, zip or folder")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/femnist"), help="runs are kept here")
+    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl-cnn"), help="runs are kept here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of split, start, noise")
     parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
     arguments = parser.parse_args()
@@ -190,8 +190,8 @@ def main() -> None:
         launch([s.run for s in SETTINGS], arguments.seeds, root=arguments.root, out=arguments.out)
     rows = collect(arguments.seeds, arguments.out)
     write_csv(HERE / "table.csv", rows, COLUMNS)
-    replace_section(HERE / "README.md", "accuracy", accuracy_table(rows))
-    replace_section(HERE / "README.md", "commands", command_table(rows))
+    replace_section(HERE / "cnn.md", "accuracy", accuracy_table(rows))
+    replace_section(HERE / "cnn.md", "commands", command_table(rows))
     plot(rows, HERE / "accuracy.png")
 
 

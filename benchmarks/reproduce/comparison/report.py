@@ -1,0 +1,195 @@
+"""Tables and figure of the comparison, from the files that run.py left."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from scipy.stats import t as student
+from settings import STUDIES, Study
+from sweep import markdown, replace_section, write_csv
+
+COLUMNS = (
+    "study", "method", "epsilon", "seeds", "score", "half_width", "worst_tenth", "against_local",
+    "against_local_half_width", "against_finetuned", "against_finetuned_half_width", "better", "equal", "worse",
+    "chosen",
+)  # fmt: skip
+REFERENCE = "FedAvg, finetuned"
+
+
+def interval(values: Iterable[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95% interval (Student's t)."""
+    values = list(values)
+    if len(values) < 2:
+        return values[0], math.nan
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values), half
+
+
+def worst_tenth(study: Study, clients: dict[str, float]) -> float:
+    """The mean over the tenth of the clients that score worst, rounded up to whole clients."""
+    ordered = sorted(clients.values(), reverse=not study.larger)
+    return mean(ordered[: math.ceil(len(ordered) / 10)])
+
+
+def shares(study: Study, own: dict[str, float], local: dict[str, float]) -> tuple[float, float, float]:
+    """Shares of the clients whose model is better, equal and worse than that of local training."""
+    sign = 1.0 if study.larger else -1.0
+    gains = [sign * (own[client] - local[client]) for client in local]
+    return tuple(mean(test(gain) for gain in gains) for test in (lambda g: g > 0, lambda g: g == 0, lambda g: g < 0))
+
+
+def collect(out: Path) -> list[dict[str, Any]]:
+    """A row for each study, epsilon and method; Local, which costs no epsilon, once for each epsilon."""
+    found: dict[tuple[str, str, float], dict[int, dict[str, Any]]] = {}
+    for file in sorted(out.glob("*.json")):
+        run = json.loads(file.read_text())
+        found.setdefault((run["study"], run["method"], run["epsilon"]), {})[run["seed"]] = run
+    rows = []
+    for study in STUDIES.values():
+        epsilons = sorted({e for name, _, e in found if name == study.name} - {0.0})
+        local = found.get((study.name, "Local", 0.0), {})
+        for epsilon in epsilons:
+            reference = found.get((study.name, REFERENCE, epsilon), {})
+            for method in study.methods():
+                runs = local if method == "Local" else found.get((study.name, method, epsilon), {})
+                if not runs:
+                    continue
+                score, half = interval(run["score"] for run in runs.values())
+                row = {"study": study.name, "method": method, "epsilon": epsilon, "seeds": len(runs), "score": score,
+                       "half_width": half}  # fmt: skip
+                row["worst_tenth"] = mean(worst_tenth(study, run["clients"]) for run in runs.values())
+                for key, other in (("local", local), ("finetuned", reference)):
+                    both = sorted(runs.keys() & other.keys())
+                    if both:
+                        differences = (runs[seed]["score"] - other[seed]["score"] for seed in both)
+                        row[f"against_{key}"], row[f"against_{key}_half_width"] = interval(differences)
+                both = sorted(runs.keys() & local.keys())
+                parts = [shares(study, runs[seed]["clients"], local[seed]["clients"]) for seed in both]
+                for key, values in zip(("better", "equal", "worse"), zip(*parts, strict=True), strict=True):
+                    row[key] = mean(values)
+                row["chosen"] = "; ".join(runs[seed]["chosen"] for seed in sorted(runs))
+                rows.append(row)
+    return rows
+
+
+def mark(study: Study, row: dict[str, Any], key: str) -> str:
+    """▲ better and ▼ worse than the other method where the interval of the paired difference leaves out 0."""
+    difference, half = row.get(f"against_{key}", 0.0), row.get(f"against_{key}_half_width", math.nan)
+    if not abs(difference) > half:
+        return ""
+    return "▲" if (difference > 0) == study.larger else "▼"
+
+
+def shown(study: Study, value: float, signed: bool = False) -> str:
+    """Accuracies with three digits, squared errors in thousandths."""
+    if not study.larger:
+        return f"{1000 * value:+.2f}" if signed else f"{1000 * value:.2f}"
+    return (f"{value:+.3f}" if signed else f"{value:.3f}").replace("0.", ".", 1)
+
+
+def score_table(study: Study, rows: list[dict[str, Any]]) -> str:
+    """A line a method, a column an epsilon: mean, half-width, marks against Local and FedAvg with finetuning."""
+    epsilons = sorted({row["epsilon"] for row in rows})
+    pick = max if study.larger else min
+    best = {e: pick(row["score"] for row in rows if row["epsilon"] == e) for e in epsilons}
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for epsilon in epsilons:
+            row = next((r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)), None)
+            if row is None:
+                cells.append("")
+                continue
+            text = f"{shown(study, row['score'])} ± {shown(study, row['half_width'])}"
+            text = f"**{text}**" if row["score"] == best[epsilon] else text
+            first = mark(study, row, "local") or "·"
+            second = mark(study, row, "finetuned") or "·"
+            cells.append(text if method == "Local" else f"{text} {first}{second if method != REFERENCE else ''}")
+        lines.append([method, *cells])
+    return markdown(["method", *(f"epsilon {e:g}:" for e in epsilons)], lines)
+
+
+def client_table(study: Study, rows: list[dict[str, Any]]) -> str:
+    """At each epsilon: shares of clients better and worse than Local, and the worst tenth."""
+    epsilons = sorted({row["epsilon"] for row in rows})
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for epsilon in epsilons:
+            row = next((r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)), None)
+            if row is None:
+                cells.append("")
+                continue
+            tenth = shown(study, row["worst_tenth"])
+            cells.append(tenth if method == "Local" else f"{row['better']:.0%} / {row['worse']:.0%}, {tenth}")
+        lines.append([method, *cells])
+    return markdown(["method", *(f"epsilon {e:g}:" for e in epsilons)], lines)
+
+
+STYLES = {
+    "Local": ("0.35", "--", ""), "FedAvg": ("C0", "-", "o"), "FedProx": ("C0", ":", "v"), "IFCA": ("C9", "-", "P"),
+    "FedAvg, finetuned": ("C3", "-", "D"), "PMTL": ("C2", "-", "o"), "PMTL, finetuned": ("C2", "--", "D"),
+    "Ditto": ("C1", "-", "s"), "APFL": ("C4", "-", "^"), "pFedMe": ("C5", "-", "X"), "PP-SGD": ("C6", "-", "*"),
+    "FedRep": ("C7", "-", "h"), "MP-MTL": ("C8", "-", "d"),
+}  # fmt: skip
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """One panel a study: the score by epsilon, with 95% intervals."""
+    studies = [study for study in STUDIES.values() if any(row["study"] == study.name for row in rows)]
+    figure, axes = plt.subplots(1, len(studies), figsize=(5.2 * len(studies), 5.4), squeeze=False, layout="constrained")
+    for axis, study in zip(axes[0], studies, strict=True):
+        for place, method in enumerate(study.methods()):
+            own = [row for row in rows if (row["study"], row["method"]) == (study.name, method)]
+            if not own:
+                continue
+            color, line, marker = STYLES[method]
+            scale = 1.0 if study.larger else 1000.0
+            if method == "Local":
+                axis.axhline(scale * own[0]["score"], color=color, linestyle=line, label="Local (no release)")
+                continue
+            axis.errorbar(
+                [row["epsilon"] * 1.02 ** (place - 6) for row in own],
+                [scale * row["score"] for row in own],
+                [scale * row["half_width"] for row in own],
+                color=color, linestyle=line, marker=marker, markersize=5, linewidth=1.4, elinewidth=0.7, label=method,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_xticks([0.3, 1, 3, 10], labels=["0.3", "1", "3", "10"])
+        axis.minorticks_off()
+        axis.set_xlabel("epsilon of a client (delta 1e-5)")
+        axis.set_ylabel("test accuracy, mean over clients" if study.larger else "test MSE x 1000, mean over schools")
+        axis.set_title(study.title, fontsize=10)
+        axis.grid(alpha=0.3)
+        if not study.larger:
+            local = next(1000 * row["score"] for row in rows if (row["study"], row["method"]) == (study.name, "Local"))
+            axis.set_ylim(top=1.04 * local)
+    handles = {
+        label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=7, fontsize=9, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_report(out: Path, here: Path) -> None:
+    """Write table.csv, the figure and the tables of README.md from the runs in ``out``."""
+    rows = collect(out)
+    if not rows:
+        raise SystemExit(f"{out} holds no finished run.")
+    write_csv(here / "table.csv", rows, COLUMNS)
+    draw(rows, here / "epsilon.png")
+    for study in STUDIES.values():
+        own = [row for row in rows if row["study"] == study.name]
+        if own:
+            replace_section(here / "README.md", study.name, score_table(study, own))
+            replace_section(here / "README.md", f"{study.name} clients", client_table(study, own))

@@ -1,0 +1,163 @@
+"""Tables and figures of the PMTL study, from the files that run.py and ../comparison/run.py left."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from report import STYLES, interval
+from settings import STUDIES, Study
+from sweep import markdown, replace_section, write_csv
+
+TITLES = {
+    "trained": "as trained", "vanilla": "vanilla", "mean": "mean-regularized", "kl": "symmetrized KL", "ewc": "EWC",
+}  # fmt: skip
+KINDS = tuple(TITLES)[1:]
+COLUMNS = ("study", "method", "epsilon", "finetuning", "seeds", "accuracy", "half_width")
+Cells = dict[tuple[str, str, float], dict[int, dict[str, Any]]]
+
+
+def read(out: Path) -> Cells:
+    """Runs by (study, method, epsilon) and seed."""
+    found: Cells = {}
+    for file in sorted(out.glob("*.json")):
+        run = json.loads(file.read_text())
+        found.setdefault((run["study"], run["method"], run["epsilon"]), {})[run["seed"]] = run
+    return found
+
+
+def text(value: float, half: float = math.nan, signed: bool = False) -> str:
+    shown = f"{value:+.3f}" if signed else f"{value:.3f}"
+    return (shown if math.isnan(half) else f"{shown} ± {half:.3f}").replace("0.", ".")
+
+
+def name(epsilon: float) -> str:
+    return "no privacy" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+
+
+def finetuning_table(cells: Cells, study: str) -> str:
+    """Table 1: MTL and global by kind of finetuning and epsilon; bold where the paired interval leaves out 0."""
+    epsilons = sorted({e for s, method, e in cells if (s, method) == (study, "FedAvg")})
+    lines = []
+    for kind in TITLES:
+        line = [TITLES[kind]]
+        for epsilon in epsilons:
+            own = {m: cells.get((study, m, epsilon), {}) for m in ("PMTL", "FedAvg")}
+            both = sorted(own["PMTL"].keys() & own["FedAvg"].keys())
+            difference, half = interval(own["PMTL"][seed][kind] - own["FedAvg"][seed][kind] for seed in both)
+            for method, sign in (("PMTL", 1), ("FedAvg", -1)):
+                shown = text(mean(own[method][seed][kind] for seed in both))
+                line.append(f"**{shown}**" if sign * difference > half else shown)
+        lines.append(line)
+    titles = ["finetuning", *(f"{m}, {name(e)}:" for e in epsilons for m in ("MTL", "global"))]
+    return markdown(titles, lines)
+
+
+def local_table(cells: Cells, compared: Cells, study: str) -> str:
+    """Table 3: training alone, PMTL, and each method with the finetuning that is best on validation rows."""
+    epsilons = sorted({e for s, method, e in cells if (s, method) == (study, "PMTL") and e < math.inf})
+    local = {seed: run["score"] for seed, run in compared.get((study, "Local", 0.0), {}).items()}
+    value, half = interval(local.values())
+    lines = [["Local, epsilon 0", *[text(value, half)] * len(epsilons)]]
+    for method, title in (("PMTL", "PMTL"), ("FedAvg", "FedAvg")):
+        for finetuned in (False, True):
+            line = [f"{title}, best finetuning" if finetuned else title]
+            for epsilon in epsilons:
+                runs = cells.get((study, method, epsilon), {})
+                scores = {seed: best(run) if finetuned else run["trained"] for seed, run in runs.items()}
+                value, half = interval(scores.values())
+                gain, gain_half = interval(scores[seed] - local[seed] for seed in scores.keys() & local.keys())
+                mark = "" if not abs(gain) > gain_half else " ▲" if gain > 0 else " ▼"
+                line.append(text(value, half) + mark)
+            lines.append(line)
+    return markdown(["method", *(f"{name(e)}:" for e in epsilons)], lines)
+
+
+def best(run: dict[str, Any]) -> float:
+    """The test accuracy after the kind of finetuning with the best validation accuracy."""
+    return float(run[max(KINDS, key=lambda kind: run[f"{kind} validation"])])
+
+
+def rows_of(cells: Cells) -> list[dict[str, Any]]:
+    """A row for each study, method, epsilon and way of finetuning."""
+    rows = []
+    for (study, method, epsilon), runs in sorted(cells.items()):
+        for kind in (key for key in TITLES if key in next(iter(runs.values()))):
+            value, half = interval(run[kind] for run in runs.values())
+            rows.append({"study": study, "method": method, "epsilon": epsilon, "finetuning": kind, "seeds": len(runs),
+                         "accuracy": value, "half_width": half})  # fmt: skip
+    return rows
+
+
+def line(axis: Any, found: Cells, key: str, study: str, method: str, style: tuple[str, str, str], label: str) -> None:
+    """Accuracy by epsilon with 95% intervals."""
+    epsilons = sorted(e for s, m, e in found if (s, m) == (study, method) and 0 < e < math.inf)
+    points = [interval(run[key] for run in found[study, method, e].values()) for e in epsilons]
+    if points:
+        color, dash, marker = style
+        means, halves = zip(*points, strict=True)
+        axis.errorbar(epsilons, means, halves, color=color, linestyle=dash, marker=marker, markersize=5, label=label)
+
+
+def dress(axis: Any, title: str) -> None:
+    axis.set_xscale("log")
+    axis.set_xticks([0.3, 1, 3, 10], labels=["0.3", "1", "3", "10"])
+    axis.minorticks_off()
+    axis.set(xlabel="epsilon of a client (delta 1e-5)", ylabel="test accuracy, mean over clients")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def draw(cells: Cells, compared: Cells, studies: list[Study], path: Path) -> None:
+    """A row of panels a study: Figures 1, 2, 3 with 7, and 8 of the paper."""
+    figure, axes = plt.subplots(len(studies), 4, figsize=(19, 4.6 * len(studies)), squeeze=False, layout="constrained")
+    for row, study in zip(axes, studies, strict=True):
+        local = interval(run["score"] for run in compared.get((study.name, "Local", 0.0), {}).values())[0]
+        for axis in (row[0], row[2], row[3]):
+            axis.axhline(local, color="0.35", linestyle="--", label="Local (no release)")
+        line(row[0], compared, "score", study.name, "FedAvg", STYLES["FedAvg"], "FedAvg")
+        line(row[0], compared, "score", study.name, "PMTL", STYLES["PMTL"], "PMTL")
+        line(row[0], cells, "trained", study.name, "concatenated", ("C7", "-", "x"), "all models released (naive)")
+        dress(row[0], f"Figure 1: {study.name}")
+        curves = [run["rounds"] for run in cells.get((study.name, "curve", 3.0), {}).values()]
+        if curves:
+            rounds = [entry["round"] for entry in curves[0]]
+            row[1].plot(rounds, [mean(c[i]["loss"] for c in curves) for i in range(len(rounds))], color="C1")
+            row[1].set_ylabel("training loss of the personal models", color="C1")
+            twin = row[1].twinx()
+            twin.plot(rounds, [entry["epsilon"] for entry in curves[0]], color="C0")
+            twin.set_ylabel("epsilon spent", color="C0")
+            row[1].set_xlabel("round")
+            row[1].set_title(f"Figure 2: {study.name}, PMTL λ {study.lams[-1]:g}", fontsize=10)
+        for method in ("PMTL", "FedAvg", "FedProx"):
+            line(row[2], compared, "score", study.name, method, STYLES[method], method)
+        line(
+            row[2], compared, "score", study.name, "FedAvg, finetuned", STYLES["FedAvg, finetuned"], "FedAvg, finetuned"
+        )
+        dress(row[2], f"Figures 3 and 7: {study.name}")
+        for method in ("PMTL", "PP-SGD"):
+            line(row[3], compared, "score", study.name, method, STYLES[method], method)
+        dress(row[3], f"Figure 8: {study.name}")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def write_tables(out: Path, comparison: Path, here: Path) -> None:
+    """Write finetuning.csv, the figure and the tables of README.md."""
+    cells, compared = read(out), read(comparison)
+    studies = [study for study in STUDIES.values() if any(key[0] == study.name for key in cells)]
+    if not studies:
+        raise SystemExit(f"{out} holds no finished run.")
+    write_csv(here / "finetuning.csv", rows_of(cells), COLUMNS)
+    draw(cells, compared, studies, here / "figures.png")
+    for study in studies:
+        replace_section(here / "README.md", f"{study.name} table 1", finetuning_table(cells, study.name))
+        replace_section(here / "README.md", f"{study.name} table 3", local_table(cells, compared, study.name))
