@@ -34,6 +34,7 @@ from fedmtl.trainer.problem import build_problem  # noqa: E402
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0, math.inf)
 METHODS = {"MTL": "PMTL", "global": "FedAvg"}  # columns of Table 1, by method
+JOBS = (*METHODS.values(), "concatenated", "curve")
 PROBLEMS = ("digits", "femnist")
 KINDS = ("vanilla", "mean", "kl", "ewc")
 
@@ -99,13 +100,15 @@ def curve(study: Study, data: FederatedDataset, seed: int) -> Any:
     return {"rounds": [{key: row[key] for key in ("round", "epsilon", "loss")} for row in result.history]}
 
 
-def work(study: Study, root: str | None, seed: int, out: Path) -> None:
+def work(study: Study, root: str | None, seed: int, names: list[str], epsilons: list[float], out: Path) -> None:
     """Compute the cells that have no file in ``out`` yet."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
     jobs: list[tuple[str, float]] = [(name, e) for e in EPSILONS for name in METHODS.values()]
     jobs += [("concatenated", e) for e in EPSILONS if e < math.inf] + [("curve", 3.0)]
     for name, epsilon in jobs:
+        if name not in names or epsilon not in epsilons:
+            continue
         file = out / f"{study.name}-{seed}-{epsilon:g}-{name}.json"
         if file.exists():
             continue
@@ -130,6 +133,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--studies", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of rows, start, cohorts, noise")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), help="inf: no privacy")
+    parser.add_argument("--methods", nargs="+", choices=JOBS, default=list(JOBS), help="PMTL and FedAvg: Table 1")
     parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl"))
     parser.add_argument(
@@ -145,7 +150,7 @@ def main() -> None:
             if name == "femnist" and root is None:
                 parser.error("the study femnist needs --femnist FILE; or leave it out: --studies digits")
             for seed in arguments.seeds:
-                work(STUDIES[name], root, seed, arguments.out)
+                work(STUDIES[name], root, seed, arguments.methods, arguments.epsilons, arguments.out)
     write_tables(arguments.out, arguments.comparison, HERE)
 
 
