@@ -65,7 +65,7 @@ def score(result: Result, data: FederatedDataset, way: Finetune, seed: int) -> f
     problem = build_problem(data, models.softmax_regression(), "auto", Execution(), 1, seed, "cpu", "float32")
     everyone = torch.arange(problem.clients)
     tuned = way.train(problem, result.personal, everyone)
-    scores = evaluate_rows(problem, tuned, everyone, "test").by_client(data.ids)
+    scores = evaluate_rows(problem, tuned, everyone, "test").by_client(problem)["accuracy"]
     problem.executor.close()
     return sum(scores.values()) / len(scores)
 

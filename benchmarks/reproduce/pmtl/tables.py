@@ -119,7 +119,9 @@ def draw(cells: Cells, compared: Cells, studies: list[Study], path: Path) -> Non
         line(row[0], cells, "trained", study.name, "concatenated", ("C7", "-", "x"), "all models released (naive)")
         dress(row[0], f"Figure 1: {study.name}")
         curves = [run["rounds"] for run in cells.get((study.name, "curve", 3.0), {}).values()]
-        if curves:
+        if not curves:
+            row[1].set_axis_off()
+        else:
             rounds = [entry["round"] for entry in curves[0]]
             row[1].plot(rounds, [mean(c[i]["loss"] for c in curves) for i in range(len(rounds))], color="C1")
             row[1].set_ylabel("training loss of the personal models", color="C1")
@@ -144,9 +146,9 @@ def draw(cells: Cells, compared: Cells, studies: list[Study], path: Path) -> Non
 def write_tables(out: Path, comparison: Path, here: Path) -> None:
     """Write finetuning.csv, the figure and the tables of README.md."""
     cells, compared = read(out), read(comparison)
-    studies = [study for study in STUDIES.values() if any(key[0] == study.name for key in cells)]
-    if not studies:
-        raise SystemExit(f"{out} holds no finished run.")
+    studies = [study for study in STUDIES.values() if study.larger and (study.name, "PMTL", 1.0) in compared]
+    if not studies or not cells:
+        raise SystemExit(f"{out} or {comparison} holds no finished run.")
     write_csv(here / "finetuning.csv", rows_of(cells), COLUMNS)
     draw(cells, compared, studies, here / "figures.png")
     for study in studies:
