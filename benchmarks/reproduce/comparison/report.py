@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -89,50 +89,43 @@ def mark(study: Study, row: dict[str, Any], key: str) -> str:
     return "▲" if (difference > 0) == study.larger else "▼"
 
 
-def shown(study: Study, value: float, signed: bool = False) -> str:
+def shown(study: Study, value: float) -> str:
     """Accuracies with three digits, squared errors in thousandths."""
-    if not study.larger:
-        return f"{1000 * value:+.2f}" if signed else f"{1000 * value:.2f}"
-    return (f"{value:+.3f}" if signed else f"{value:.3f}").replace("0.", ".", 1)
+    return f"{value:.3f}".replace("0.", ".", 1) if study.larger else f"{1000 * value:.2f}"
+
+
+def table_of(rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> str:
+    """A line a method, a column an epsilon; empty where there is no run."""
+    epsilons = sorted({row["epsilon"] for row in rows})
+    found = {(row["method"], row["epsilon"]): cell(row) for row in rows}
+    methods = dict.fromkeys(row["method"] for row in rows)
+    lines = [[method, *(found.get((method, epsilon), "") for epsilon in epsilons)] for method in methods]
+    return markdown(["method", *(f"epsilon {e:g}:" for e in epsilons)], lines)
 
 
 def score_table(study: Study, rows: list[dict[str, Any]]) -> str:
-    """A line a method, a column an epsilon: mean, half-width, marks against Local and FedAvg with finetuning."""
-    epsilons = sorted({row["epsilon"] for row in rows})
-    pick = max if study.larger else min
-    best = {e: pick(row["score"] for row in rows if row["epsilon"] == e) for e in epsilons}
-    lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        cells = []
-        for epsilon in epsilons:
-            row = next((r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)), None)
-            if row is None:
-                cells.append("")
-                continue
-            text = f"{shown(study, row['score'])} ± {shown(study, row['half_width'])}"
-            text = f"**{text}**" if row["score"] == best[epsilon] else text
-            first = mark(study, row, "local") or "·"
-            second = mark(study, row, "finetuned") or "·"
-            cells.append(text if method == "Local" else f"{text} {first}{second if method != REFERENCE else ''}")
-        lines.append([method, *cells])
-    return markdown(["method", *(f"epsilon {e:g}:" for e in epsilons)], lines)
+    """Mean, half-width of its interval, marks against Local and FedAvg with finetuning."""
+
+    def cell(row: dict[str, Any]) -> str:
+        others = [other["score"] for other in rows if other["epsilon"] == row["epsilon"]]
+        text = f"{shown(study, row['score'])} ± {shown(study, row['half_width'])}"
+        text = f"**{text}**" if row["score"] == (max if study.larger else min)(others) else text
+        if row["method"] == "Local":
+            return text
+        first, second = (mark(study, row, key) or "·" for key in ("local", "finetuned"))
+        return f"{text} {first}{second if row['method'] != REFERENCE else ''}"
+
+    return table_of(rows, cell)
 
 
 def client_table(study: Study, rows: list[dict[str, Any]]) -> str:
-    """At each epsilon: shares of clients better and worse than Local, and the worst tenth."""
-    epsilons = sorted({row["epsilon"] for row in rows})
-    lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        cells = []
-        for epsilon in epsilons:
-            row = next((r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)), None)
-            if row is None:
-                cells.append("")
-                continue
-            tenth = shown(study, row["worst_tenth"])
-            cells.append(tenth if method == "Local" else f"{row['better']:.0%} / {row['worse']:.0%}, {tenth}")
-        lines.append([method, *cells])
-    return markdown(["method", *(f"epsilon {e:g}:" for e in epsilons)], lines)
+    """Shares of clients better and worse than Local, and the worst tenth."""
+
+    def cell(row: dict[str, Any]) -> str:
+        tenth = shown(study, row["worst_tenth"])
+        return tenth if row["method"] == "Local" else f"{row['better']:.0%} / {row['worse']:.0%}, {tenth}"
+
+    return table_of(rows, cell)
 
 
 STYLES = {

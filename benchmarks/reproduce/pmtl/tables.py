@@ -33,9 +33,8 @@ def read(out: Path) -> Cells:
     return found
 
 
-def text(value: float, half: float = math.nan, signed: bool = False) -> str:
-    shown = f"{value:+.3f}" if signed else f"{value:.3f}"
-    return (shown if math.isnan(half) else f"{shown} ± {half:.3f}").replace("0.", ".")
+def text(value: float, half: float = math.nan) -> str:
+    return (f"{value:.3f}" if math.isnan(half) else f"{value:.3f} ± {half:.3f}").replace("0.", ".")
 
 
 def name(epsilon: float) -> str:
