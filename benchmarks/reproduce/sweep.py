@@ -116,6 +116,22 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]
             writer.writerow([f"{c:.5g}" if isinstance(c, float) else "" if c is None else c for c in cells])
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def renew(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, str]]:
+    """Write the rows of the studies (column ``study``) in ``rows``, keep those of others; return all of them."""
+    studies = {row["study"] for row in rows}
+    kept = [row for row in read_csv(path) if row["study"] not in studies]
+    write_csv(path, [*kept, *rows], columns)
+    return read_csv(path)
+
+
 def replace_section(path: Path, name: str, text: str) -> None:
     """Put ``text`` between ``<!-- name -->`` and ``<!-- /name -->`` in a README."""
     content = path.read_text(encoding="utf-8")

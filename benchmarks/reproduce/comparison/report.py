@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from scipy.stats import t as student
+from scores import interval
 from settings import STUDIES, Study
-from sweep import markdown, replace_section, write_csv
+from sweep import markdown, renew, replace_section
 
 COLUMNS = (
     "study", "method", "epsilon", "seeds", "score", "half_width", "worst_tenth", "against_local",
@@ -23,15 +23,6 @@ COLUMNS = (
     "chosen",
 )  # fmt: skip
 REFERENCE = "FedAvg, finetuned"
-
-
-def interval(values: Iterable[float]) -> tuple[float, float]:
-    """The mean, and half the width of its 95% interval (Student's t)."""
-    values = list(values)
-    if len(values) < 2:
-        return values[0], math.nan
-    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values), half
 
 
 def worst_tenth(study: Study, clients: dict[str, float]) -> float:
@@ -159,7 +150,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xticks([0.3, 1, 3, 10], labels=["0.3", "1", "3", "10"])
         axis.minorticks_off()
-        axis.set_xlabel("epsilon of a client (delta 1e-5)")
+        axis.set_xlabel(f"epsilon of a {study.unit} (delta 1e-5)")
         axis.set_ylabel("test accuracy, mean over clients" if study.larger else "test MSE x 1000, mean over schools")
         axis.set_title(study.title, fontsize=10)
         axis.grid(alpha=0.3)
@@ -175,14 +166,20 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def write_report(out: Path, here: Path) -> None:
-    """Write table.csv, the figure and the tables of README.md from the runs in ``out``."""
-    rows = collect(out)
-    if not rows:
+    """Write table.csv, the figure and the tables of README.md from the runs in ``out``; keep other studies."""
+    found = collect(out)
+    if not found:
         raise SystemExit(f"{out} holds no finished run.")
-    write_csv(here / "table.csv", rows, COLUMNS)
+    rows = [numbers(row) for row in renew(here / "table.csv", found, COLUMNS)]
     draw(rows, here / "epsilon.png")
     for study in STUDIES.values():
         own = [row for row in rows if row["study"] == study.name]
         if own:
             replace_section(here / "README.md", study.name, score_table(study, own))
             replace_section(here / "README.md", f"{study.name} clients", client_table(study, own))
+
+
+def numbers(row: dict[str, str]) -> dict[str, Any]:
+    """A row of table.csv with its numbers."""
+    words = ("study", "method", "chosen")
+    return {key: value if key in words else float(value or "nan") for key, value in row.items()}

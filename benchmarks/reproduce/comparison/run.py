@@ -1,4 +1,4 @@
-"""All methods that protect whole clients, on three problems at four epsilons, every one tuned with the same effort.
+"""All methods with rounds, on three problems at four epsilons, every one tuned with the same effort.
 
 For every seed, which divides the rows of all clients anew, and every epsilon, a method chooses one of nine settings,
 with five trainings, by its score on a fifth of the training rows; it is then trained on all training rows and scored on
@@ -72,12 +72,13 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    roots = {"digits": None, "femnist": arguments.femnist, "school": arguments.school}
+    roots = {"digits": None, "femnist": arguments.femnist, "school": arguments.school,
+             "school records": arguments.school}  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
     if not arguments.collect:
         for name in arguments.studies:
             if name != "digits" and roots[name] is None:
-                parser.error(f"the study {name} needs --{name} FILE; or leave it out: --studies digits")
+                parser.error(f"the study {name} needs --{name.split()[0]} FILE; or leave it out: --studies digits")
             for seed in arguments.seeds:
                 work(STUDIES[name], roots[name], seed, arguments.out)
     write_report(arguments.out, HERE)

@@ -1,4 +1,4 @@
-"""The three problems of the comparison, the settings of every method on each, and how one of them is chosen."""
+"""The problems of the comparison, the settings of every method on each, and how one of them is chosen."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from fedmtl import (
     LocalSGD,
     PFedMe,
     PoissonSampling,
+    RecordPrivacy,
     Result,
     Trainer,
     load_data,
     models,
 )
 from fedmtl.algorithms import Algorithm
+from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data.examples import Examples
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
 DELTA = 1e-5
-ProblemName = Literal["digits", "femnist", "school"]
+StudyName = Literal["digits", "femnist", "school", "school records"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Setting:
             parts.append(f"{own.local.epochs} epochs")
         if isinstance(own, Local):
             parts.append(f"lr {own.local.lr:g}")
+        if isinstance(own, LocalFit):
+            parts.append(f"ridge {own.ridge:g}")
         if isinstance(own, FedRep) and own.head_local is not None:
             parts.append(f"{own.head_local.epochs} epochs of the head")
         if self.clip is not None:
@@ -86,32 +90,34 @@ class Study:
         metric: a key of a run's final row; ``larger`` is whether a larger one is better.
         schedule: of all methods that release something.
         solver: of all methods, where they do not vary it.
-        local: settings of training alone, (step size, epochs) each.
+        local: settings of training alone: (step size, epochs) each, or the penalties of an exact ridge fit.
         clips: of what a client sends.
         epochs: of FedAvg's clients.
         lams: strengths of the pull of PMTL and Ditto; the last one also before PMTL is finetuned.
         finetunes: after FedAvg and PMTL, (kind, lam, epochs, step size) each.
         hidden: units of FedRep's network; 0: the method is left out.
+        unit: what epsilon protects, a client or a record.
     """
 
-    name: ProblemName
+    name: StudyName
     title: str
     metric: str
     larger: bool
     schedule: PoissonSampling | FullParticipation
     rounds: int
     solver: LocalSGD
-    local: tuple[tuple[float, int], ...]
+    local: tuple[tuple[float, int], ...] | tuple[float, ...]
     clips: tuple[float, float, float]
     epochs: tuple[int, int, int]
     lams: tuple[float, float, float]
     finetunes: tuple[tuple[Any, float, int, float], ...]
     hidden: int = 0
+    unit: Literal["client", "record"] = "client"
 
     def methods(self) -> dict[str, list[Setting]]:
         """Nine settings a method: three clips, each with three values of what is the method's own.
 
-        Those of training alone are three step sizes, each with three numbers of epochs.
+        Those of training alone are three step sizes, each with three numbers of epochs, or nine ridge penalties.
         """
 
         def sgd(epochs: int) -> LocalSGD:
@@ -132,12 +138,15 @@ class Study:
             "pFedMe": [(PFedMe(lam=lam, eta=1.0 / lam, local=self.solver), None) for lam in (0.1, 0.3, 1.0)],
             "PP-SGD": [(PPSGD(ratio=ratio, local=self.solver), None) for ratio in (0.1, 0.3, 1.0)],
         }
+        rows: dict[str, Any] = {"loss": "squared", "row_norm": "auto", "target": "auto"}
         if self.name == "school":
-            rows = {"loss": "squared", "ridge": 0.055, "row_norm": "auto", "target": "auto"}
+            rows["ridge"] = 0.055
             own["MP-MTL"] = [(MPMTL(rho=rho, **rows), None) for rho in (1.5, 0.5, 0.2)]
         if self.hidden:
             own["FedRep"] = [(FedRep(local=self.solver, head_local=sgd(epochs)), None) for epochs in (1, 3, 10)]
-        found = {"Local": [Setting(Local(local=replace(sgd(epochs), lr=lr)), None) for lr, epochs in self.local]}
+        if self.unit == "record":  # the vote of a client is no gradient of its records
+            del own["IFCA"]
+        found = {"Local": [Setting(self.alone(value, rows), None) for value in self.local]}
         for name, values in own.items():
             hidden = self.hidden if name == "FedRep" else 0
             found[name] = [
@@ -145,6 +154,13 @@ class Study:
                 for clip, (algorithm, way) in itertools.product(self.clips, values)
             ]
         return found
+
+    def alone(self, value: Any, rows: dict[str, Any]) -> Algorithm:
+        """Training alone: an exact ridge fit, or a step size with a number of epochs."""
+        if isinstance(value, float):
+            return LocalFit(**rows | {"ridge": value})
+        lr, epochs = value
+        return Local(local=replace(self.solver, lr=lr, epochs=epochs))
 
     def choose(
         self, data: FederatedDataset, settings: list[Setting], epsilon: float, seed: int
@@ -182,6 +198,7 @@ class Study:
         clip = setting.clip
         rounds = 1 if clip is None else self.rounds
         private = clip is not None and epsilon < math.inf
+        protect = RecordPrivacy if self.unit == "record" else ClientPrivacy
         linear = models.linear_regression(bias=False) if data.classes is None else models.softmax_regression()
         return Trainer(
             algorithm=setting.algorithm,
@@ -189,7 +206,7 @@ class Study:
             model=models.mlp(hidden=setting.hidden) if setting.hidden else linear,
             loss="half_mse" if data.classes is None else "auto",
             schedule=FullParticipation() if clip is None else self.schedule,
-            privacy=ClientPrivacy(clip_norm=clip, epsilon=epsilon, delta=DELTA) if private else None,
+            privacy=protect(clip_norm=clip, epsilon=epsilon, delta=DELTA) if private else None,
             rounds=rounds,
             finetune=setting.finetune,
             seed=seed,
@@ -203,7 +220,7 @@ def of_clip(algorithm: Algorithm, clip: float) -> Algorithm:
     return replace(algorithm, lam=0.1 * clip) if isinstance(algorithm, MPMTL) else algorithm
 
 
-def load(name: ProblemName, root: str | None, seed: int) -> FederatedDataset:
+def load(name: StudyName, root: str | None, seed: int) -> FederatedDataset:
     """The data of a seed, which divides every client's rows into training and test rows."""
     if name == "digits":
         return load_data("digits", seed=seed)
@@ -234,6 +251,7 @@ def held_out(data: FederatedDataset, seed: int) -> FederatedDataset:
     )  # fmt: skip
 
 
+RIDGES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
 STUDIES = {
     "digits": Study(
         name="digits",
@@ -273,10 +291,25 @@ STUDIES = {
         schedule=FullParticipation(),
         rounds=10,
         solver=LocalSGD(lr=0.3, epochs=5, batch_size=10),
-        local=tuple(itertools.product((0.1, 0.3, 1.0), (3, 10, 30))),
+        local=RIDGES,
         clips=(0.03, 0.1, 0.3),
         epochs=(2, 5, 10),
         lams=(0.1, 0.3, 1.0),
         finetunes=(("mean", 0.1, 10, 0.3), ("mean", 0.3, 10, 0.3), ("mean", 1.0, 10, 0.3)),
+    ),
+    "school records": Study(
+        name="school records",
+        title="School: 139 schools, epsilon of a pupil",
+        metric="mse",
+        larger=False,
+        schedule=FullParticipation(),
+        rounds=60,
+        solver=LocalSGD(lr=1.0, epochs=1, batch_size=1000),
+        local=RIDGES,
+        clips=(0.03, 0.1, 0.3),
+        epochs=(1, 2, 4),
+        lams=(0.1, 0.3, 1.0),
+        finetunes=(("mean", 0.1, 60, 0.3), ("mean", 0.3, 60, 0.3), ("mean", 1.0, 60, 0.3)),
+        unit="record",
     ),
 }

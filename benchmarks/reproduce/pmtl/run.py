@@ -1,6 +1,6 @@
 """The experiments of Hu et al. 2023 on small models: Figures 1, 2, 3, 7 and 8, Tables 1 and 3.
 
-The problems and the settings that methods choose among are those of ../comparison, whose runs are read for Figures 3, 7
+The problems and the settings that methods choose among are those of ../comparison, whose table is read for Figures 3, 7
 and 8. Everything that is chosen here, too, is chosen on validation rows, which are held out from the training rows.
 
     python benchmarks/reproduce/pmtl/run.py --femnist leaf_femnist_206.json.zip
@@ -137,9 +137,6 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=JOBS, default=list(JOBS), help="PMTL and FedAvg: Table 1")
     parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl"))
-    parser.add_argument(
-        "--comparison", type=Path, default=Path("outputs/reproduce/comparison"), help="runs of ../comparison"
-    )
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -151,7 +148,7 @@ def main() -> None:
                 parser.error("the study femnist needs --femnist FILE; or leave it out: --studies digits")
             for seed in arguments.seeds:
                 work(STUDIES[name], root, seed, arguments.methods, arguments.epsilons, arguments.out)
-    write_tables(arguments.out, arguments.comparison, HERE)
+    write_tables(arguments.out, HERE)
 
 
 if __name__ == "__main__":

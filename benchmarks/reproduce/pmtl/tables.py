@@ -1,4 +1,7 @@
-"""Tables and figures of the PMTL study, from the files that run.py and ../comparison/run.py left."""
+"""Tables and figures of the PMTL study, from the files that run.py left and from ../comparison/table.csv.
+
+finetuning.csv and curve.csv keep what the figures show, so that one problem can be computed without the others.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,18 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from report import STYLES, interval
+from report import STYLES
+from scores import interval
 from settings import STUDIES, Study
-from sweep import markdown, replace_section, write_csv
+from sweep import markdown, read_csv, renew, replace_section
 
 TITLES = {
     "trained": "as trained", "vanilla": "vanilla", "mean": "mean-regularized", "kl": "symmetrized KL", "ewc": "EWC",
 }  # fmt: skip
 KINDS = tuple(TITLES)[1:]
 COLUMNS = ("study", "method", "epsilon", "finetuning", "seeds", "accuracy", "half_width")
+CURVE = ("study", "round", "epsilon", "loss")
+Rows = list[dict[str, str]]
 Cells = dict[tuple[str, str, float], dict[int, dict[str, Any]]]
 
 
@@ -59,18 +65,18 @@ def finetuning_table(cells: Cells, study: str) -> str:
     return markdown(titles, lines)
 
 
-def local_table(compared: Cells, study: str) -> str:
+def local_table(compared: Rows, study: str) -> str:
     """Table 3: training alone, PMTL and FedAvg, and both finetuned."""
-    epsilons = sorted({e for s, method, e in compared if (s, method) == (study, "PMTL")})
-    local = {seed: run["score"] for seed, run in compared[study, "Local", 0.0].items()}
-    lines = [["Local, epsilon 0", *[text(*interval(local.values()))] * len(epsilons)]]
-    for method in ("PMTL", "PMTL, finetuned", "FedAvg", "FedAvg, finetuned"):
-        line = [method]
+    cells = {(row["method"], float(row["epsilon"])): row for row in compared if row["study"] == study}
+    epsilons = sorted({epsilon for method, epsilon in cells if method == "PMTL"})
+    lines = []
+    for method in ("Local", "PMTL", "PMTL, finetuned", "FedAvg", "FedAvg, finetuned"):
+        line = ["Local, epsilon 0" if method == "Local" else method]
         for epsilon in epsilons:
-            scores = {seed: run["score"] for seed, run in compared[study, method, epsilon].items()}
-            gain, half = interval(scores[seed] - local[seed] for seed in scores.keys() & local.keys())
+            row = cells[method, epsilon]
+            gain, half = float(row["against_local"]), float(row["against_local_half_width"])
             mark = "" if not abs(gain) > half else " ▲" if gain > 0 else " ▼"
-            line.append(text(*interval(scores.values())) + mark)
+            line.append(text(float(row["score"]), float(row["half_width"])) + mark)
         lines.append(line)
     return markdown(["method", *(f"{name(e)}:" for e in epsilons)], lines)
 
@@ -86,13 +92,23 @@ def rows_of(cells: Cells) -> list[dict[str, Any]]:
     return rows
 
 
-def line(axis: Any, found: Cells, key: str, study: str, method: str, style: tuple[str, str, str], label: str) -> None:
+def curve_of(cells: Cells) -> list[dict[str, Any]]:
+    """Figure 2: the means over seeds of training loss and epsilon, a row for each study and round."""
+    rows = []
+    for (study, method, _), runs in sorted(cells.items()):
+        for entries in zip(*(run["rounds"] for run in runs.values()), strict=True) if method == "curve" else ():
+            rows.append({"study": study, **{key: mean(entry[key] for entry in entries) for key in CURVE[1:]}})
+    return rows
+
+
+def line(axis: Any, rows: Rows, key: str, study: str, method: str, style: tuple[str, str, str], label: str) -> None:
     """Accuracy by epsilon with 95% intervals."""
-    epsilons = sorted(e for s, m, e in found if (s, m) == (study, method) and 0 < e < math.inf)
-    points = [interval(run[key] for run in found[study, method, e].values()) for e in epsilons]
+    found = [row for row in rows if (row["study"], row["method"]) == (study, method)]
+    points = sorted((float(row["epsilon"]), float(row[key]), float(row["half_width"])) for row in found)
+    points = [point for point in points if point[0] < math.inf]
     if points:
         color, dash, marker = style
-        means, halves = zip(*points, strict=True)
+        epsilons, means, halves = zip(*points, strict=True)
         axis.errorbar(epsilons, means, halves, color=color, linestyle=dash, marker=marker, markersize=5, label=label)
 
 
@@ -106,34 +122,29 @@ def dress(axis: Any, title: str) -> None:
     axis.legend(fontsize=8)
 
 
-def draw(cells: Cells, compared: Cells, studies: list[Study], path: Path) -> None:
+def draw(cells: Rows, curves: Rows, compared: Rows, studies: list[Study], path: Path) -> None:
     """A row of panels a study: Figures 1, 2, 3 with 7, and 8 of the paper."""
     figure, axes = plt.subplots(len(studies), 4, figsize=(19, 4.6 * len(studies)), squeeze=False, layout="constrained")
+    naive = [row for row in cells if row["method"] == "concatenated" and row["finetuning"] == "trained"]
     for row, study in zip(axes, studies, strict=True):
-        local = interval(run["score"] for run in compared.get((study.name, "Local", 0.0), {}).values())[0]
+        local = next(float(r["score"]) for r in compared if (r["study"], r["method"]) == (study.name, "Local"))
         for axis in (row[0], row[2], row[3]):
             axis.axhline(local, color="0.35", linestyle="--", label="Local (no release)")
         line(row[0], compared, "score", study.name, "FedAvg", STYLES["FedAvg"], "FedAvg")
         line(row[0], compared, "score", study.name, "PMTL", STYLES["PMTL"], "PMTL")
-        line(row[0], cells, "trained", study.name, "concatenated", ("C7", "-", "x"), "all models released (naive)")
+        line(row[0], naive, "accuracy", study.name, "concatenated", ("C7", "-", "x"), "all models released (naive)")
         dress(row[0], f"Figure 1: {study.name}")
-        curves = [run["rounds"] for run in cells.get((study.name, "curve", 3.0), {}).values()]
-        if not curves:
-            row[1].set_axis_off()
-        else:
-            rounds = [entry["round"] for entry in curves[0]]
-            row[1].plot(rounds, [mean(c[i]["loss"] for c in curves) for i in range(len(rounds))], color="C1")
-            row[1].set_ylabel("training loss of the personal models", color="C1")
-            twin = row[1].twinx()
-            twin.plot(rounds, [entry["epsilon"] for entry in curves[0]], color="C0")
-            twin.set_ylabel("epsilon spent", color="C0")
-            row[1].set_xlabel("round")
-            row[1].set_title(f"Figure 2: {study.name}, PMTL λ {study.lams[-1]:g}", fontsize=10)
-        for method in ("PMTL", "FedAvg", "FedProx"):
+        curve = [entry for entry in curves if entry["study"] == study.name]
+        rounds, epsilons, losses = ([float(entry[key]) for entry in curve] for key in CURVE[1:])
+        row[1].plot(rounds, losses, color="C1")
+        row[1].set_ylabel("training loss of the personal models", color="C1")
+        twin = row[1].twinx()
+        twin.plot(rounds, epsilons, color="C0")
+        twin.set_ylabel("epsilon spent", color="C0")
+        row[1].set_xlabel("round")
+        row[1].set_title(f"Figure 2: {study.name}, PMTL λ {study.lams[-1]:g}", fontsize=10)
+        for method in ("PMTL", "FedAvg", "FedProx", "FedAvg, finetuned"):
             line(row[2], compared, "score", study.name, method, STYLES[method], method)
-        line(
-            row[2], compared, "score", study.name, "FedAvg, finetuned", STYLES["FedAvg, finetuned"], "FedAvg, finetuned"
-        )
         dress(row[2], f"Figures 3 and 7: {study.name}")
         for method in ("PMTL", "PP-SGD"):
             line(row[3], compared, "score", study.name, method, STYLES[method], method)
@@ -142,14 +153,15 @@ def draw(cells: Cells, compared: Cells, studies: list[Study], path: Path) -> Non
     plt.close(figure)
 
 
-def write_tables(out: Path, comparison: Path, here: Path) -> None:
-    """Write finetuning.csv, the figure and the tables of README.md."""
-    cells, compared = read(out), read(comparison)
-    studies = [study for study in STUDIES.values() if study.larger and (study.name, "PMTL", 1.0) in compared]
-    if not studies or not cells:
-        raise SystemExit(f"{out} or {comparison} holds no finished run.")
-    write_csv(here / "finetuning.csv", rows_of(cells), COLUMNS)
-    draw(cells, compared, studies, here / "figures.png")
+def write_tables(out: Path, here: Path) -> None:
+    """Write finetuning.csv, curve.csv, the figure and the tables of README.md."""
+    cells, compared = read(out), read_csv(here.parent / "comparison" / "table.csv")
+    if not cells:
+        raise SystemExit(f"{out} holds no finished run.")
+    kept = renew(here / "finetuning.csv", rows_of(cells), COLUMNS)
+    curves = renew(here / "curve.csv", curve_of(cells), CURVE)
+    studies = [study for study in STUDIES.values() if study.larger]
+    draw(kept, curves, compared, studies, here / "figures.png")
     for study in studies:
         if (study.name, "FedAvg", math.inf) in cells:
             replace_section(here / "README.md", f"{study.name} table 1", finetuning_table(cells, study.name))
