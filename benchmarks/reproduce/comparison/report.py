@@ -13,7 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from scores import interval
+from scores import Role, Score, by_client, difference, interval, read_scores, write_scores
 from settings import STUDIES, Study
 from sweep import markdown, renew, replace_section
 
@@ -25,49 +25,61 @@ COLUMNS = (
 REFERENCE = "FedAvg, finetuned"
 
 
-def worst_tenth(study: Study, clients: dict[str, float]) -> float:
-    """The mean over the tenth of the clients that score worst, rounded up to whole clients."""
-    ordered = sorted(clients.values(), reverse=not study.larger)
-    return mean(ordered[: math.ceil(len(ordered) / 10)])
+ROLES: dict[str, Role] = {
+    "Local": "local", "FedAvg": "fedavg", "FedAvg, finetuned": "fedavg", "FedProx": "fedavg", "PMTL": "published",
+    "PMTL, finetuned": "published", "MP-MTL": "published",
+}  # fmt: skip
 
 
-def shares(study: Study, own: dict[str, float], local: dict[str, float]) -> tuple[float, float, float]:
-    """Shares of the clients whose model is better, equal and worse than that of local training."""
-    sign = 1.0 if study.larger else -1.0
-    gains = [sign * (own[client] - local[client]) for client in local]
-    return tuple(mean(test(gain) for gain in gains) for test in (lambda g: g > 0, lambda g: g == 0, lambda g: g < 0))
+def scores_of(out: Path) -> list[Score]:
+    """The scores of the runs in ``out``, in the order of studies, methods, epsilons and seeds."""
+    runs = [json.loads(file.read_text()) for file in out.glob("*.json")]
+    local = {(run["study"], run["seed"]): run["clients"] for run in runs if run["method"] == "Local"}
+    found = []
+    for study in STUDIES.values():
+        order = list(study.methods())
+        own = [run for run in runs if run["study"] == study.name and (study.name, run["seed"]) in local]
+        for run in sorted(own, key=lambda run: (order.index(run["method"]), run["epsilon"], run["seed"])):
+            found.append(
+                Score(
+                    setting=study.title,
+                    metric=study.metric,
+                    larger=study.larger,
+                    role=ROLES.get(run["method"], "baseline"),
+                    method=run["method"],
+                    epsilon=run["epsilon"],
+                    seed=run["seed"],
+                    score=run["score"],
+                    chosen=run["chosen"],
+                    **by_client(run["clients"], local[study.name, run["seed"]], larger=study.larger),
+                )
+            )
+    return found
 
 
-def collect(out: Path) -> list[dict[str, Any]]:
+def collect(scores: list[Score]) -> list[dict[str, Any]]:
     """A row for each study, epsilon and method; Local, which costs no epsilon, once for each epsilon."""
-    found: dict[tuple[str, str, float], dict[int, dict[str, Any]]] = {}
-    for file in sorted(out.glob("*.json")):
-        run = json.loads(file.read_text())
-        found.setdefault((run["study"], run["method"], run["epsilon"]), {})[run["seed"]] = run
+    found: dict[tuple[str, str, float], list[Score]] = {}
+    for score in scores:
+        found.setdefault((score.setting, score.method, score.epsilon), []).append(score)
     rows = []
     for study in STUDIES.values():
-        epsilons = sorted({e for name, _, e in found if name == study.name} - {0.0})
-        local = found.get((study.name, "Local", 0.0), {})
-        for epsilon in epsilons:
-            reference = found.get((study.name, REFERENCE, epsilon), {})
+        local = found.get((study.title, "Local", 0.0), [])
+        for epsilon in sorted({e for title, _, e in found if title == study.title} - {0.0}):
+            reference = found.get((study.title, REFERENCE, epsilon), [])
             for method in study.methods():
-                runs = local if method == "Local" else found.get((study.name, method, epsilon), {})
+                runs = local if method == "Local" else found.get((study.title, method, epsilon), [])
                 if not runs:
                     continue
-                score, half = interval(run["score"] for run in runs.values())
+                score, half = interval(run.score for run in runs)
                 row = {"study": study.name, "method": method, "epsilon": epsilon, "seeds": len(runs), "score": score,
                        "half_width": half}  # fmt: skip
-                row["worst_tenth"] = mean(worst_tenth(study, run["clients"]) for run in runs.values())
                 for key, other in (("local", local), ("finetuned", reference)):
-                    both = sorted(runs.keys() & other.keys())
-                    if both:
-                        differences = (runs[seed]["score"] - other[seed]["score"] for seed in both)
-                        row[f"against_{key}"], row[f"against_{key}_half_width"] = interval(differences)
-                both = sorted(runs.keys() & local.keys())
-                parts = [shares(study, runs[seed]["clients"], local[seed]["clients"]) for seed in both]
-                for key, values in zip(("better", "equal", "worse"), zip(*parts, strict=True), strict=True):
-                    row[key] = mean(values)
-                row["chosen"] = "; ".join(runs[seed]["chosen"] for seed in sorted(runs))
+                    if other:
+                        row[f"against_{key}"], row[f"against_{key}_half_width"] = difference(runs, other)
+                for key in ("worst_tenth", "better", "equal", "worse"):
+                    row[key] = mean(getattr(run, key) for run in runs)
+                row["chosen"] = "; ".join(run.chosen for run in runs)
                 rows.append(row)
     return rows
 
@@ -166,11 +178,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def write_report(out: Path, here: Path) -> None:
-    """Write table.csv, the figure and the tables of README.md from the runs in ``out``; keep other studies."""
-    found = collect(out)
+    """Write scores.csv, table.csv, the figure and the tables of README.md from ``out``; keep other studies."""
+    found = scores_of(out)
     if not found:
         raise SystemExit(f"{out} holds no finished run.")
-    rows = [numbers(row) for row in renew(here / "table.csv", found, COLUMNS)]
+    file, settings = here / "scores.csv", {score.setting for score in found}
+    kept = [score for score in read_scores(file) if score.setting not in settings] if file.exists() else []
+    write_scores(file, [*kept, *found])
+    rows = [numbers(row) for row in renew(here / "table.csv", collect([*kept, *found]), COLUMNS)]
     draw(rows, here / "epsilon.png")
     for study in STUDIES.values():
         own = [row for row in rows if row["study"] == study.name]

@@ -1,0 +1,178 @@
+"""What epsilon buys: one page of the scores of all studies, each method beside what costs no epsilon.
+
+    python benchmarks/reproduce/gains/report.py
+
+reads the scores.csv of the studies and writes the tables of README.md and the figure. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent)]
+
+from scores import Score, difference, interval, mark, read_scores, table  # noqa: E402
+from sweep import markdown, replace_section  # noqa: E402
+
+ROLES = ("local", "public", "fedavg", "baseline", "published", "new")
+FREE = ("local", "public")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A study: its folder, what epsilon protects there, and the command that computes its scores."""
+
+    folder: str
+    unit: str
+    command: str
+
+
+SOURCES = (
+    Source("comparison", "a client, or a record", "comparison/run.py --femnist FILE --school FILE"),
+    Source("adapters", "a client", "adapters/run.py --femnist FILE"),
+    Source("starts", "a client", "starts/run.py"),
+    Source("mp_mtl", "a client", "mp_mtl/once.py --school FILE"),
+    Source("p2p", "a record", "p2p/once.py --root FOLDER"),
+    Source("cost_of_privacy", "a record", "cost_of_privacy/public_start.py --root FOLDER"),
+    Source("pp_dmtl", "a record", "pp_dmtl/steps.py"),
+)
+
+
+def settings_of(scores: Sequence[Score]) -> list[str]:
+    return list(dict.fromkeys(score.setting for score in scores))
+
+
+def epsilons_of(scores: Sequence[Score]) -> list[float]:
+    return sorted({score.epsilon for score in scores if 0 < score.epsilon < math.inf})
+
+
+def best(scores: Sequence[Score], roles: Sequence[str], epsilons: Sequence[float]) -> list[Score]:
+    """The scores of the method, among ``roles``, with the best mean at one of ``epsilons``; empty if there is none."""
+    found: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.role in roles and score.epsilon in epsilons:
+            found.setdefault(score.method, []).append(score)
+    sign = 1.0 if scores[0].larger else -1.0
+    return max(found.values(), key=lambda own: sign * mean(score.score for score in own), default=[])
+
+
+def summary(scores: Sequence[Score]) -> str:
+    """A line for each setting and epsilon: the best of what costs nothing, of the published and of all methods."""
+    lines = []
+    for setting in settings_of(scores):
+        own = [score for score in scores if score.setting == setting]
+        free = best(own, FREE, (0.0,))
+        for epsilon in epsilons_of(own):
+            line = [setting, f"{epsilon:g}", named(free)]
+            line.append(named(best(own, ("published",), (epsilon,)), free))
+            line.append(named(best(own, ("fedavg", "baseline", "published", "new"), (epsilon,)), free))
+            top = best(own, ("fedavg", "baseline", "published", "new"), (epsilon,))
+            line.append(gain(top, free))
+            lines.append(line)
+    titles = ["setting", "epsilon:", "without epsilon", "published", "best private", "gain over what is free:"]
+    return markdown(titles, lines)
+
+
+def named(own: Sequence[Score], other: Sequence[Score] = ()) -> str:
+    """The method and its mean, with a mark against another one."""
+    if not own:
+        return ""
+    text = f"{own[0].method}: {number(mean(score.score for score in own))}"
+    return f"{text} {mark(own, other)}".strip() if other else text
+
+
+def gain(own: Sequence[Score], other: Sequence[Score]) -> str:
+    """How much better, in the better direction, with its interval; errors in percent of the other's."""
+    if not own or not other:
+        return ""
+    value, half = difference(own, other)
+    if own[0].larger:
+        return f"{value:+.3f} ± {half:.3f}"
+    base = mean(score.score for score in other) / 100
+    return f"{-value / base:+.1f} ± {half / base:.1f} %"
+
+
+def number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.3f}"
+
+
+def sections(scores: dict[str, list[Score]]) -> str:
+    """A table for each setting, with the command of its study."""
+    parts = []
+    for source in SOURCES:
+        for setting in settings_of(scores.get(source.folder, [])):
+            own = [score for score in scores[source.folder] if score.setting == setting]
+            ordered = sorted(own, key=lambda score: ROLES.index(score.role))
+            way = "larger is better" if own[0].larger else "smaller is better"
+            seeds = len({score.seed for score in own})
+            small = max(abs(score.score) for score in own) < 0.1
+            parts.append(
+                f"### {setting}\n\n{own[0].metric}, {way}; {seeds} seeds; epsilon protects {source.unit}. "
+                f"[Study](../{source.folder}/README.md)\n\n    python benchmarks/reproduce/{source.command}\n\n"
+                + table(ordered, setting, digits=5 if small else 3)
+            )
+    return "\n".join(parts)
+
+
+def draw(scores: Sequence[Score], path: Path) -> None:
+    """A panel a setting: what is free as lines, the best published and the best of all methods by epsilon."""
+    settings = settings_of(scores)
+    rows = math.ceil(len(settings) / 4)
+    figure, axes = plt.subplots(rows, 4, figsize=(18, 4.2 * rows), squeeze=False, layout="constrained")
+    styles = {"local": ("0.35", "--"), "public": ("C4", "-."), "fedavg": ("C0", "-"), "baseline": ("C9", ":"),
+              "published": ("C1", "-"), "new": ("C2", "-")}  # fmt: skip
+    for axis in axes.flat[len(settings) :]:
+        axis.set_axis_off()
+    for axis, setting in zip(axes.flat, settings, strict=False):
+        own = [score for score in scores if score.setting == setting]
+        for role, (color, line) in styles.items():
+            if role in FREE:
+                free = best(own, (role,), (0.0,))
+                if free:
+                    axis.axhline(mean(s.score for s in free), color=color, linestyle=line, label=free[0].method)
+                continue
+            points = []
+            for epsilon in epsilons_of(own):
+                found = best(own, (role,), (epsilon,))
+                if found:
+                    points.append((epsilon, *interval(score.score for score in found)))
+            if points:
+                epsilons, means, halves = zip(*points, strict=True)
+                axis.errorbar(epsilons, means, halves, color=color, linestyle=line, marker="o", markersize=4,
+                              label={"fedavg": "FedAvg, best", "baseline": "other baseline, best",
+                                     "published": "published, best", "new": "new, best"}[role])  # fmt: skip
+        axis.set_xscale("log")
+        ticks = epsilons_of(own)
+        axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set(xlabel="epsilon", ylabel=own[0].metric)
+        axis.set_title(setting, fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Write the page."""
+    files = {source.folder: HERE.parent / source.folder / "scores.csv" for source in SOURCES}
+    scores = {folder: read_scores(file) for folder, file in files.items() if file.exists()}
+    everything = [score for found in scores.values() for score in found]
+    draw(everything, HERE / "gains.png")
+    replace_section(HERE / "README.md", "summary", summary(everything))
+    replace_section(HERE / "README.md", "tables", sections(scores))
+
+
+if __name__ == "__main__":
+    main()
