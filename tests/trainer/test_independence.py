@@ -129,7 +129,8 @@ def test_linear_tasks_of_different_sizes(name: str) -> None:
 
 
 def test_batches_as_wide_as_the_largest_client_s_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trainer(algorithm=Local(local=SOLVERS["all examples"]), privacy=None, dtype="float64")
+    data = ragged_classification(13, largest=700)  # wide enough to change the order of a sum on any processor
+    run = trainer(algorithm=Local(local=SOLVERS["all examples"]), privacy=None, dtype="float64", data=data)
     assert refuted(run) == []
     monkeypatch.setattr(base, "batch_widths", lambda counts, size: torch.full_like(counts, int(counts.max())))
     assert refuted(run) != []
