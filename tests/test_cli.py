@@ -32,7 +32,7 @@ from fedmtl.errors import ConfigError, FedmtlError
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
 
 
-def command(*words: str, cwd: Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.CompletedProcess[str]:
     """Run ``python -m fedmtl`` in another folder, as a user would."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
