@@ -21,6 +21,7 @@ from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
 from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
+from ..privacy.clip import Clip
 from ..privacy.sums import NOBODY
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
@@ -267,6 +268,7 @@ class Released:
         denominator: m, the public constant that divides every sum.
         noise_std: name -> (R,) float64, standard deviation of the noise on a coordinate of that release (of a matrix:
             on its diagonal); 0 without noise.
+        clip: of the gradients of single records, where clients act one at a time and their releases clip; else None.
         clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
         step: number of the round or activation.
         time: float64 (1, 1), virtual time.
@@ -278,6 +280,7 @@ class Released:
     clients: Tensor | None = None
     step: int = 0
     time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    clip: Clip | None = None
 
 
 Own = dict[str, Tensor]
@@ -408,8 +411,8 @@ class Algorithm:
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
             values = {name: value[0, 0] for name, value in values.items()}
-        known = clients if self.one_at_a_time else None
-        released = Released(values, channel.denominator, channel.noise_std, known, block.first, time)
+        known, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
+        released = Released(values, channel.denominator, channel.noise_std, known, block.first, time, clip)
         state.public = self.server(problem, state.public, released)
         if type(self).receive is not Algorithm.receive:
             store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))

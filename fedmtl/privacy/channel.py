@@ -392,11 +392,24 @@ class Channel:
 
     def noise_std(self, name: str) -> Tensor:
         """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as
-        released in the round that has begun; 0 without noise."""
+        released in the round that has begun; of ``"gradient"`` of clients that act one at a time, as released last; 0
+        without noise, and where nobody acted."""
+        if name == GRADIENT and self.gradients is not None and self.sampler is None:
+            return self._answer_std(self.gradients.dimension)
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
         stds = [release.noise_std for release in self._current(name)]
         return torch.tensor(stds or [0.0] * self.replicates, dtype=torch.float64)
+
+    def _answer_std(self, dimension: int) -> Tensor:
+        window = self._window
+        if window is None or self._place <= window.first:
+            raise PrivacyError("No activation has been released, so its noise is not known.")
+        if self.terms is None:
+            return torch.zeros(self.replicates, dtype=torch.float64)
+        at = self._place - 1 - window.first
+        unit = LAWS[str(self.mechanism)](1.0).std(1.0, dimension)
+        return torch.from_numpy(unit * window.scales[at] / window.divisors[at])
 
     def _current(self, name: str) -> list[Release]:
         """Return the release in the round that has begun, by repetition, with the noise of this use; none without a

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "async_learner, published": AsyncLearner(loss="logistic", reg=0.01, guarantee="paper"),
     "async_learner, observed frequencies": AsyncLearner(loss="logistic", reg=0.01, frequencies="observed"),
     "async_learner, groups": AsyncLearner(loss="hinge", reg=0.01, groups=(("task-1", "task-4"), ("task-2", "task-0"))),
+    "async_learner, public start": AsyncLearner(method="public_start", loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, records that arrive": PeerToPeer(
         row_norm=1.0, graph=Ring(), mu=0.5, arrivals={"task-2": [3, 0, 2, 2, 9, 0, 30, 1, 8]}
@@ -44,6 +45,7 @@ REGRESSION = {
     "async_learner, statistics": AsyncLearner(
         reg=0.01, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0), theta_max=0.3
     ),
+    "async_learner, moments": AsyncLearner(method="moments", reg=0.01),
     "pp_dmtl, squared": PPDMTL(row_norm=1.0, loss="squared", lam=0.02, a1=0.1),
 }
 
@@ -51,7 +53,9 @@ REGRESSION = {
 def setting(name: str):
     """A problem, its algorithm with everything resolved, and who acts (1, S)."""
     kind = "regression" if name in REGRESSION else "classification"
-    data = load_synthetic_tasks(tasks=TASKS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
+    data = load_synthetic_tasks(
+        tasks=TASKS, train_examples=9, test_examples=4, features=5, problem=kind, public_examples=20, seed=2
+    )
     model = models.logistic_regression() if name == "p2p, any model" else models.linear_regression(bias=False)
     algorithm = (ALGORITHMS | REGRESSION)[name]
     clients = torch.from_numpy(np.random.default_rng(len(name)).integers(-1, TASKS, (1, STEPS)))
@@ -155,8 +159,9 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
         if int(block.client) >= 0:
             key, value = processes[int(block.client)].release(public, block)
             record.append((block.first, key, value[None]))
+            channel, time = processes[int(block.client)].channel.channel, block.time.numpy().T
             released = Released(
-                {key: value}, 1.0, lambda _: torch.zeros(1), block.cohort, block.first, block.time.numpy().T
+                {key: value}, 1.0, channel.noise_std, block.cohort, block.first, time, channel.sums.clip
             )
             public = algorithm.server(problem, public, released)
     acting = [key for key in stacked.record if bool(key[2].any())]

@@ -53,6 +53,14 @@ RUNS = {
         f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 guarantee=paper privacy.mechanism=l2_laplace"
     ),
     "async_learner": f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression",
+    "async_learner, public start": (
+        f"algorithm=async_learner {_TASKS} rounds=40 algorithm.method=public_start algorithm.loss=logistic "
+        "data.public_examples=30 schedule.per_client=2"
+    ),
+    "async_learner, moments": (
+        f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression algorithm.method=moments "
+        "schedule.per_client=1 privacy.mechanism=l2_laplace privacy.delta=0 privacy.epsilon=40"
+    ),
     "async_learner, sufficient statistics": (
         f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression algorithm.bound=domain "
         "algorithm.domain={_target_:fedmtl.DomainBound,x_l1:3.0,y:2.0} privacy.clip_norm=300 "

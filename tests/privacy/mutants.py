@@ -17,10 +17,10 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers
 from fedmtl.algorithms.base import Problem
-from fedmtl.algorithms.linear.data import DomainBound
+from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.p2p import warm_start as p2p_start
-from fedmtl.data import FederatedDataset
+from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
@@ -143,6 +143,8 @@ FURTHER: dict[str, tuple[Any, Any]] = {
         AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
         _CLOCKS,
     ),
+    "public start": (AsyncLearner(method="public_start", loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
+    "moments": (AsyncLearner(method="moments", reg=1e-3), PoissonClocks(per_client=4)),
 }
 _PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
 CLOCKED = {
@@ -167,14 +169,17 @@ MATRICES = {
 
 
 def dataset() -> FederatedDataset:
-    """Five clients of 4 to 12 records with six features, two classes."""
+    """Five clients of 4 to 12 records with six features, two classes, and 30 public ones."""
     generator = torch.Generator().manual_seed(0)
     parts: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
     for client in range(AGENTS):
         for side, n in ((0, 4 + 2 * client), (1, 3)):
             x = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64)
             parts[side][f"client-{client}"] = (x, (x[:, 0] + 0.3 * x[:, 1] > 0).long())
-    return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=2, name="agents")
+    x = torch.randn(30, FEATURES, generator=generator, dtype=torch.float64)
+    public = Examples(x, (x[:, 0] > 0.2 * x[:, 1]).long(), torch.tensor([0, 30]))
+    data = FederatedDataset.from_tensors(parts[0], test=parts[1], classes=2, name="agents")
+    return replace(data, public=public)
 
 
 _DATA = dataset()
@@ -1213,6 +1218,18 @@ def _start_by_all_fits(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(TaskStack, "fit", together)
 
 
+def _unclipped_moments(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Gradients of any model, such as moments, are summed up to ten times the clip."""
+    of_gradients = RecordSums.of_gradients
+
+    def sums(self: RecordSums, client: int, gradients: torch.Tensor, drawn: Any = None) -> np.ndarray:
+        wide = RecordSums.__new__(RecordSums)
+        vars(wide).update(vars(self) | {"clip": replace(self.clip, bound=10 * self.clip.bound)})
+        return of_gradients(wide, client, gradients, drawn)
+
+    patch.setattr(RecordSums, "of_gradients", sums)
+
+
 def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The production release path as it is."""
 
@@ -1234,6 +1251,7 @@ INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("c
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
+_ONCE = ("public start", "moments")
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
@@ -1241,6 +1259,7 @@ MUTANTS = [
     Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), ("poisson", "full", "records", "symmetric")),
     Mutant("noise halved", _scaled(0.5), NOISE, ("laplace", "diagonal", *CLOCK)),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK_L2, _SUBSAMPLED),
+    Mutant("noise halved", _scaled(0.5), NOISE, CLOCK, _ONCE),
     Mutant("noise x 0.9", _scaled(0.9), NOISE, ("poisson", "l2_laplace", "records", "allocated", "k-norm")),
     Mutant("noise x 0.9", _scaled(0.9), NOISE, (*CLOCK, *CLOCK_L2, *CLOCK_GAUSS)),
     Mutant("noise doubled", _scaled(2.0), NOISE, ("poisson", *CLOCK)),
@@ -1487,6 +1506,14 @@ MUTANTS = [
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
+    Mutant(
+        "public start of private rows",
+        _set(AsyncLearner, "_public", lambda self, problem: LinearData.of(problem)),
+        TRANSCRIPT,
+        CLOCK,
+        ("public start",),
+    ),
+    Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
     # independence

@@ -34,10 +34,20 @@ from .ledgers import participations, read_lines
 from .settings import quick_figures
 
 TASKS, ANSWERS = 5, 12
-DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, problem="classification")
+DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30)
 CASES = {
     "learner": {
         "algorithm": AsyncLearner(loss="logistic", reg=1e-3),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
+    },
+    "public start": {
+        "algorithm": AsyncLearner(method="public_start", loss="logistic", reg=1e-3),
+        "schedule": PoissonClocks(per_client=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
+    },
+    "moments": {
+        "algorithm": AsyncLearner(method="moments"),
         "schedule": PoissonClocks(per_client=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0),
     },

@@ -48,6 +48,7 @@ LINEAR = {
         RECORD,
     ),
     "async, clip": (lambda loss: AsyncLearner(loss=loss, psi=True), RECORD),
+    "async, moments": (lambda loss: AsyncLearner(method="moments", psi=True), RECORD),
     "async, domain": (
         lambda loss: AsyncLearner(loss=loss, bound="domain", domain=DomainBound(1.0, 1.0), theta_max=1.0, psi=True),
         RecordPrivacy(clip_norm=4.0, epsilon=5.0, delta=1e-5),

@@ -17,16 +17,19 @@ another function; the paper's own proof (eta = 1 / (2 N), f_L = (1 - eta N) g) g
 
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
 theta_L and every theta_i are functions of releases.
+
+Two methods beside the paper's have owners that are all asked the same and may answer once: see :mod:`.once`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..._check import one_of, positive, positive_int
@@ -34,11 +37,13 @@ from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.channel import GRADIENT
+from ...privacy.clip import Clip
 from ...schedules import Block, BoundSchedule
 from ..base import Algorithm, Own, Problem, Released, Round, State
 from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
 from ..local_fit import LocalFit
 from ..store import ClientStore
+from . import once
 from .automatic import resolve_learner
 from .fitness import Fitness
 from .learner_data import LearnerData
@@ -52,6 +57,10 @@ class AsyncLearner(Algorithm):
     """Settings of the asynchronous learner; all of them public.
 
     Args:
+        method: ``"steps"``: Algorithm 1. ``"public_start"``: owners answer at the fit of the public rows, and the
+            learner takes the posterior mean. ``"moments"``: they release second moments, and the learner solves a ridge
+            regression (AdaSSP). For these two, one answer of each owner (``per_client=1`` of the clocks) is best, and
+            several are averaged; the step, its horizon and ``guarantee`` have no meaning. See :mod:`.once`.
         loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
         theta_max: bound on ||theta||_inf, above 0.
@@ -83,6 +92,7 @@ class AsyncLearner(Algorithm):
         ConfigError: an impossible value.
     """
 
+    method: Literal["steps", "public_start", "moments"] = "steps"
     loss: LossName = "squared"
     reg: float = 1e-5
     theta_max: float = 10.0
@@ -128,6 +138,9 @@ class AsyncLearner(Algorithm):
             object.__setattr__(self, "frequencies", tuple(self.frequencies))
             for value in self.frequencies:
                 positive(self, frequencies=value)
+        one_of(self, ("steps", "public_start", "moments"), method=self.method)
+        if self.method != "steps":
+            once.check(self)
         if self.bound == "domain" and self.domain is None:
             raise ConfigError(
                 "AsyncLearner.bound='domain' needs domain=DomainBound(x_l1=..., y=...), which are public."
@@ -151,7 +164,7 @@ class AsyncLearner(Algorithm):
         Raises:
             ConfigError: the data have no public rows, or state no bounds.
         """
-        if "auto" not in (self.kappa, self.domain):
+        if self.domain != "auto" and (self.kappa != "auto" or self.method != "steps"):
             return self
         return resolve_learner(self, problem, schedule, privacy)
 
@@ -168,16 +181,22 @@ class AsyncLearner(Algorithm):
             ModelError: the model is not linear.
             DataError: targets that do not suit the loss.
         """
-        data = self._work(problem).data
-        return (
-            GradientPlan(
-                ids=tuple(problem.data.ids),
-                keys=problem.data.keys,
-                counts=data.counts.numpy(),
-                dimension=data.dimension,
-                caps=self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds),
-                x=data.x,
-            ),
+        caps = self.hard_caps(schedule.caps.clip(max=problem.rounds), problem.rounds)
+        plan = replace(self.released(self._work(problem).data, problem.data.ids, caps), keys=problem.data.keys)
+        if self.method == "public_start":
+            rows = sum(map(len, self._public(problem).y))
+            plan = replace(plan, notes=(f"{rows} public rows, to which the start and the prior are fitted",))
+        return (plan,)
+
+    def released(self, data: LinearData, ids: tuple[str, ...], caps: np.ndarray) -> GradientPlan:
+        """Return the plan of the releases of owners ``ids``, of at most ``caps`` (n,) answers each."""
+        moments = self.method == "moments"
+        return GradientPlan(
+            ids=tuple(ids),
+            counts=data.counts.numpy(),
+            dimension=once.moments_size(data.dimension) if moments else data.dimension,
+            caps=caps,
+            x=None if moments else data.x,
         )
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
@@ -188,21 +207,38 @@ class AsyncLearner(Algorithm):
         return given if self.cap is None else np.minimum(given, self.cap)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start all models at 0."""
-        return State(self._work(problem).start(replicates), ClientStore(problem.clients, {}))
+        """Start all models at 0, or at the fit of the public rows."""
+        public = self._public(problem) if self.method == "public_start" else None
+        return State(self.start(self._work(problem), public, replicates), ClientStore(problem.clients, {}))
+
+    def start(self, work: LearnerData, public: LinearData | None, replicates: int) -> dict[str, Tensor]:
+        """Return the public state of R = ``replicates`` runs before any answer; ``public`` has the public rows."""
+        if self.method == "steps":
+            return work.start(replicates)
+        p = work.data.dimension
+        theta = torch.zeros(p, dtype=torch.float64) if public is None else once.public_fit(self, public)
+        size = once.moments_size(p) if self.method == "moments" else p
+        return once.start(replicates, len(work.data.x), theta, size)
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, GradientMessage], Own]:
+        if self.method != "steps":
+            return {GRADIENT: self.asked(self._work(problem), public, clipped=round.clips)}, own
         # (6): the point between the central model and the client's copy; (3): gradients of its records there
         updates = self._updates(problem, public, clipped=round.clips)
         updates.query(clients.numpy())
         return {GRADIENT: updates.message}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # (5) and (7')
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
+        if self.method != "steps":
+            answer = released.values[GRADIENT].numpy()[None]
+            once.hear(new, released.clients.numpy(), answer, released.noise_std(GRADIENT))
+            self._solve(problem, new, released.clip)
+            return new
+        # (5) and (7')
         updates = self._updates(problem, new, clipped=True)
         who = released.clients.numpy()
         updates.query(who)
@@ -216,9 +252,58 @@ class AsyncLearner(Algorithm):
                 f"The domain bounds gradients by Xi = {self.xi:g}, but clip_norm is {channel.bound:g}; set "
                 f"clip_norm to at least {self.xi:g}, or bound='clip'."
             )
+        if self.method != "steps":
+            message = self.asked(self._work(problem), state.public, clipped=channel.bound < math.inf)
+            self.hear(state.public, block.client.numpy().T, channel, message)
+            self._solve(problem, state.public, channel.sums.clip)
+            return state
         updates = self._updates(problem, state.public, clipped=channel.bound < math.inf)
         updates.run(block.client.numpy().T.copy(), channel.answers(updates.message))
         return state
+
+    def asked(self, work: LearnerData, public: Mapping[str, Tensor], *, clipped: bool) -> GradientMessage:
+        """Return what owners answer where all are asked the same."""
+        if self.method == "moments":
+            return once.moments_message(work.data)
+        means = self.bound == "domain" or not clipped
+        return once.message_at(public["theta_0"], work.data, LinearLoss(self.loss), clipped=not means)
+
+    def hear(self, public: dict[str, Tensor], clients: np.ndarray, channel: Channel, message: GradientMessage) -> None:
+        """Take the answers to ``message`` of the activations ``clients`` (S, R) that have begun."""
+        for who, answer in zip(clients, channel.answers(message), strict=True):
+            once.hear(public, who, answer, channel.noise_std(GRADIENT))
+
+    def solve(
+        self, public: dict[str, Tensor], counts: Tensor, prior: once.PublicPrior | None, clip: Clip | None
+    ) -> None:
+        """Set theta_L to what all answers so far say; ``prior`` is of the public rows and this clip."""
+        if prior is not None:
+            public["theta_l"] = prior.solve(public, counts)
+        else:
+            public["theta_l"] = once.moments_model(self, public, counts, public["theta_l"].shape[1], clip)
+
+    def _solve(self, problem: Problem, public: dict[str, Tensor], clip: Clip | None) -> None:
+        prior = None
+        if self.method == "public_start":
+            rows = self._public(problem)
+            prior = prepared(problem, (self, clip), lambda: once.PublicPrior.of(self, rows, clip))
+        self.solve(public, problem.data.train.counts, prior, clip)
+
+    def _public(self, problem: Problem) -> LinearData:
+        """Return the public rows of the data, within the domain where one is given."""
+        known = problem.data.public
+        if known is None:
+            raise ConfigError(
+                f"AsyncLearner.method='public_start' needs public rows, and {problem.data.name} has none; "
+                f"use method='moments'."
+            )
+
+        def build() -> LinearData:
+            rows = LinearData.of_examples(problem, known)
+            LinearLoss(self.loss).check_targets(rows.y, rows.name)
+            return self.domain.bounded(rows) if isinstance(self.domain, DomainBound) else rows
+
+        return prepared(problem, (self, "public rows"), build)
 
     def _updates(self, problem: Problem, public: Mapping[str, Tensor], *, clipped: bool) -> Updates:
         work = self._work(problem)

@@ -36,11 +36,12 @@ from torch import Tensor
 from ..._check import positive_int
 from ...data import FederatedDataset
 from ...errors import ConfigError
-from ...privacy import GradientPlan, RecordPrivacy, open_channel
+from ...privacy import RecordPrivacy, open_channel
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
 from .fitness import Fitness, Optimum
 from .learner_data import LearnerData
+from .once import PublicPrior
 
 if TYPE_CHECKING:
     from .algorithm import AsyncLearner
@@ -216,6 +217,7 @@ def simulate(
     ids: tuple[str, ...] = (),
     caps: np.ndarray | None = None,
     seed: int = 0,
+    public: LinearData | None = None,
 ) -> Tensor:
     """R repetitions of a run as one program, without a trainer: simulated noise, in memory.
 
@@ -227,6 +229,7 @@ def simulate(
         caps: int64 (n,), most answers of each owner, to which noise is calibrated; default the most that any
             repetition asks for.
         seed: of the noise.
+        public: the public rows, for a learner that starts at their fit.
 
     Returns:
         (R, p) float64, theta_L after the last activation.
@@ -241,11 +244,16 @@ def simulate(
         answers = [torch.bincount(row[row >= 0], minlength=len(names)) for row in clients]
         caps = torch.stack(answers).amax(0).numpy()
     caps = learner.hard_caps(caps, events)
-    plan = GradientPlan(
-        ids=names, counts=work.data.counts.numpy(), dimension=work.data.dimension, caps=caps, x=work.data.x
-    )
+    plan = learner.released(work.data, names, caps)
     channel = open_channel(privacy, (plan,), "activations as given", seed=seed, replicates=replicates)
-    state = work.start(replicates)
+    state = learner.start(work, public, replicates)
+    if learner.method != "steps":
+        channel.begin(0, clients)
+        learner.hear(state, clients.numpy().T, channel, learner.asked(work, state, clipped=privacy is not None))
+        prior = None if public is None else PublicPrior.of(learner, public, channel.sums.clip)
+        learner.solve(state, work.data.counts, prior, channel.sums.clip)
+        channel.close()
+        return state["theta_l"]
     updates = learner.updates(
         work, state, learner.effective_step(work.copies, len(names), events), clipped=privacy is not None
     )

@@ -56,6 +56,7 @@ def make_synthetic_tasks(
     outlier_size: float = 1.0,
     problem: Literal["regression", "classification"] = "classification",
     noise: float = 0.1,
+    public_examples: int = 0,
     seed: int = 0,
 ) -> SyntheticTasks:
     """Make tasks y = x . w_t with unit-norm rows x and related models w_t.
@@ -86,6 +87,7 @@ def make_synthetic_tasks(
         outlier_size: standard deviation of what such tasks and entries have on top.
         problem: ``"regression"``, or ``"classification"`` of two classes.
         noise: standard deviation of the score's noise.
+        public_examples: further examples of the tasks, of each in turn, that belong to no client; 0 for none.
         seed: of all draws.
 
     Returns:
@@ -114,8 +116,10 @@ def make_synthetic_tasks(
             drawn = keyed_unit(seed, f"tasks/outlier_{name}", keys, 0, count) < probability
             unlike = outlier_size * keyed_normal(seed, f"tasks/outlier_{name}", keys, 1, features)
             weights = weights + (drawn * unlike).T
+    if isinstance(public_examples, bool) or not isinstance(public_examples, int) or public_examples < 0:
+        raise ConfigError(f"{where}.public_examples is {public_examples!r}; it must be a whole number of at least 0.")
     sides = []
-    for step, count in enumerate((train_examples, test_examples)):
+    for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
         rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
         score = torch.einsum("tnd,dt->tn", rows.double(), weights)
@@ -123,10 +127,16 @@ def make_synthetic_tasks(
         y = score.float() if problem == "regression" else (score >= 0).to(torch.int64)
         offsets = torch.arange(tasks + 1) * count
         sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
+    public = None
+    if public_examples:
+        x, y = sides[2].x.view(tasks, -1, features), sides[2].y.view(tasks, -1)
+        rows, targets = x.transpose(0, 1).flatten(0, 1), y.T.flatten()
+        offsets = torch.tensor([0, public_examples])
+        public = Examples(rows[:public_examples].clone(), targets[:public_examples].clone(), offsets)
     name = f"synthetic tasks ({structure}, {problem})"
     domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
     classes = 2 if problem == "classification" else None
-    data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, domain=domain)
+    data = FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain)
     return SyntheticTasks(data, weights)
 
 

@@ -1,0 +1,280 @@
+"""A public start and noised moments, against generic Gaussian conditioning, loops over records, and limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import optimize, stats
+
+from fedmtl import models
+from fedmtl.algorithms import Algorithm
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.async_learner.collaboration import simulate
+from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.data import Examples, FederatedDataset
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import RecordGradients, RecordPrivacy
+from tests.algorithms.harness import block_of, noise_of, open_activations, problem_of, run_activations
+
+COUNTS, P, PUBLIC = (40, 25, 60), 3, 50
+BUDGETS = {"a": 1.0, "b": 8.0, "c": 3.0}
+NOISY = RecordPrivacy(clip_norm=2.5, epsilon=BUDGETS, mechanism="laplace", delta=0.0)
+ONCE = torch.tensor([[2, 0, 1]])
+
+
+def draw(rng: np.random.Generator, n: int, loss: str) -> tuple[np.ndarray, np.ndarray]:
+    x = rng.normal(size=(n, P)) * [1.0, 0.7, 1.5]
+    score = x @ [0.8, -0.5, 0.3] + 0.6 * rng.standard_t(4, size=n)
+    return x, score if loss == "squared" else np.where(score > 0, 1.0, -1.0)
+
+
+def rows(loss: str, seed: int = 0):
+    """Rows of the owners, and the public ones."""
+    rng = np.random.default_rng(seed)
+    return [draw(rng, n, loss) for n in COUNTS], draw(rng, PUBLIC, loss)
+
+
+def problem(loss: str = "squared", *, public: bool = True):
+    owners, known = rows(loss)
+    code = (lambda y: torch.from_numpy(y)) if loss == "squared" else (lambda y: torch.from_numpy((y > 0).astype(int)))
+    x, y = (np.concatenate([pair[k] for pair in owners]) for k in (0, 1))
+    own = Examples(torch.from_numpy(x), code(y), torch.tensor([0, *np.cumsum(COUNTS)]))
+    free = Examples(torch.from_numpy(known[0]), code(known[1]), torch.tensor([0, PUBLIC]))
+    classes = None if loss == "squared" else 2
+    data = FederatedDataset(own, own, tuple(BUDGETS), classes=classes, public=free if public else None)
+    loss = "mse" if loss == "squared" else "binary_cross_entropy"
+    return problem_of(data, model=models.linear_regression(bias=False), loss=loss, rounds=9)
+
+
+def slopes(loss: str, x: np.ndarray, y: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and second derivative of every record's loss by its prediction."""
+    m = x @ theta
+    if loss == "squared":
+        return 2 * (m - y), np.full(len(y), 2.0)
+    chance = 1 / (1 + np.exp(-m))
+    return chance - (y > 0), chance * (1 - chance)
+
+
+def clipped(gradients: np.ndarray, bound: float) -> np.ndarray:
+    return gradients * np.minimum(1, bound / np.abs(gradients).sum(1))[:, None]
+
+
+def fit(loss: str, x: np.ndarray, y: np.ndarray, reg: float) -> np.ndarray:
+    """The minimizer of f on some rows, by SciPy."""
+
+    def value(theta):
+        m = x @ theta
+        each = (m - y) ** 2 if loss == "squared" else np.logaddexp(0, -y * m)
+        return each.mean() + reg * theta @ theta
+
+    return optimize.minimize(value, np.zeros(P), method="BFGS", options={"gtol": 1e-10}).x
+
+
+def answers(loss: str, noise: np.ndarray, theta: np.ndarray, who: list[int], bound: float) -> list[np.ndarray]:
+    owners, _ = rows(loss)
+    told = []
+    for k, i in enumerate(who):
+        x, y = owners[i]
+        told.append(clipped(slopes(loss, x, y, theta)[0][:, None] * x, bound).mean(0) + noise[k])
+    return told
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("who", [[2, 0, 1], [1, 2], [0, 2, 0, 1, 0]])
+def test_public_start_is_the_posterior_mean(loss: str, who: list[int]) -> None:
+    """The joint Gaussian of theta and all answers, conditioned on the answers, for unequal budgets and sizes."""
+    work, bound, reg = problem(loss), 2.5 if loss == "squared" else 0.8, 0.01
+    privacy = replace(NOISY, clip_norm=bound)
+    learner = AsyncLearner(method="public_start", loss=loss, reg=reg)
+    clients = torch.tensor([who])
+    caps = np.maximum(np.bincount(who, minlength=3), 1)
+    state, _ = run_activations(learner, work, clients, privacy, pieces=2, caps=caps)
+    noise = noise_of(learner, work, clients, privacy, caps=caps)[:, 0]
+    x, y = rows(loss)[1]
+    start = fit(loss, x, y, reg)
+    first, second = slopes(loss, x, y, start)
+    gradients = first[:, None] * x
+    counted = clipped(gradients, bound)
+    whole, free = np.abs(gradients).sum(1) <= bound, PUBLIC / (PUBLIC - P)
+    inverse = np.linalg.inv((second[:, None] * x).T @ x / PUBLIC + 2 * reg * np.eye(P))
+    prior = inverse @ np.cov(gradients.T, ddof=0) @ inverse * free / PUBLIC
+    a = (second * whole)[:, None] * x
+    a = a.T @ x / PUBLIC
+    spread = np.cov(counted.T, ddof=0) * free
+    told = np.array(answers(loss, noise, start, who, bound))
+    acting = sorted(set(who))
+    means = np.concatenate([told[[k for k, i in enumerate(who) if i == j]].mean(0) for j in acting])
+    design = np.tile(-a, (len(acting), 1))
+    covariance = design @ prior @ design.T
+    for k, j in enumerate(acting):
+        scale = 2 * bound * caps[j] / (COUNTS[j] * list(BUDGETS.values())[j])  # of one of its answers
+        part = slice(k * P, (k + 1) * P)
+        covariance[part, part] += spread / COUNTS[j] + 2 * scale**2 / who.count(j) * np.eye(P)
+    expected = start + prior @ design.T @ np.linalg.solve(covariance, means - np.tile(counted.mean(0), len(acting)))
+    assert 0.05 < whole.mean() < 0.95
+    np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-7)
+    assert np.abs(expected - start).max() > 1e-3
+
+
+def test_limits_of_the_budget() -> None:
+    """No information leaves the public fit; all of it gives the fit of all rows."""
+    learner, known = AsyncLearner(method="public_start", reg=1e-9), rows("squared")[1]
+    public = LinearData((torch.from_numpy(known[0]),), (torch.from_numpy(known[1]),), False)
+    rng = np.random.default_rng(4)
+    data = LinearData(  # the public features, with targets of their own
+        (public.x[0], torch.cat([public.x[0]] * 2)),
+        tuple(torch.from_numpy(np.tile(known[0] @ [0.2, 0.1, 0.9], k) + rng.normal(size=k * PUBLIC)) for k in (1, 2)),
+        False,
+    )
+    x, y = np.tile(known[0], (4, 1)), np.concatenate([known[1], *(part.numpy() for part in data.y)])
+    found = simulate(learner, data, None, torch.tensor([[1, 0]]), public=public)
+    np.testing.assert_allclose(found[0].numpy(), np.linalg.lstsq(x, y, rcond=None)[0], rtol=1e-6)
+    start = np.linalg.lstsq(*known, rcond=None)[0]
+    for epsilon, tolerance in ((1e-2, 1e-2), (1e-6, 1e-6)):
+        privacy = RecordPrivacy(clip_norm=4.0, epsilon=epsilon, mechanism="laplace", delta=0)
+        found = simulate(learner, data, privacy, torch.tensor([[1, 0]]), public=public)
+        np.testing.assert_allclose(found[0].numpy(), start, rtol=tolerance, atol=tolerance)
+    moments = AsyncLearner(method="moments", reg=0.01)
+    found = simulate(moments, data, None, torch.tensor([[1, 0]]))
+    x, y = (torch.cat(part).numpy() for part in (data.x, data.y))
+    np.testing.assert_allclose(
+        found[0].numpy(), np.linalg.solve(x.T @ x + 0.01 * len(y) * np.eye(P), x.T @ y), rtol=1e-8
+    )
+    privacy = RecordPrivacy(clip_norm=4.0, epsilon=1e-6, mechanism="laplace", delta=0)
+    assert float(simulate(moments, data, privacy, torch.tensor([[1, 0]])).abs().max()) < 1.0
+
+
+def drawn_noise(learner, work, clients, privacy, **options) -> np.ndarray:
+    """(S, D): what the channel adds to the answers of one run, from vectors of zeros."""
+    channel = open_activations(learner, work, clients, privacy, **options).channel
+    channel.begin(0, clients)
+    size = channel.gradients.dimension
+    zeros = RecordGradients(lambda client, which, where: torch.zeros(len(where), COUNTS[client], size))
+    return channel.release_gradients(zeros, clients.shape[1])[:, 0]
+
+
+def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float) -> np.ndarray:
+    """Ridge regression from noised moments, one record at a time; ``noise`` on (upper triangle by rows, x y)."""
+    pairs = [(i, j) for i in range(P) for j in range(i, P)]
+    total, size = 0.0, len(pairs) + P
+    matrix, vector, variance = np.zeros((P, P)), np.zeros(P), 0.0
+    for k, i in enumerate(who):
+        x, y = owners[i]
+        mean = np.zeros(size)
+        for row, target in zip(x, y, strict=True):
+            told = [row[a] * row[b] * (1.0 if a == b else math.sqrt(2)) for a, b in pairs] + list(row * target)
+            mean += np.array(told) * min(1.0, bound / np.abs(told).sum()) / len(y)
+        mean += noise[k]
+        v = 2 * (2 * bound / (len(y) * budgets[i])) ** 2
+        weight = 1 / (bound**2 / (size * len(y)) + v)
+        for value, (a, b) in zip(mean, pairs, strict=False):
+            matrix[a, b] += weight * value / (1.0 if a == b else math.sqrt(2))
+        vector += weight * mean[len(pairs) :]
+        total, variance = total + weight, variance + weight**2 * v
+    matrix = (np.triu(matrix) + np.triu(matrix, 1).T) / total
+    edge = math.sqrt(2 * P * variance) / total
+    ridge = max(0.0, edge - np.linalg.eigvalsh(matrix).min()) + reg
+    return np.linalg.solve(matrix + ridge * np.eye(P), vector / total)
+
+
+@pytest.mark.parametrize("who", [[2, 0, 1], [1, 2]])
+def test_moments_are_adassp(who: list[int]) -> None:
+    work, learner = problem(), AsyncLearner(method="moments", reg=0.02)
+    clients, caps = torch.tensor([who]), np.ones(3, dtype=int)
+    state, _ = run_activations(learner, work, clients, NOISY, pieces=2, caps=caps)
+    noise = drawn_noise(learner, work, clients, NOISY, caps=caps)
+    expected = adassp(rows("squared")[0], noise, who, NOISY.clip_norm, list(BUDGETS.values()), 0.02)
+    np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["public_start", "moments"])
+def test_repetitions_are_runs_and_pieces_do_not_matter(method: str) -> None:
+    work, learner = problem(), AsyncLearner(method=method)
+    clients = torch.tensor([[2, 0, -1, 1], [1, 0, 2, -1]])
+    together, _ = run_activations(learner, work, clients, NOISY)
+    pieces, _ = run_activations(learner, work, clients, NOISY, pieces=1)
+    for key, value in together.public.items():
+        torch.testing.assert_close(pieces.public[key], value, rtol=1e-10, atol=1e-12)
+    alone, _ = run_activations(learner, work, clients[:1], NOISY)
+    torch.testing.assert_close(alone.public["theta_l"], together.public["theta_l"][:1], rtol=1e-10, atol=1e-12)
+    assert not torch.equal(together.public["theta_l"][0], together.public["theta_l"][1])
+    assert learner.models(work, together).shape == (2, 3, P)
+
+
+@pytest.mark.parametrize("method", ["public_start", "moments"])
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_an_answer_costs_one_release_of_the_whole_vector(method: str, mechanism: str) -> None:
+    """Noise of the scale 2 C z / n_i in every coordinate, with z by dp-accounting; here for Gaussian noise, and by
+    hand for Laplace noise, where z is 1 / epsilon."""
+    work, learner = problem(), AsyncLearner(method=method)
+    delta = 0.0 if mechanism == "laplace" else 1e-5
+    privacy = RecordPrivacy(clip_norm=1.5, epsilon=2.0, mechanism=mechanism, delta=delta)
+    channel = open_activations(learner, work, ONCE, privacy, caps=np.ones(3, dtype=int)).channel
+    z = float(channel.noise_multiplier)
+    if mechanism == "laplace":
+        assert z == pytest.approx(0.5, rel=1e-9)
+    else:
+        spent = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(delta)
+        assert spent == pytest.approx(2.0, rel=1e-3)
+    size = P if method == "public_start" else P * (P + 1) // 2 + P
+    drawn = np.stack([drawn_noise(learner, work, ONCE, privacy, seed=seed) for seed in range(300)])
+    assert drawn.shape == (300, 3, size)
+    for k, owner in enumerate(ONCE[0].tolist()):
+        scale = 2 * 1.5 * z / COUNTS[owner]
+        law = stats.laplace(scale=scale) if mechanism == "laplace" else stats.norm(scale=scale)
+        assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
+    channel.begin(0, ONCE)
+    for owner in ONCE[0].tolist():
+        channel.release_gradients(learner.asked(learner._work(work), learner.init(work).public, clipped=True))
+        std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
+        assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
+
+
+def test_the_domain_in_place_of_the_clip() -> None:
+    domain = DomainBound(x_l1=4.0, y=2.0)
+    learner = AsyncLearner(method="public_start", bound="domain", domain=domain, theta_max=2.0)
+    clip = AsyncLearner(method="public_start", domain=domain, theta_max=2.0)
+    privacy = RecordPrivacy(clip_norm=learner.xi, epsilon=50.0, mechanism="laplace", delta=0)
+    one, other = (run_activations(each, problem(), ONCE, privacy)[0].public["theta_l"] for each in (learner, clip))
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_private_rows_reach_nothing_but_the_answers() -> None:
+    """The start and the prior are those of the public rows alone, and an owner that does not answer counts nothing."""
+    learner, work = AsyncLearner(method="public_start"), problem()
+    state = learner.init(work)
+    x, y = rows("squared")[1]
+    np.testing.assert_allclose(state.public["theta_l"][0].numpy(), fit("squared", x, y, 1e-5), atol=1e-6)
+    nobody = torch.tensor([[-1, -1]])
+    for step in (AsyncLearner.step, Algorithm.step):
+        channel = open_activations(learner, work, nobody, NOISY)
+        channel.begin(0, nobody)
+        after = step(learner, work, learner.init(work), block_of(nobody), channel.channel)
+        torch.testing.assert_close(after.public["theta_l"], state.public["theta_l"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "newton"}, r"method is 'newton'; accepted: 'steps'"),
+        ({"method": "public_start", "loss": "hinge"}, r"second derivative: 'squared' or 'logistic', not 'hinge'"),
+        ({"method": "moments", "loss": "logistic"}, r"solves the squared loss, not 'logistic'"),
+        ({"method": "moments", "bound": "domain", "domain": DomainBound(x_l1=2.0)}, r"use bound='clip'"),
+        ({"method": "moments", "groups": (("a", "b"),)}, r"leave groups out"),
+        ({"method": "public_start", "frequencies": "observed"}, r"leave frequencies out"),
+    ],
+)  # fmt: skip
+def test_what_has_no_meaning_is_refused(settings, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AsyncLearner(**settings)
+
+
+def test_public_rows_are_needed() -> None:
+    with pytest.raises(ConfigError, match=r"needs public rows, and .* has none"):
+        AsyncLearner(method="public_start").init(problem(public=False))
