@@ -169,3 +169,21 @@ def test_normal_numbers_by_inversion():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make_synthetic_tasks(**options)
+
+
+def test_public_examples_are_further_examples_of_the_tasks_in_turn():
+    plain = make_synthetic_tasks(3, train_examples=4, test_examples=2, features=5, problem="regression", noise=0.0)
+    made = make_synthetic_tasks(
+        3, train_examples=4, test_examples=2, features=5, problem="regression", noise=0.0, public_examples=7
+    )
+    assert plain.data.public is None
+    assert torch.equal(plain.data.train.x, made.data.train.x)
+    assert torch.equal(plain.data.test.y, made.data.test.y)
+    public = made.data.public
+    assert public.x.shape == (7, 5)
+    for k, (row, target) in enumerate(zip(public.x.double(), public.y, strict=True)):
+        assert float(target) == pytest.approx(float(row @ made.weights[:, k % 3]), rel=1e-5)
+    known = torch.cat([made.data.train.x, made.data.test.x])
+    assert not (public.x[:, None] == known).all(2).any()
+    with pytest.raises(ConfigError, match="public_examples is -1"):
+        make_synthetic_tasks(3, public_examples=-1)
