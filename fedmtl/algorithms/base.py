@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def dimension(self) -> int:
-        """D, the number of trainable parameters."""
+        """Return D, the number of trainable parameters."""
         return len(self.initial)
 
     @property
@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is outside of every epsilon: what the data's own notes say, and what is frozen in the model."""
+        """Return what is outside of every epsilon: what the data's own notes say, and what is frozen in the model."""
         total = sum(p.numel() for p in self.module.parameters())
         still = total - self.dimension
         if not still:
@@ -99,7 +99,7 @@ class Problem:
         return (*self.data.notes, frozen)
 
     def client_store(self, fields: Fields) -> ClientStore:
-        """An empty store of the clients' own tensors, on the problem's device."""
+        """Return an empty store of the clients' own tensors, on the problem's device."""
         device = self.initial.device
         if self.store_folder is None:
             return ClientStore(self.clients, fields, device=device)
@@ -118,7 +118,7 @@ class Problem:
         moving: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Every client's model after its local run.
+        """Return every client's model after its local run.
 
         Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
         client without one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
@@ -228,7 +228,7 @@ class Problem:
 
 
 def _rows_of(value: Any, places: Tensor) -> Any:
-    """The rows of a tensor (k, D) at ``places``; anything else, such as (D,) for all clients, as it is."""
+    """Return the rows of a tensor (k, D) at ``places``; anything else, such as (D,) for all clients, as it is."""
     return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
@@ -313,12 +313,12 @@ class Algorithm:
     loss: str | None = None
 
     def row_bound(self, problem: Problem) -> RowBound | None:
-        """A bound on the features of a record, which training enforces and which holds wherever models are used: for
-        scores, and in the models of the result. None by default."""
+        """Return a bound on the features of a record, which training enforces and which holds wherever models are used:
+        for scores, and in the models of the result. None by default."""
         return None
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:
-        """This algorithm with its settings that are ``"auto"`` filled in from public rows and bounds.
+        """Return this algorithm with its settings that are ``"auto"`` filled in from public rows and bounds.
 
         Args:
             problem: of the run.
@@ -328,7 +328,7 @@ class Algorithm:
         return self
 
     def plan(self, problem: Problem, schedule: Any) -> Sequence[ReleasePlan | GradientPlan]:
-        """Every release the algorithm will make, and how often: what calibration needs. None by default.
+        """Return every release the algorithm will make, and how often: what calibration needs. None by default.
 
         Args:
             problem: of the run.
@@ -338,13 +338,13 @@ class Algorithm:
         return ()
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """The state before the first event; the public part never reads data. Empty by default."""
+        """Return the state before the first event; the public part never reads data. Empty by default."""
         return State({}, ClientStore(problem.clients, {}))
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[Mapping[str, Message], Own]:
-        """What the clients of a cohort compute: the rows that they hand to the releases, and what they keep.
+        """Return what the clients of a cohort compute: the rows that they hand to the releases, and what they keep.
 
         Args:
             problem: the data and the model; only the examples of ``clients`` are read.
@@ -360,7 +360,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        """The public state after the round: free post-processing of what was released. Unchanged by default.
+        """Return the public state after the round: free post-processing of what was released. Unchanged by default.
 
         Args:
             problem: its public parts: the starting point, the dimension, the number of clients.
@@ -370,14 +370,14 @@ class Algorithm:
         return dict(public)
 
     def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
-        """What the cohort does with the new public state at the end of the round: what its clients keep from now on.
+        """Return what the cohort keeps from now on, given the new public state at the end of the round.
 
         Unchanged by default. The arguments are those of :meth:`client`.
         """
         return own
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        """The state after one round, or after a block of activations; changes ``state`` in place.
+        """Return the state after one round, or after a block of activations; this changes ``state`` in place.
 
         An algorithm may override it by a faster program that gives the same numbers.
 
@@ -419,33 +419,33 @@ class Algorithm:
         return state
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The personal models (k, D) of clients, from the public state and what they keep; no client takes part.
+        """Return the personal models (k, D) of clients, from the public state and what they keep; no client takes part.
 
         The arguments are those of :meth:`client`. Clients that never took part have a model, too.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what the personal models are.")
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """The personal models (k, D) of ``clients``, int64 (k,)."""
+        """Return the personal models (k, D) of ``clients``, int64 (k,)."""
         return self.personal(problem, state.public, state.private.gather_all(clients), clients)
 
     def shared(self, state: State) -> Tensor | None:
-        """The released shared model (D,), or None, the default: every client has its own."""
+        """Return the released shared model (D,), or None, the default: every client has its own."""
         return None
 
     def models(self, problem: Problem, state: State) -> Tensor:
-        """The personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
+        """Return the personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
     def local_baseline(self) -> Algorithm | None:
-        """What the clients have alone, where that is an exact fit of the same function of their own records; else None,
-        the default, and the baseline is local training."""
+        """Return what the clients have alone, where that is an exact fit of the same function of their own records;
+        else None, the default, and the baseline is local training."""
         return None
 
     def objective(self, problem: Problem, state: State) -> Tensor | None:
-        """The training objective of every repetition, (R,) float64, or None, the default; it is not private."""
+        """Return the training objective of every repetition, (R,) float64, or None, the default; it is not private."""
         return None
 
     def least_objective(self, problem: Problem) -> float | None:
-        """The least value of the objective, where the algorithm knows it; it is not private."""
+        """Return the least value of the objective, where the algorithm knows it; it is not private."""
         return None

@@ -37,7 +37,7 @@ class FedAvg(GlobalModel):
 
     @property
     def proximal_strength(self) -> float:
-        """The weight of (1/2) ||w - w_global||^2 in the local objective: 0 for FedAvg."""
+        """Return the weight of (1/2) ||w - w_global||^2 in the local objective: 0 for FedAvg."""
         return 0.0
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
@@ -64,7 +64,7 @@ class FedAvg(GlobalModel):
         return {"update": models.sub_(model)}, own
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The global model, for everyone."""
+        """Return the global model, for everyone."""
         return public["global"].expand(len(clients), -1)
 
 

@@ -35,7 +35,7 @@ class Local(Algorithm):
         return {}, keep_models(own, models, start)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that was never called trains once from the initial model."""
+        """Return the clients' own models; a client that was never called trains once from the initial model."""
 
         def train_new(ids: Tensor) -> Tensor:
             return problem.train_locally(self.local, problem.initial, ids, round=PERSONALIZE_ROUND)

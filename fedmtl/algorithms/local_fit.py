@@ -42,14 +42,14 @@ class LocalFit(LinearAlgorithm):
         self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> LocalFit:
-        """As the base class, and whatever the privacy: nothing is released, and no step size rests on a bound."""
+        """Resolve as the base class does, whatever the privacy: nothing is released, no step size rests on a bound."""
         return super().resolve_auto(problem, schedule, None)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """The fits, in private."""
+        """Return the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         tasks = TaskStack.of(problem, self.data(problem), self.loss)
         store.scatter("model", torch.arange(problem.clients), tasks.fit(self.ridge))

@@ -13,7 +13,7 @@ from .base import Problem
 
 
 def own_losses(problem: Problem, models: Tensor, clients: Tensor, side: Literal["train", "test"]) -> Tensor:
-    """Mean loss of each model on the records of its client.
+    """Return the mean loss of each model on the records of its client.
 
     Clients are computed one at a time, so that the rounding of one does not depend on how many records another has: a
     client may decide by these numbers.

@@ -12,12 +12,12 @@ from .store import Fields
 
 
 def personal_fields(problem: Problem) -> Fields:
-    """Store fields: the client's model (D,), and whether it has taken part."""
+    """Return the fields of the store: the client's model (D,), and whether it has taken part."""
     return {"model": ((problem.dimension,), problem.initial.dtype), "seen": ((), torch.bool)}
 
 
 def starting_models(own: Own, first: Tensor) -> Tensor:
-    """Each client's own last model, or ``first`` (D,) for a client seen for the first time: (k, D).
+    """Return each client's own last model, or ``first`` (D,) for a client seen for the first time: (k, D).
 
     May be ``own["model"]`` itself.
     """
@@ -26,7 +26,7 @@ def starting_models(own: Own, first: Tensor) -> Tensor:
 
 
 def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
-    """What clients keep that have trained from ``start`` (k, D) to ``models`` (k, D).
+    """Return what clients keep that have trained from ``start`` (k, D) to ``models`` (k, D).
 
     A client whose model is no longer finite keeps its start.
     """
@@ -39,7 +39,7 @@ def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
 
 
 def personal_models(own: Own, clients: Tensor, train_new: Callable[[Tensor], Tensor]) -> Tensor:
-    """The clients' own models (k, D); ``train_new(ids)`` computes those of clients that never took part."""
+    """Return the clients' own models (k, D); ``train_new(ids)`` computes those of clients that never took part."""
     new = (~own["seen"]).nonzero()[:, 0].cpu()
     if not len(new):
         return own["model"]

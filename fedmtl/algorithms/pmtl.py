@@ -109,7 +109,7 @@ class PMTL(Algorithm):
         return apply_update(public, "mean", released.values["update"], lr=lr, optimizer=self.server_optimizer)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
-        """The clients' own models; a client that never took part trains once from the shared mean."""
+        """Return the clients' own models; a client that never took part trains once from the shared mean."""
         mean = public["mean"]
 
         def train_new(ids: Tensor) -> Tensor:

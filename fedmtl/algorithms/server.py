@@ -38,7 +38,7 @@ class ServerOptimizer:
         one_of(self, names, optimizer_name=self.optimizer_name)
 
     def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
-        """``public`` with ``public[name]`` (D,) moved by one step; the optimizer's own state is kept in it, too."""
+        """Return ``public`` with ``public[name]`` (D,) moved by one step; it also keeps the optimizer's state."""
         parameter = public[name].clone().requires_grad_()
         parameter.grad = -update.to(parameter)
         optimizer = getattr(torch.optim, self.optimizer_name)([parameter], lr=self.lr, **dict(self.options))
@@ -53,7 +53,7 @@ class ServerOptimizer:
 def apply_update(
     public: Mapping[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
 ) -> dict[str, Tensor]:
-    """``public`` with ``public[name] + lr * update``, or the server optimizer's step with ``lr * update``.
+    """Return ``public`` with ``public[name] + lr * update``, or the server optimizer's step with ``lr * update``.
 
     Args:
         public: the public state, not changed.
@@ -83,10 +83,10 @@ class GlobalModel(Algorithm):
     server_optimizer: ServerOptimizer | None = None
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        """The global model moved by the released mean update, float64 (D,); see :func:`apply_update`."""
+        """Return the global model moved by the released mean update, float64 (D,); see :func:`apply_update`."""
         update, optimizer = released.values["update"], self.server_optimizer
         return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
 
     def shared(self, state: State) -> Tensor | None:
-        """The global model (D,)."""
+        """Return the global model (D,)."""
         return state.public["global"]
