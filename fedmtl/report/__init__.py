@@ -60,5 +60,6 @@ def report(
     if show:
         from rich.console import Console
 
-        Console().print(rich_table(groups))
+        console = Console()
+        console.print(rich_table(groups, console.width))
     return files

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
-from .tables import Group, varying_settings
+from .tables import Group, labels
 
 _UNITS = {"client": "all data of one client", "record": "one record"}
 _Ends = list[tuple[float, float, str, str]]
@@ -26,7 +26,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     The epsilons of different units (all data of a client, one record) do not compare, so they never share
     an axis. A method that releases nothing (epsilon 0) and one that protects nothing (epsilon inf) are
     horizontal lines in every panel of their data: bounds, not points of a curve. Settings that differ between
-    runs of one method are part of its label; seeds are averaged, with bars from the lowest to the highest.
+    runs of one method are part of its label; seeds are averaged, with bars of one standard deviation.
 
     Args:
         groups: from :func:`fedmtl.report.tables.group`.
@@ -42,10 +42,9 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
     known = [one for one in groups if math.isfinite(one.mean.get(metric, math.nan))]
     if not known:
         raise DataError(f"no run has a finite {metric!r}; there is nothing to plot.")
-    varying = varying_settings(known)
     by_label: dict[str, list[Group]] = {}
-    for one in known:
-        by_label.setdefault(one.label(varying), []).append(one)
+    for label, one in zip(labels(known), known, strict=True):
+        by_label.setdefault(label, []).append(one)
     colours = _colours(by_label)
     places = sorted({(one.data, one.unit) for one in known if _on_axis(one)})
     places += sorted({(one.data, "") for one in known} - {(data, "") for data, _ in places})
@@ -72,7 +71,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
         axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
         ends.append(_panel(axes, curves, metric, colours))
     most = max(one.seeds for one in known)
-    seeds = f" Mean of up to {most} seeds; bars span lowest to highest." if most > 1 else ""
+    seeds = f" Mean ± standard deviation of up to {most} seeds." if most > 1 else ""
     footnote(figure, f"Measured on the clients' own test data: not private, not covered by epsilon.{seeds}")
     figure.canvas.draw()
     for axes, end in zip(panels, ends, strict=True):
@@ -130,12 +129,10 @@ def _panel(axes: Axes, groups: dict[str, list[Group]], metric: str, colours: dic
             continue
         colour, marker = colours[label]
         mean = [one.mean[metric] for one in curve]
-        below = [one.mean[metric] - one.low[metric] for one in curve]
-        above = [one.high[metric] - one.mean[metric] for one in curve]
         axes.errorbar(
             [one.epsilon for one in curve],
             mean,
-            yerr=[below, above] if any(one.seeds > 1 for one in curve) else None,
+            yerr=[one.deviation[metric] for one in curve] if any(one.seeds > 1 for one in curve) else None,
             color=colour,
             marker=marker,
             markersize=5,

@@ -1,7 +1,7 @@
 """One table from a folder of runs.
 
-Only ``private/result.json`` and ``public/privacy.json`` of each run are read, so a report costs no data, no
-model and no privacy. A run's baselines become rows of their own, marked as comparisons.
+Only ``result.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are read, so a report
+costs no data, no model and no privacy. A run's baselines become rows of their own, marked as comparisons.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import csv
 import io
 import math
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,8 @@ from rich.table import Table
 from .._files import read_json, write_bytes
 from .._rounding import number_text, rounded_up
 from ..errors import DataError
-from ._names import CHOICE_NOT_COVERED, title_of
+from ._names import CHOICE_NOT_COVERED
+from ._settings import DATA, METHOD, PRIVACY, configuration, labels_of, of_baseline, seeds_of, telling
 
 THAN_LOCAL = ("better_than_local", "as_local", "worse_than_local")
 METRICS = (
@@ -36,12 +36,11 @@ METRICS = (
 """What every result may have: the main metric over clients, its distribution, and the comparison with local models.
 What a run was asked to measure beside follows in columns of its own."""
 PRINTED = METRICS[:9]
+EPSILON, NAME = 3, 24
+"""The place of its column, and how wide names may be before their table is divided."""
 DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", *THAN_LOCAL)
 """What follows the name of a metric that was asked for."""
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
-DATA = ("data", "clients")
-METHOD = (*DATA, "lam", "mu", "update", "server_lr", "finetune", "sampler", "planned_rounds")
-PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "source")  # of what is released
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Row:
 
     ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``metrics`` holds the numbers of
     ``METRICS``, of those that were asked for and of their distribution that the result has, by name; ``settings`` holds
-    those of ``METHOD`` and ``PRIVACY`` that it names, as text. ``asked`` are the names of what was asked for.
+    those of ``METHOD`` and ``PRIVACY`` that it names, and ``configuration`` all that the run was given but seeds, as
+    text. ``asked`` are the names of the metrics that were asked for, ``named`` the keys that the command line named.
     """
 
     run: str
@@ -66,11 +66,13 @@ class Row:
     noise_multiplier: float | None
     settings: tuple[tuple[str, str], ...]
     asked: tuple[str, ...] = ()
+    configuration: tuple[tuple[str, str], ...] = ()
+    named: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that differ in nothing but their seed: a mean, a deviation and a range for each metric."""
+    """Rows that differ in nothing but their seed: a mean and a standard deviation for each metric."""
 
     algorithm: str
     unit: str
@@ -80,9 +82,8 @@ class Group:
     seeds: int
     mean: dict[str, float]
     deviation: dict[str, float]
-    low: dict[str, float]
-    high: dict[str, float]
     asked: tuple[str, ...] = ()
+    named: tuple[str, ...] | None = None
 
     @property
     def data(self) -> str:
@@ -90,14 +91,6 @@ class Group:
         settings = dict(self.settings)
         words = [settings[key] + (" clients" if key == "clients" else "") for key in DATA if key in settings]
         return ", ".join(words)
-
-    def label(self, varying: Sequence[str]) -> str:
-        """Return the method's name with those of its settings that vary between the groups of a report."""
-        settings = dict(self.settings)
-        if "sampler" in settings:  # "Poisson, expected cohort 10 of 50 clients (q = 0.2)" -> "Poisson 10"
-            settings["sampler"] = re.sub(r", (?:expected )?cohort (\S+) of .*", r" \1", settings["sampler"])
-        words = [f"{key.removeprefix('planned_')}={settings[key]}" for key in varying if settings.get(key)]
-        return " ".join([title_of(self.algorithm), *words])
 
 
 def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path]]:
@@ -137,9 +130,11 @@ def read_rows(run: Path) -> list[Row]:
     if not isinstance(baselines, dict):
         raise DataError(f"{run / 'private' / 'result.json'}: baselines must be a mapping of name to result.")
     shared = {key: result[key] for key in SHARED if key in result}
-    rows = [_row(run, privacy | result | own, comparison=False) for own in _runs(run, result)]
+    given, named = configuration(run, result)
+    rows = [_row(run, privacy | result | own, given, named, comparison=False) for own in _runs(run, result)]
     for name, outcome in baselines.items():
-        rows.append(_row(run, privacy | shared | {"algorithm": name} | outcome, comparison=True))
+        found = privacy | shared | {"algorithm": name} | outcome
+        rows.append(_row(run, found, given, named, comparison=True))
     return rows
 
 
@@ -160,8 +155,8 @@ def _runs(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
 def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path]]:
     """Return the rows of every finished run under ``folders``, without exact repeats, and the unfinished runs.
 
-    A sweep trains the same baseline again in many of its runs; what is the same in everything but the run's
-    folder is one row.
+    A sweep trains the same baseline again in many of its runs: a baseline whose numbers are those of another row, or a
+    run that is the same in everything but its folder, is no row of its own.
 
     Raises:
         DataError: no finished run, or a file that cannot be read.
@@ -173,24 +168,29 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
         hint = f"; unfinished: {unfinished[0]} (fedmtl resume {unfinished[0]})" if unfinished else ""
         raise DataError(f"no finished run under {names} (a finished run has private/result.json){hint}.")
     rows: dict[Row, Row] = {}
-    for run in finished:
-        for row in read_rows(run):
-            rows.setdefault(replace(row, run="", comparison=False, noise_multiplier=None), row)
-    return list(rows.values()), unfinished
+    numbers: set[Row] = set()
+    for row in sorted((row for run in finished for row in read_rows(run)), key=lambda row: row.comparison):
+        alike = replace(row, run="", comparison=False, noise_multiplier=None, named=None)
+        bare = replace(alike, configuration=())
+        if not (row.comparison and bare in numbers):
+            rows.setdefault(alike, row)
+        numbers.add(bare)
+    places = {str(run): place for place, run in enumerate(finished)}
+    return sorted(rows.values(), key=lambda row: places[row.run]), unfinished
 
 
 def group(rows: Iterable[Row]) -> list[Group]:
-    """Average rows that differ only in their seed; ordered by data, unit, method, settings and epsilon (the largest of
+    """Average rows that differ only in their seeds; ordered by data, unit, method, settings and epsilon (the largest of
     the averaged rows, which agree to six decimals). Rows of one seed are never averaged."""
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = (row.unit, row.algorithm, row.settings, round(row.epsilon, 6), row.delta)
-        place = 0  # runs of one seed differ in a setting that no result names, as baselines of two methods do
-        while row.seed and any(row.seed == other.seed for other in members.get((*key, place), ())):
+        key = (row.unit, row.algorithm, row.settings, row.configuration, round(row.epsilon, 6), row.delta)
+        place = 0  # runs of one seed differ in what no result names, as the data of programs do
+        while any(row.seed == other.seed for other in members.get((*key, place), ())):
             place += 1
         members.setdefault((*key, place), []).append(row)
     groups = []
-    for (unit, algorithm, settings, _, delta, _), same in members.items():
+    for (unit, algorithm, settings, given, _, delta, _), same in members.items():
         each = [dict(row.metrics) for row in same]
         names = dict.fromkeys(name for one in each for name in one)
         columns = {name: [one.get(name, math.nan) for one in each] for name in names}
@@ -200,41 +200,40 @@ def group(rows: Iterable[Row]) -> list[Group]:
                 unit=unit,
                 epsilon=max(row.epsilon for row in same),
                 delta=delta,
-                settings=settings,
+                settings=given + tuple(pair for pair in settings if pair[0] in DATA) if given else settings,
                 seeds=len(same),
                 mean={name: sum(values) / len(values) for name, values in columns.items()},
                 deviation={name: _deviation(values) for name, values in columns.items()},
-                low={name: min(values) for name, values in columns.items()},
-                high={name: max(values) for name, values in columns.items()},
                 asked=tuple(dict.fromkeys(name for row in same for name in row.asked)),
+                named=same[0].named,
             )
         )
     return sorted(groups, key=lambda g: (g.data, g.unit, g.algorithm, g.settings, g.epsilon, g.delta or 0.0))
 
 
-def varying_settings(groups: Sequence[Group]) -> list[str]:
-    """Return the settings that tell groups of one method, unit and data apart."""
-    varying: dict[str, None] = {}
-    by_method: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for one in groups:
-        by_method.setdefault((one.algorithm, one.unit, one.data), []).append(dict(one.settings))
-    for settings in by_method.values():
-        for key in (*METHOD[len(DATA) :], *PRIVACY):
-            if len({mine[key] for mine in settings if key in mine}) > 1:
-                varying[key] = None
-    return list(varying)
+def labels(groups: Sequence[Group]) -> list[str]:
+    """Return a name for each group, the same for one method and settings at several epsilons: the method's, with those
+    of its settings that tell it from others of one method, unit and data, such as ``PMTL lam 0.1``."""
+    return labels_of(
+        [(one.algorithm, dict(one.settings), one.named) for one in groups],
+        cells=[(one.data, one.unit, round(one.epsilon, 6), one.delta) for one in groups],
+        classes=[(one.data, one.unit, one.algorithm) for one in groups],
+    )
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Return every row at full precision, one column a setting; the machine-readable form of the report."""
+    """Return every row at full precision, one column a setting (of those that the runs were given, all that differ);
+    the machine-readable form of the report."""
+    settings_of = [dict(row.configuration + row.settings) for row in rows]
     keys = [key for key in METHOD + PRIVACY if any(key in dict(row.settings) for row in rows)]
+    given = dict.fromkeys(key for row in rows for key, _ in row.configuration if key not in METHOD + PRIVACY)
+    keys += [key for key in given if len({settings.get(key) for settings in settings_of}) > 1]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     fixed = ["run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped"]
     names = [*METRICS, *dict.fromkeys(name for row in rows for name, _ in row.metrics if name not in METRICS)]
     writer.writerow([*fixed, *names, "noise_multiplier", *keys])
-    for row in rows:
-        settings = dict(row.settings)
+    for row, settings in zip(rows, settings_of, strict=True):
         values = [getattr(row, name) for name in fixed]
         metrics = dict(row.metrics)
         values += [
@@ -254,10 +253,10 @@ def headings(groups: Sequence[Group]) -> list[str]:
 
 def cells(groups: Sequence[Group]) -> list[list[str]]:
     """Return the printed table: one line a group, mean and (over several seeds) standard deviation."""
-    varying, shown = varying_settings(groups), _shown(groups)
+    shown = _shown(groups)
     return [
         [
-            one.label(varying),
+            label,
             one.data or "-",
             one.unit or "-",
             epsilon_text(one.epsilon),
@@ -265,7 +264,7 @@ def cells(groups: Sequence[Group]) -> list[list[str]]:
             str(one.seeds),
             *(_mean_text(one, name) for name in shown),
         ]
-        for one in groups
+        for one, label in zip(groups, labels(groups), strict=True)
     ]
 
 
@@ -276,38 +275,47 @@ def markdown_text(groups: Sequence[Group]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def rich_table(groups: Sequence[Group]) -> RenderableType:
-    """Return the printed table for a terminal, and one more for what was asked for beside the main metric; what all
-    groups share moves from its columns to the caption."""
+def rich_table(groups: Sequence[Group], width: int = 80) -> RenderableType:
+    """Return the printed table for a terminal of ``width`` columns: as many tables below each other as it takes, each
+    with method and epsilon; those of what was asked for beside the main metric are of their own. What all groups share
+    moves from the columns to the caption."""
     titles, lines = headings(groups), cells(groups)
     fixed = len(titles) - len(_shown(groups))
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
     same = [place for place in (1, 2, 4, 5) if len(columns[place]) <= 1]
     caption = ["; ".join(f"{titles[place]} {next(iter(columns[place]))}" for place in same if columns[place])]
+    if any(one.seeds > 1 for one in groups):
+        caption.append("±: standard deviation over runs")
     if len(groups) > 1:
         caption.append(CHOICE_NOT_COVERED)
     asked = {name for one in groups for name in one.asked}
     printed = [name for name in PRINTED if name not in THAN_LOCAL[1:]]  # one column stands for the three
     parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (printed, asked)]
     joined = titles.index(THAN_LOCAL[0].replace("_", " ")) if THAN_LOCAL[0] in _shown(groups) else None
+    heads = [title.replace("worst ", "worst\n") for title in titles]
+    if joined is not None:
+        heads[joined] = "% than\nlocal +/=/-"
+        for one, line in zip(groups, lines, strict=True):
+            line[joined] = _than_local(one)
+    wide = [
+        max([*map(len, head.split("\n")), *(len(line[place]) for line in lines)]) for place, head in enumerate(heads)
+    ]
+    others = [place for place in range(1, fixed) if place not in same and place != EPSILON]
     tables: list[Table] = []
-    for places in filter(None, parts):
+    for places in _packed(wide, [*others, *parts[0]], width) + _packed(wide, parts[1], width):
         table = Table(
             title=None if tables else "Scores over clients, on private test data: not covered by epsilon",
             title_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
         )
-        shown = [*(place for place in range(fixed) if place not in same), *places]
-        for place in shown:
-            title = "% than\nlocal +/=/-" if place == joined else titles[place].replace("worst ", "worst\n")
-            table.add_column(title, justify="left" if place < 3 else "right", no_wrap=place > 0)
-        for one, line in zip(groups, lines, strict=True):
-            table.add_row(*(_than_local(one) if place == joined else line[place] for place in shown))
+        table.add_column(heads[0], min_width=min(wide[0], NAME))
+        for place in places:
+            table.add_column(heads[place], justify="left" if place < EPSILON else "right", no_wrap=True)
+        for line in lines:
+            table.add_row(*(line[place] for place in (0, *places)))
         tables.append(table)
-    if tables:
-        tables[-1].caption, tables[-1].caption_justify = "\n".join(filter(None, caption)), "left"
-    return RichGroup(*tables)
+    return RichGroup(*tables, "\n".join(f" {line}" for line in caption if line))
 
 
 def epsilon_text(epsilon: float) -> str:
@@ -321,13 +329,18 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return Path(path)
 
 
-def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
+def _row(
+    run: Path, outcome: dict[str, Any], given: dict[str, str], named: tuple[str, ...] | None, *, comparison: bool
+) -> Row:
     file = run / "private" / "result.json"
     name = outcome.get("algorithm")
     if not isinstance(name, str):
         raise DataError(f"{file}: 'algorithm' is {name!r}; it must be the method's name.")
     epsilon = _number(file, "epsilon", outcome.get("epsilon"), missing=math.inf)
     keys = METHOD + PRIVACY if 0 < epsilon < math.inf else METHOD
+    seed = seeds_of(given, str(outcome.get("seed", "")))
+    if comparison or epsilon == 0:
+        given = of_baseline(given, releases=epsilon > 0)
     main = outcome.get("metric")
     asked = tuple(name for name in outcome.get("metrics") or () if name != main)
     parts = ("", *(f"_{part}" for part in DISTRIBUTION))
@@ -339,14 +352,30 @@ def _row(run: Path, outcome: dict[str, Any], *, comparison: bool) -> Row:
         unit=str(outcome.get("unit") or ""),
         epsilon=epsilon,
         delta=_optional(file, "delta", outcome.get("delta")) if 0 < epsilon < math.inf else None,
-        seed=str(outcome.get("seed", "")),
+        seed=seed,
         rounds=outcome.get("rounds", outcome.get("round")),
         stopped=str(outcome.get("stopped", "")),
         metrics=tuple((key, _number(file, key, outcome[key], missing=math.nan)) for key in names if key in outcome),
         noise_multiplier=_optional(file, "noise_multiplier", outcome.get("noise_multiplier")),
         settings=tuple((key, str(outcome[key])) for key in keys if outcome.get(key) is not None),
         asked=asked,
+        configuration=tuple(telling(given).items()),
+        named=named,
     )
+
+
+def _packed(wide: Sequence[int], places: Sequence[int], width: int) -> list[list[int]]:
+    """Divide columns into tables that fit beside the name; epsilon is the first of every table."""
+    room = width - 2 - min(wide[0], NAME) - 2 - wide[EPSILON] - 2
+    tables: list[list[int]] = []
+    left = -1
+    for place in places:
+        left -= wide[place] + 2
+        if left < 0:
+            tables.append([EPSILON])
+            left = room - wide[place] - 2
+        tables[-1].append(place)
+    return [sorted(table) for table in tables]
 
 
 def _number(file: Path, key: str, value: Any, *, missing: float) -> float:

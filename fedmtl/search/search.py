@@ -410,7 +410,8 @@ class _Search:
         if model.exists():
             write_bytes(root.public / model.name, model.read_bytes())
         trainer = self.settings.candidates[result.chosen]
-        root.write_result(result.best, trainer._settings() | {"candidate": result.chosen}, trainer.data)
+        given = trainer._settings(result.best.module) | {"candidate": result.chosen}
+        root.write_result(result.best, given, trainer.data)
 
     def date(self, public: Path) -> None:
         """Give the published files the time at which the search began: the end would tell the number of repetitions."""

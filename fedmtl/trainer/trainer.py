@@ -33,7 +33,7 @@ from .folder import RunFolder
 from .loop import Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
-from .problem import build_problem, coded_for, fingerprint, share_beyond
+from .problem import build_problem, coded_for, describe, fingerprint, share_beyond
 from .replicates import Replicates, chosen, init_state
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
@@ -237,7 +237,7 @@ class Trainer:
             comparison[name] = trainer._run(place, place is not None and place.started)
         result = replace(result, baselines=comparison)
         if folder is not None:
-            folder.write_result(result, self._settings(), self.data)
+            folder.write_result(result, self._settings(result.module), self.data)
             folder.seal()
         return result
 
@@ -371,8 +371,8 @@ class Trainer:
             level = logging.WARNING if signal.warning else logging.INFO
             logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
 
-    def _settings(self) -> dict[str, Any]:
-        """What a table of runs shows of the settings."""
+    def _settings(self, module: nn.Module) -> dict[str, Any]:
+        """What a table of runs shows of the settings, and what tells its runs apart."""
         settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
         if self.privacy is not None:
             settings |= {"clip_norm": self.privacy.initial_norm}
@@ -381,7 +381,14 @@ class Trainer:
         for name in ("lam", "mu", "delta", "server_lr"):
             if name in vars(self.algorithm):
                 settings["update" if name == "delta" else name] = vars(self.algorithm)[name]
-        return settings
+        return settings | {"configuration": self._configuration(module)}
+
+    def _configuration(self, module: nn.Module) -> dict[str, Any]:
+        """All settings that tell one experiment from another, as far as they are known without the data."""
+        names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype")
+        given = {name: describe(getattr(self, name)) for name in (*names, "early_stopping")}
+        size = sum(parameter.numel() for parameter in module.parameters())
+        return given | {"model": {"class": type(module).__name__, "parameters": size, "layers": repr(module)}}
 
 
 @contextmanager

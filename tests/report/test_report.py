@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import statistics
@@ -61,7 +62,6 @@ def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> 
     assert pmtl.seeds == 2
     assert pmtl.mean["accuracy"] == pytest.approx(0.855)
     assert pmtl.deviation["accuracy"] == pytest.approx(statistics.stdev([0.85, 0.86]))
-    assert (pmtl.low["accuracy"], pmtl.high["accuracy"]) == pytest.approx((0.85, 0.86))
     assert groups["local", 0.0].mean["accuracy"] == pytest.approx(0.76)
     assert groups["pmtl", math.inf].mean["accuracy"] == 0.93
 
@@ -76,6 +76,123 @@ def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
     assert [(one.seeds, one.mean["accuracy"]) for one in local] == [(1, 0.78), (1, 0.81)]
 
 
+def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Path:
+    """A run of the command, with its resolved configuration."""
+    import yaml
+
+    local = {"_target_": "fedmtl.LocalSGD", "lr": settings.pop("lr", 0.5), "epochs": settings.pop("epochs", 5)}
+    config = {
+        "data": {"_target_": "fedmtl.data.load_digits_clients", "clients": 30, "seed": seed, "gamma": 2.0},
+        "model": {"_target_": "fedmtl.models.softmax_regression", "lora": None},
+        "algorithm": {"_target_": "fedmtl.PMTL", "lam": 1.0, "local": local},
+        "privacy": {"_target_": "fedmtl.ClientPrivacy", "clip_norm": 1.5, "epsilon": 4.0},
+        "trainable": None, "seed": seed, "rounds": 20, "device": "auto", "baselines": ["local"],
+    }  # fmt: skip
+    for key, value in settings.items():
+        *groups, last = key.split("__")
+        node: Any = config
+        for one in groups:
+            node = node[one]
+        node[last] = value
+    local = {"local": {"epsilon": 0.0, "accuracy": 0.7 + 0.001 * seed + local["lr"] / 100}}
+    result = {"accuracy": 0.5 + 0.01 * seed + local["local"]["accuracy"] / 10, "baselines": local, "seed": seed}
+    write_run(folder, data="digits", clients=30, **result)
+    (folder / "private" / "config.yaml").write_text(f"# fedmtl {command} seed={seed}\n{yaml.safe_dump(config)}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "changed", "label"),
+    [
+        ("algorithm.local.lr=0.1", {"lr": 0.1}, "PMTL lr 0.1"),
+        ("algorithm.local.epochs=9", {"epochs": 9}, "PMTL epochs 9"),
+        ("model=mlp", {"model": {"_target_": "fedmtl.models.mlp", "hidden": 64, "lora": None}}, "PMTL model mlp"),
+        ("model.lora={rank: 4}", {"model__lora": {"rank": 4}}, "PMTL lora.rank 4"),
+        ('trainable=["3.*"]', {"trainable": ["3.*"]}, "PMTL trainable ['3.*']"),
+        ("data.gamma=1.5", {"data__gamma": 1.5}, "PMTL gamma 1.5"),
+        ("algorithm/graph=ring", {"algorithm__graph": {"_target_": "fedmtl.graphs.Ring"}}, "PMTL graph Ring"),
+        ("privacy.clip_norm=9", {"privacy__clip_norm": 9.0}, "PMTL clip_norm 9"),
+        ("experiment=other", {"algorithm__lam": 0.1}, "PMTL lam 0.1"),  # not named, but all that differs
+    ],
+)
+def test_other_settings_are_other_experiments(
+    tmp_path: Path, command: str, changed: dict[str, Any], label: str
+) -> None:
+    """Seeds of one experiment are averaged, in whatever order they come; those of two are not, whatever the seeds."""
+    for seed in (0, 1):
+        configured(tmp_path / f"a{seed}", "privacy.epsilon=4", seed)
+    configured(tmp_path / "b2", command, 2, **changed)
+    configured(tmp_path / "b0", command, 0, device="cpu", **changed)  # where it ran does not matter
+    groups = [one for one in tables.group(tables.collect([tmp_path])[0]) if one.algorithm == "pmtl"]
+    found = {name: one.seeds for name, one in zip(tables.labels(groups), groups, strict=True)}
+    assert found.pop(label) == 2
+    assert list(found.values()) == [2]
+
+
+def test_runs_of_one_seed_that_nothing_tells_apart_are_numbered(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, accuracy=0.7 + len(list(tmp_path.iterdir())) / 10)
+    groups = tables.group(tables.collect([tmp_path])[0])
+    assert tables.labels(groups) == ["PMTL", "PMTL (2)"]
+    assert [one.seeds for one in groups] == [1, 1]
+
+
+def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+
+    for seed, hidden, lr in ((0, 4, 0.1), (1, 4, 0.1), (2, 4, 0.3), (3, 8, 0.1)):
+        Trainer(
+            algorithm=FedAvg(local=LocalSGD(lr=lr, steps=1, batch_size=4)),
+            data=load_data("digits", clients=4, seed=seed),
+            model=models.mlp(hidden=hidden),
+            schedule=FullParticipation(),
+            privacy=None,
+            rounds=1,
+            seed=seed,
+            folder=tmp_path / str(seed),
+            progress=False,
+        ).fit()
+    groups = tables.group(tables.collect([tmp_path])[0])
+    parameters = {hidden: 64 * hidden + hidden + 10 * hidden + 10 for hidden in (4, 8)}
+    assert dict(zip(tables.labels(groups), [one.seeds for one in groups], strict=True)) == {
+        f"FedAvg lr 0.1, parameters {parameters[4]}": 2,
+        f"FedAvg lr 0.3, parameters {parameters[4]}": 1,
+        f"FedAvg lr 0.1, parameters {parameters[8]}": 1,
+    }
+
+
+def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    for seed in (0, 1):
+        for lr in (0.1, 0.5):
+            configured(tmp_path / f"{lr}-{seed}", f"algorithm.local.lr={lr}", seed, lr=lr)
+    for file in tmp_path.glob("*/private/result.json"):
+        numbers = dict.fromkeys(("median", "worst_tenth", "spread", "auc", "f1"), 0.512)
+        file.write_text(json.dumps(json.loads(file.read_text()) | numbers | {"metrics": ["accuracy", "auc", "f1"]}))
+    groups = tables.group(tables.collect([tmp_path])[0])
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(tables.rich_table(groups, 80))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    for number in ("±0.000", "0.512"):
+        assert all(line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line)
+    for word in ("accuracy", "median", "tenth", "spread", "auc", "f1", "epsilon"):
+        assert any(word in line for line in lines)
+
+
+def test_the_plot_has_the_deviation_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+    groups = tables.group(tables.collect([sweep])[0])
+    frontier.plot_frontier(groups, tmp_path / "f.png")
+    (axes,) = drawn[0].axes
+    bars = [segment for one in axes.containers for segment in one.lines[2][0].get_segments()]
+    assert bars
+    for (_, low), (_, high) in bars:
+        assert (high - low) / 2 == pytest.approx(statistics.stdev([0.0, 0.01]))
+    assert "±0.007" in " ".join(cell for line in tables.cells(groups) for cell in line)
+
+
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
         pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": 0.85, "finetune": kind}}
@@ -85,10 +202,10 @@ def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     labels = [line[0] for line in tables.cells(tables.group(rows))]
     assert labels == [
         "FedAvg",
-        "FedAvg + finetuning finetune=kl",
-        "FedAvg + finetuning finetune=mean",
-        "PMTL + finetuning finetune=kl",
-        "PMTL + finetuning finetune=mean",
+        "FedAvg + finetuning finetune kl",
+        "FedAvg + finetuning finetune mean",
+        "PMTL + finetuning finetune kl",
+        "PMTL + finetuning finetune mean",
     ]
 
 
@@ -154,7 +271,7 @@ def test_settings_that_vary_tell_runs_apart(tmp_path: Path) -> None:
         write_run(tmp_path / f"lam{lam}", lam=lam, clip_norm=1.5, accuracy=0.7 + lam / 10)
     groups = tables.group(tables.collect([tmp_path])[0])
     assert [g.seeds for g in groups] == [1, 1]
-    assert [g.label(tables.varying_settings(groups)) for g in groups] == ["PMTL lam=0.1", "PMTL lam=1.0"]
+    assert tables.labels(groups) == ["PMTL lam 0.1", "PMTL lam 1.0"]
 
 
 def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -189,11 +306,11 @@ def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Fig
         sampler = f"Poisson, expected cohort {cohort} of 1000 clients (q = {cohort / 1000})"
         write_run(tmp_path / f"{cohort}", sampler=sampler, planned_rounds=cohort, lam=cohort / 7, update="global")
     made = report([tmp_path], show=False)
-    assert "sampler=Poisson 10 rounds=10 |" in made.markdown.read_text()
+    assert "sampler Poisson 10, rounds 10 |" in made.markdown.read_text()
     (axes,) = drawn[0].axes
     assert axes.get_position().width > 0.4
     labels = sorted(text.get_text() for text in axes.texts)
-    assert labels[0].startswith("PMTL lam=1.428571428571")
+    assert labels[0].startswith("PMTL lam 1.428571428571")
     assert max(map(len, labels)) <= 40 + len(" 0.800")
 
 
@@ -201,9 +318,9 @@ def test_guarantees_are_not_averaged_together(tmp_path: Path) -> None:
     for guarantee in ("sound", "paper"):
         write_run(tmp_path / guarantee, privacy={"guarantee": guarantee}, accuracy=0.7)
     groups = tables.group(tables.collect([tmp_path])[0])
-    assert [g.label(tables.varying_settings(groups)) for g in groups] == [
-        "PMTL guarantee=paper",
-        "PMTL guarantee=sound",
+    assert tables.labels(groups) == [
+        "PMTL guarantee paper",
+        "PMTL guarantee sound",
     ]
 
 
