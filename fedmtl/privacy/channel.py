@@ -28,6 +28,7 @@ from .chain import Head
 from .clip import MARGIN, Clip, clip_rows, contributions, row_norms
 from .gradients import GradientPlan, NoiseTerms, first_law
 from .local_steps import LocalSteps
+from .noise.banded import CorrelatedNoise
 from .noise.grid import GridValue, privatize
 from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
@@ -138,6 +139,7 @@ class Channel:
         self._plans = {plan.name: plan for plan in plans}
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._adaptive = settings[0].clip_norm if settings else None
+        self._correlated: dict[str, CorrelatedNoise] = {}
         self._step: int | None = None
         self._cohort = 0
         self._drawn: dict[int, Tensor] = {}
@@ -431,7 +433,7 @@ class Channel:
         for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
             law = release.noise
             if law is not None:
-                noise = torch.from_numpy(law.draw(source, f"noise/{name}", step, release.size)) * release.sensitivity
+                noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
                 scale = law.std(release.sensitivity, release.size)
                 bound = release.contribution_bound
                 value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
@@ -440,6 +442,20 @@ class Channel:
                     self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
         value = total / self.denominator
         return smat(value) if self._plans[name].form == "symmetric" else value
+
+    def _drawn_noise(self, name: str, release: Release, source: NoiseSource, step: int) -> np.ndarray:
+        """Return the noise of a release at sensitivity 1: (size,) float64."""
+        law, size = release.noise, release.size
+        assert law is not None
+
+        def draw(at: int) -> np.ndarray:
+            return law.draw(source, f"noise/{name}", at, size)
+
+        if release.bands is None:
+            return draw(step)
+        if name not in self._correlated:  # the steps of a run share one multiplier
+            self._correlated[name] = CorrelatedNoise(release.bands, draw, repeatable=source.name == "seeded")
+        return self._correlated[name].at(step)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         return (values,) if self.replicates == 1 else values.unbind()

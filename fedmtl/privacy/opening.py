@@ -21,6 +21,7 @@ from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
 from .gradients import GradientPlan, noise_terms
 from .ledger import Ledger, read_header
+from .noise.banded import Bands
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .quantile import QuantileClip
 from .release import ReleasePlan, bind_releases, step_law
@@ -199,7 +200,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         releases = bind_releases(plans, sampler, law, privacy, None)
         return run.channel((privacy,), _without_noise(sampler, run), law=law, releases=releases)
 
-    delta = privacy.resolved_delta(sampler.n)
+    delta, bands = privacy.resolved_delta(sampler.n), _bands(privacy, plans, sampler, law, steps)
     step = steps_of(plans, sampler, law, privacy)
     if law.per_participation:
         if allocation_of(plans) is not None:
@@ -223,7 +224,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     cost = Cost(delta, tuple(_uses(plans, step, z, limit, privacy) for z in distinct), kind, refuted=law.refuted)
     if replicates == 1:
         _check_first_step(privacy, multipliers[0], cost.step(), delta)
-    releases = bind_releases(plans, sampler, law, privacy, max(multipliers))
+    releases = bind_releases(plans, sampler, law, privacy, max(multipliers), bands)
     rows = bind_rows(plans, releases, delta, run.prior)
     header: dict[str, Any] = {
         "account": "everybody" if not law.per_participation else "client",
@@ -235,6 +236,8 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         "noise_multiplier": max(multipliers),
         "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
     }
+    if bands is not None:
+        header["bands"] = list(bands.coefficients)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
     header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}
@@ -252,6 +255,34 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     return run.channel(
         (privacy,), account, sampler=sampler, law=law, releases=releases, multipliers=multipliers, rows=rows
     )
+
+
+def _bands(
+    privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: SamplingLaw, steps: int
+) -> Bands | None:
+    """Return how the noise is correlated over rounds; see :mod:`.noise.banded` for what that needs of the schedule.
+
+    Raises:
+        PrivacyError: participations that may follow each other more closely, or cohorts that are not public.
+    """
+    if privacy.bands is None:
+        return None
+    if law.relation != "zero_out" or not law.per_participation or law.amplified:
+        raise PrivacyError(
+            f"ClientPrivacy.bands needs a public schedule in which a client stays away between its turns, so "
+            f"CyclicCohorts(...); not {sampler.describe()}, where it may take part in two rounds running. Leave bands "
+            f"out for independent noise."
+        )
+    if any(plan.rows is not None for plan in plans):
+        raise PrivacyError("ClientPrivacy.bands is for noise that the server adds; clients add independent noise.")
+    least = sampler.separation
+    if least == 1 or (privacy.bands != "auto" and privacy.bands > least):
+        asked = "is" if privacy.bands == "auto" else f"is {privacy.bands}, at most"
+        raise PrivacyError(
+            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, which "
+            f"{sampler.describe()} makes {least}. {'Take smaller cohorts' if least == 1 else 'Take fewer bands'}."
+        )
+    return Bands.square_root(min(least, steps) if privacy.bands == "auto" else privacy.bands)
 
 
 def _uses(

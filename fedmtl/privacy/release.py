@@ -17,6 +17,7 @@ from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.composition import StepEvent
 from .clip import CLIPS, L1Clip, L2Clip
+from .noise.banded import Bands
 from .noise.laws import GaussianNoise, NoiseLaw
 from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
@@ -106,6 +107,7 @@ class Release:
         noise: law of the noise, or None for clipping only.
         sampling: who takes part.
         law: what the sampler guarantees against this observer.
+        bands: how the noise is correlated over rounds, or None where it is independent.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Release:
     noise: NoiseLaw | None
     sampling: BoundSampler
     law: SamplingLaw
+    bands: Bands | None = None
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -167,8 +170,12 @@ class Release:
 
     @property
     def noise_std(self) -> float:
-        """Return the root mean square of one noised coordinate of the released mean; 0 without noise."""
-        return 0.0 if self.noise is None else self.noise.std(self.sensitivity, self.size) / self.denominator
+        """Return the root mean square of one noised coordinate of the released mean; 0 without noise. Of correlated
+        noise, what it approaches in the course of the rounds."""
+        if self.noise is None:
+            return 0.0
+        gain = 1.0 if self.bands is None else self.bands.gain
+        return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
 
     def weighted(self, weight: float) -> Release:
         """Return this release in a use of another weight of the allocation: the noise multiplier is divided by it."""
@@ -255,6 +262,7 @@ def bind_releases(
     law: SamplingLaw,
     privacy: ClientPrivacy,
     multiplier: float | None,
+    bands: Bands | None = None,
 ) -> dict[str, Release]:
     """Return the typed releases of an algorithm, by name; with a :class:`QuantileClip`, what the count leaves of the
     noise."""
@@ -275,6 +283,7 @@ def bind_releases(
             noise=noise,
             sampling=sampler,
             law=law,
+            bands=bands,
         )
         for plan in plans
     }

@@ -265,6 +265,9 @@ def _mechanism(channel: Channel) -> str:
     """Return the law of the noise, with the range of its multipliers where there are several."""
     if channel.privacy is None:
         return "none"
+    bands = next((release.bands for release in channel.releases.values() if release.bands is not None), None)
+    if bands is not None and channel.noised:
+        return f"{channel.privacy.mechanism}, correlated over {len(bands)} rounds"
     z, by = np.array(channel.multipliers), "budget"
     if channel.terms is not None and channel.gradients is not None and channel.sampler is None:
         able = (channel.caps > 0) & (channel.gradients.counts > 0)
@@ -277,7 +280,11 @@ def _mechanism(channel: Channel) -> str:
 def _schedule(channel: Channel) -> str:
     """Return who takes part, what else is charged, and how the budget is divided."""
     if channel.sampler is not None:
-        return channel.sampler.describe() + _amplification(channel.law, noised=channel.noised) + _allocation(channel)
+        noised = channel.noised
+        text = channel.sampler.describe() + _amplification(channel.law, noised=noised) + _allocation(channel)
+        if noised and any(release.bands is not None for release in channel.releases.values()):
+            text += f"; {channel.sampler.separation} rounds from one to the next at least, which correlated noise needs"
+        return text
     text = f"{channel.schedule}; every activation is charged to the client that acts"
     first = None if channel.gradients is None else channel.gradients.first
     if first is not None:

@@ -98,6 +98,11 @@ class BoundSampler(ABC):
         """Return the hard cap on the steps in which one client takes part, or None."""
         return None
 
+    @property
+    def separation(self) -> int:
+        """Return the number of rounds that certainly pass from one participation of a client to its next, at least."""
+        return 1
+
     def capped(self, steps: int) -> BoundSampler:
         """Return this sampler with its own cap for a run of ``steps``; itself where it has none."""
         return self
@@ -252,6 +257,11 @@ class BoundCyclic(_BoundCohort):
     def _most(self, steps: int) -> int:
         """Return the most turns that ``steps`` rounds give one client."""
         return math.ceil(steps * self.cohort / self.n)
+
+    @property
+    def separation(self) -> int:
+        """Return floor(n / cohort): turns are n places apart in the order, of which a round takes ``cohort``."""
+        return self.n // self.cohort
 
     def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .._check import one_of, positive
+from .._check import one_of, positive, positive_int
 from ..errors import ConfigError
 from .accounting.composition import Accountant
 from .noise.registry import LAWS, SOUND_LAWS
@@ -36,6 +36,9 @@ class ClientPrivacy:
         delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
         mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
             L2 norm), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects nothing).
+        bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum of the releases
+            (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
+            with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
         observer: who sees the releases. ``"clients"``: the other clients, who together also know which of them took
             part (and so, under a fixed cohort, whether the protected one did); ``"public"``: only outsiders, who see
@@ -53,6 +56,7 @@ class ClientPrivacy:
     noise_multiplier: float | None = None
     delta: float | None = None
     mechanism: Mechanism = "gaussian"
+    bands: int | Literal["auto"] | None = None
     source: SourceName = "seeded"
     observer: Observer = "clients"
     guarantee: Guarantee = "sound"
@@ -69,10 +73,22 @@ class ClientPrivacy:
         one_of(self, ("clients", "public"), observer=self.observer)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
+        self._check_bands()
         if self.mechanism not in SOUND_LAWS and self.guarantee == "sound":
             raise ConfigError(
                 "ClientPrivacy.mechanism='wishart' is not differentially private: a neighbour makes its output "
                 "impossible with probability 1 - exp(-epsilon). It is kept for reproduction: guarantee='paper'."
+            )
+
+    def _check_bands(self) -> None:
+        if self.bands is None:
+            return
+        if self.bands != "auto":
+            positive_int(self, bands=self.bands)
+        if self.mechanism != "gaussian" or isinstance(self.clip_norm, QuantileClip):
+            raise ConfigError(
+                "ClientPrivacy.bands correlates Gaussian noise at a fixed clip norm; use mechanism='gaussian' and a "
+                "number as clip_norm, or leave bands out."
             )
 
     @property

@@ -351,7 +351,7 @@ class _Verifier:
             pairs["names"] = [name for name, *_ in header["releases"]]
         scale = _noise_scale(header)
         if scale is not None:
-            pairs["noise_std"] = scale / _denominator(header["schedule"])
+            pairs["noise_std"] = _growth(header) * scale / _denominator(header["schedule"])
         if isinstance(privacy["epsilon"], (int, float)):
             pairs["budget"] = privacy["epsilon"]
         wrong = [
@@ -577,6 +577,16 @@ def _noise_scale(header: Mapping[str, Any]) -> float | None:
     return float(header["noise_multiplier"] * moved * privacy["clip_norm"])
 
 
+def _growth(header: Mapping[str, Any]) -> float:
+    """Return the deviation that correlated noise approaches over that of the independent noise it is made of."""
+    bands = np.array(header.get("bands") or [1.0])
+    response = np.zeros(64 * len(bands))
+    for step in range(len(response)):  # w of a single unit of noise
+        before = response[max(0, step - len(bands) + 1) : step][::-1]
+        response[step] = (float(step == 0) - bands[1 : len(before) + 1] @ before) / bands[0]
+    return float(np.sqrt(response @ response))
+
+
 def _denominator(schedule: Mapping[str, Any]) -> float:
     return float(schedule.get("cohort", schedule["n"]))
 
@@ -641,7 +651,7 @@ def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     steps, names = len(charges.charged), len(header["releases"])
     uses, problems = steps, []
     if schedule["per_participation"]:
-        problems = _cohort_problems(schedule, charges)
+        problems = _cohort_problems(schedule, charges) + _band_problems(header, charges)
         taken = charges.participations(schedule["n"])
         uses, cap = int(taken.max(initial=0)), header["max_uses"]
         if cap is not None and uses > cap:
@@ -660,6 +670,8 @@ def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
         counts = Counter({(1.0,) * names: uses})
     parts = [(_step_event(header, [z / w for w in share]), count) for share, count in counts.items()]
     most = f"; at most {uses} of one client" if schedule["per_participation"] else ""
+    if header.get("bands"):
+        most += f", {len(header['bands'])} rounds apart at least, over which noise is correlated"
     rest = ", the rest after an early stop included" if charges.remaining is not None else ""
     detail = f"{schedule['class'].removeprefix('Bound')} cohorts{most}{rest}"
     paper = schedule["refuted"] is not None
@@ -738,6 +750,24 @@ def _uses(kind: Mapping[str, Any], uses: int, header: Mapping[str, Any], *, firs
     if first and kind["first"] > 0:
         parts.append((_law("gaussian" if mechanism == "gaussian" else "l2_laplace", z / kind["first"], d), 1))
     return parts
+
+
+def _band_problems(header: Mapping[str, Any], charges: _Charges) -> list[str]:
+    """Return what the cost of correlated noise does not cover: bands whose squares add up to more than 1, turns of a
+    client that follow each other within the bands in one session."""
+    bands, last = header.get("bands"), dict[tuple[int, int], int]()
+    if header["privacy"].get("bands") is not None and not bands:
+        return ["the settings have bands of noise, and the ledger has none"]
+    if not bands:
+        return []
+    problems = [] if math.fsum(c * c for c in bands) <= 1 + 1e-12 else ["the bands of the noise are longer than 1"]
+    steps = {(0, step): ranks for step, ranks in charges.charged} if charges.free else charges.steps
+    for (session, step), ranks in sorted(steps.items()):  # seeded sessions go on with the same noise
+        for rank in ranks or ():
+            if step - last.get((session, rank), -len(bands)) < len(bands):
+                problems.append(f"step {step} follows another turn of client {rank} within {len(bands)} rounds")
+            last[session, rank] = step
+    return problems
 
 
 def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges, *, clients: bool = False) -> list[str]:

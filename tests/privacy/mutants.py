@@ -60,6 +60,7 @@ from fedmtl.privacy.audit import CHECKS, Effort, Finding
 from fedmtl.privacy.audit import setup as audit_setup
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, symmetric
+from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.stacked import Layout
@@ -89,6 +90,8 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "full": (FullParticipation(), _CALIBRATED),
     "secure": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, source="secure")),
     "in turn": (CyclicCohorts(cohort=COHORT), _CALIBRATED),
+    "bands": (CyclicCohorts(cohort=COHORT), replace(_CALIBRATED, bands="auto")),
+    "bands, secure": (CyclicCohorts(cohort=COHORT), replace(_CALIBRATED, bands="auto", source="secure")),
     "laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="laplace")),
     "l2_laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="l2_laplace")),
     "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
@@ -852,6 +855,38 @@ def _charged_as_poisson(kind: type) -> _Patch:
     return apply
 
 
+# Noise that is correlated over rounds
+
+_square_root, _advance = Bands.square_root, CorrelatedNoise._advance
+
+
+def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
+    """The coefficients of bands (b,) are changed."""
+
+    def changed(count):
+        return Bands(tuple(change(np.array(_square_root(count).coefficients)).tolist()))
+
+    return _set(Bands, "square_root", staticmethod(changed))
+
+
+def _one_band_forgotten(self, step):
+    if len(self._latest) == len(self._bands) - 1:
+        self._latest.pop()
+    return _advance(self, step)
+
+
+def _added_up(self, step):
+    """Multiplied by C in place of its inverse: noise that piles up."""
+    self._latest.appendleft(self._draw(step))
+    return sum(c * z for c, z in zip(self._bands.coefficients, self._latest, strict=False))
+
+
+def _closer_turns(self, step, coins, uses=None):
+    """Everybody as often as in turn, in another order in every turn."""
+    order = np.random.default_rng(step * self.cohort // self.n).permutation(self.n)
+    return torch.from_numpy(np.sort(order[(step * self.cohort + np.arange(self.cohort)) % self.n]))
+
+
 # Charges
 
 _charge = Account.charge
@@ -1248,6 +1283,7 @@ NO_OP = [
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
+BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
@@ -1394,6 +1430,23 @@ MUTANTS = [
     Mutant("fixed cohort drawn for Poisson", _cohort(_fixed_size), SAMPLER),
     Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
     Mutant("turns accounted as Poisson", _charged_as_poisson(samplers.BoundCyclic), SAMPLER, ("in turn",)),
+    # noise that is correlated over rounds
+    Mutant(
+        "bands charged, noise independent", _set(CorrelatedNoise, "at", lambda self, t: self._draw(t)), FRESH, BANDS
+    ),
+    Mutant("bands of the largest 1, not of norm 1", _bands(lambda c: c / c[0]), SENSITIVITY, BANDS),
+    Mutant(
+        "more bands than rounds between turns",
+        _set(samplers.BoundCyclic, "separation", property(lambda self: self.n // self.cohort + 3)),
+        SENSITIVITY,
+        BANDS,
+    ),
+    Mutant("turns in another order", _set(samplers.BoundCyclic, "draw", _closer_turns), SENSITIVITY, BANDS),
+    Mutant("one band forgotten", _set(CorrelatedNoise, "_advance", _one_band_forgotten), (*FRESH, *NOISE), BANDS),
+    Mutant("multiplied by the bands", _set(CorrelatedNoise, "at", _added_up), (*FRESH, *NOISE), BANDS),
+    Mutant("noise halved", _scaled(0.5), NOISE, BANDS),
+    Mutant("noise of one seed", _addressed(_one_seed), FRESH, ("bands",)),
+    Mutant("noise of one step", _addressed(_one_step), FRESH, ("bands",)),
     Mutant("one cohort for two steps", _cohort(_same_for_two_steps), SAMPLER),
     Mutant("some clients drawn more often", _cohort(_favourites), SAMPLER),
     Mutant("cohort of a known seed in secure mode", _known_cohort, SAMPLER, ("secure",)),

@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedmtl import ClientPrivacy, EarlyStopping, FedAvg, FixedCohort, RecordPrivacy
+from fedmtl import ClientPrivacy, CyclicCohorts, EarlyStopping, FedAvg, FixedCohort, RecordPrivacy
 from fedmtl.cli.config import build, compose, resolve
 from fedmtl.errors import DataError
 from fedmtl.privacy.noise.grid import GridValue
@@ -319,6 +319,23 @@ def test_what_does_not_fit_in_a_folder_that_was_written_anew(name: str, copy: Pa
     edit(copy)
     rewrite(copy, lines)
     assert told in failed(copy)[line]
+
+
+def test_bands_of_noise_and_the_turns_that_they_need(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure", bands=3)
+    run(folder, schedule=CyclicCohorts(COHORT), privacy=privacy)
+    assert failed(folder) == {}
+    charges = next(check.detail for check in verify(folder).checks if check.name == "charges")
+    assert "3 rounds apart at least, over which noise is correlated" in charges
+    shutil.copytree(folder, tmp_path / "longer")
+    shutil.copytree(folder, tmp_path / "without")
+    rewrite(tmp_path / "longer", lambda lines: [lines[0] | {"bands": [0.8, 0.5, 0.4]}, *lines[1:]])
+    assert "the bands of the noise are longer than 1" in failed(tmp_path / "longer")["charges"]
+    rewrite(tmp_path / "without", lambda lines: [lines[0] | {"bands": None}, *lines[1:]])
+    assert "the ledger has none" in failed(tmp_path / "without")["charges"]
+    rewrite(folder, lambda lines: [lines[0] | {"bands": [0.5] * 4}, *lines[1:]])
+    assert "follows another turn of client 0 within 4 rounds" in failed(folder)["charges"]
 
 
 def test_a_ledger_that_is_gone_with_every_word_of_it(copy: Path) -> None:

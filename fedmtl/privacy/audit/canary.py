@@ -28,7 +28,7 @@ from ..accounting.composition import epsilon
 from ..channel import GRADIENT, Channel
 from ..noise.registry import LAWS
 from .findings import LEVEL, Finding, skipped, too_large
-from .play import first_cohort, local_of, play, rounds
+from .play import decorrelated, first_cohort, local_of, play, rounds
 from .setup import MOST_ELEMENTS, Claim, Claims, Setup
 from .statistics import auditor, clopper_pearson, seeds
 
@@ -198,6 +198,8 @@ class _Rows(_Games):
         check = f"canary: one release of {name}"
         if claim.form != "vector" and claim.relation == "replace":
             return skipped(check, "replaced outer products have no game here")
+        if claim.bands:
+            return skipped(check, "noise is correlated over rounds, of which one alone says less")
         most = max(2000, self.trials // 5) if _alone(claim) else 25 * self.trials
         wanted = enough_trials(claim.multiplier, min(self.trials, most), most)
         claimed = 1 / claim.multiplier if claim.kind == "gaussian" else _curve_of_law(claim)
@@ -284,10 +286,11 @@ class _Rows(_Games):
             which = index[drawn.numpy()]
             return _canary_rows(claim, dimension, places[which], inside[which], drawn)
 
-        done = 0
         q = 1.0 if claim.sampled is None else claim.sampled
-        for _, ranks, values in play(setup, setup.open(seed), sent, start=0, stop=steps):
-            units = values[name][places] * claim.denominator / claim.sensitivity
+        played = list(play(setup, setup.open(seed), sent, start=0, stop=steps))
+        done = len(played)
+        releases = [values[name][places] * claim.denominator / claim.sensitivity for _, _, values in played]
+        for units, (_, ranks, _) in zip(_matched(releases, claim), played, strict=True):
             which = index[ranks.numpy()]
             which = which[which >= 0]
             if claim.per_participation:  # the other clients know who took part
@@ -297,13 +300,21 @@ class _Rows(_Games):
             else:
                 score += _gain(units, claim.multiplier, q)
             uses[which] += 1
-            done += 1
         if not claim.per_participation:
             return (score, inside), done
         counts = np.bincount(uses, minlength=2)
         most = wanted or int(counts[1:].argmax()) + 1
         chosen = uses == most
         return (score[chosen], inside[chosen]), most
+
+
+def _matched(releases: list[np.ndarray], claim: Claim) -> Iterable[np.ndarray]:
+    """Return for every round the best statistic on who takes part in it: its release, or of noise that is correlated
+    over rounds C^T C y, the projection of all independent noise on what one participation moves."""
+    if not claim.bands or not releases:
+        return releases
+    independent = decorrelated(np.stack(releases), claim)
+    return decorrelated(independent[::-1], claim)[::-1]
 
 
 def _alone(claim: Claim) -> bool:

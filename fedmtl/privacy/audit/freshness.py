@@ -45,6 +45,8 @@ def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: in
         if not name.endswith("/count"):
             check = f"freshness: steps of {name}"
             findings += [fresh_rows(check, one.units), *fresh_within(name, one.units, setup.parts(one.units.shape[1]))]
+        if setup.gradients is None and name in claims.names and claims.of(name).bands:
+            findings.append(_lags(f"freshness: rounds of {name}", one.units.T))
     if setup.gradients is None:
         if len(noise) > 1:
             smallest = min(plan.size for plan in setup.releases)

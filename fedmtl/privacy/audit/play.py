@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from scipy import special
+from scipy import signal, special
 from torch import Tensor
 
 from ...errors import BudgetExhausted
@@ -67,6 +67,12 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
         upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
         half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
         return units / radius * np.sqrt(2 * half)
+
+
+def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
+    """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a session; ``values``
+    where noise is independent over rounds."""
+    return signal.lfilter(claim.bands, [1.0], values, axis=0) if claim.bands and len(values) else values
 
 
 def noise_of(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> dict[str, Noise]:
@@ -151,7 +157,8 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
 
     Where the clip norm adapts, they are in units of the clip norm of their step over the first one, which the audit
     computes from the released counts by Algorithm 1 of Andrew et al. 2021; noise of the count itself, in units of its
-    standard deviation, is under ``"<name>/count"``.
+    standard deviation, is under ``"<name>/count"``. Of noise that is correlated over rounds, what is independent is
+    returned; from the middle of a run on, without the rounds that earlier ones enter.
     """
     names = claims.names
     kept: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -175,6 +182,9 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
             growth[name] *= math.exp(-adaptive.lr * (count + 0.5 - adaptive.quantile))
     sizes = {plan.name: plan.size for plan in setup.releases}
     raw = {name: np.stack(found) if found else np.zeros((0, sizes.get(name, 1))) for name, found in kept.items()}
+    for name in names:
+        unknown = max(0, len(claims.of(name).bands) - 1) if start else 0
+        raw[name] = decorrelated(raw[name], claims.of(name))[unknown:]
     return {name: Noise(standardized(raw[name], claims.of(name)) if name in names else raw[name]) for name in raw}
 
 

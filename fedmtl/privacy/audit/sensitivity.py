@@ -12,7 +12,7 @@ from ...errors import PrivacyError
 from ..channel import GRADIENT, Channel
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
-from .play import coordinates, first_cohort, local_of, next_release, turns
+from .play import coordinates, decorrelated, first_cohort, local_of, next_release, play, silence, turns
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim
 
 _EVERY_CLIENT = 64
@@ -62,7 +62,8 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
     """Check every release, also where it is clipped and not noised."""
     if setup.gradients is None:
         found = {plan.name: claims.of(plan.name) if claims else clip_claim(setup, plan.name) for plan in setup.releases}
-        return [_of_rows(setup.seeded(), name, claim, seed, coins) for name, claim in found.items()]
+        one = [_of_rows(setup.seeded(), name, claim, seed, coins) for name, claim in found.items()]
+        return one + [_over_rounds(setup.seeded(), name, claim, seed) for name, claim in found.items() if claim.bands]
     if setup.one_at_a_time:
         return [_of_activations(setup.seeded(), claims, seed, coins), bounded_sensitivity(setup, claims, seed)]
     return [_of_local_steps(setup.seeded(), claims, seed, coins)]
@@ -94,6 +95,37 @@ def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.
         share = game.moved(seed + 1, step, ranks, rows, place, -1e4 * direction)
         worst.see(share, f"client of rank {int(ranks[place])}")
     return worst.finding(f"sensitivity: {name}", f"largest change over S / m, in {claim.norm} norm")
+
+
+def _over_rounds(setup: Setup, name: str, claim: Claim, seed: int) -> Finding:
+    """Check that clients which send all they can whenever they take part move the noise that is correlated over rounds
+    by no more than they are charged for, after every round: the squared length of C (y - y') / S is at most the number
+    of participations. Every client has a coordinate of its own."""
+    n, d, most = setup.sampler.n, setup.release(name).dimension, MOST_ELEMENTS
+    width = min(n, d, max(1, most // max(d, setup.steps)))
+
+    def loud(step: int, plan: str, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        if plan != name:
+            return silence(setup)(step, plan, ranks)
+        who = ranks[ranks < width]
+        return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
+
+    sent: list[list[np.ndarray]] = []
+    taken = np.zeros((0, n))
+    for rows in (loud, silence(setup)):
+        played = list(play(setup, setup.open(seed), rows, start=0, stop=setup.steps))
+        sent.append([values[name] for _, _, values in played])
+        taken = np.array([np.isin(np.arange(n), ranks.numpy()) for _, ranks, _ in played], dtype=float)
+    at = np.arange(width)
+    if claim.form == "symmetric":
+        at = at * d - at * (at - 1) // 2
+    change = [(one - two)[at] * claim.denominator / claim.sensitivity for one, two in zip(*sent, strict=True)]
+    if not change:
+        return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
+    moved, charged = (decorrelated(np.stack(change), claim) ** 2).cumsum(0), taken[:, :width].cumsum(0)
+    share = np.divide(moved, charged, out=np.where(moved > 1e-12, math.inf, 0.0), where=charged > 0)
+    detail = f"largest squared change over participations, of {width} clients after each of {len(change)} rounds"
+    return too_large(f"sensitivity: rounds of {name}", float(share.max()), 1.0, detail)
 
 
 class _Game:

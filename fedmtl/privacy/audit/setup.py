@@ -252,6 +252,8 @@ class Claim:
         event: of one charge: a whole step with all its sums, or one release of gradients.
         accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
+        bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
+            is independent as it is.
     """
 
     kind: Kind
@@ -267,6 +269,7 @@ class Claim:
     event: Any
     accountant: Any
     per_participation: bool
+    bands: tuple[float, ...] = ()
 
     @property
     def sensitivity(self) -> float:
@@ -299,6 +302,7 @@ class Claims:
         self._setup, self._law = setup, channel.law
         self._cost: Cost | None = channel.account.cost
         self._per_participation = channel.account.by_client
+        self._bands = {name: one.bands.coefficients for name, one in channel.releases.items() if one.bands is not None}
         self._made: dict[tuple[str, int, int], Claim] = {}
         names = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
@@ -389,6 +393,7 @@ class Claims:
             event=charged.event,
             accountant=charged.accountant,
             per_participation=self._per_participation,
+            bands=self._bands.get(name, ()),
         )
 
     def _relation(self) -> Relation:

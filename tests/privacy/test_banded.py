@@ -1,0 +1,305 @@
+"""Noise that is correlated over rounds: its matrix, what it costs against slow oracles, and runs that have it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import gaussian_mechanism
+from scipy import special
+
+from fedmtl import FedAvg
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
+from fedmtl.privacy import (
+    Channel,
+    ClientPrivacy,
+    CyclicCohorts,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    QuantileClip,
+    ReleasePlan,
+    SecureSource,
+    open_channel,
+)
+from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
+from fedmtl.privacy.row_noise import RowNoise
+from fedmtl.trainer import Callback
+
+from ..trainer.settings import SOLVER, quick_figures, trainer
+
+PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="auto")
+PLAN = ReleasePlan(name="update", dimension=4, uses=12, stateful=True)
+
+
+def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Channel:
+    return open_channel(privacy, (PLAN,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options)
+
+
+def released(channel: Channel, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
+    """(T, 4) of clients that send ``rows`` (n, 4), or nothing."""
+    found = []
+    for step in steps:
+        ranks = channel.draw(step)
+        channel.begin(step, ranks)
+        sent = torch.zeros(len(ranks), 4) if rows is None else rows[ranks]
+        found.append(channel.release("update", sent, ranks).numpy())
+    return np.stack(found)
+
+
+def matrix(bands: Bands, steps: int) -> np.ndarray:
+    """C of so many rounds."""
+    padded = [*bands.coefficients, *[0.0] * steps]
+    return np.array([[padded[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+
+
+# The matrix
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_bands_are_the_square_root_of_the_prefix_sums(count: int) -> None:
+    bands = Bands.square_root(count)
+    series = special.binom(2 * np.arange(count), np.arange(count)) / 4.0 ** np.arange(count)
+    assert np.allclose(bands.coefficients, series / np.linalg.norm(series), rtol=1e-12)
+    square = matrix(bands, count) @ matrix(bands, count)  # no round beyond the bands: all ones, but for the scale
+    assert np.allclose(square, np.tril(np.ones((count, count))) / np.linalg.norm(series) ** 2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) -> None:
+    bands, steps = Bands.square_root(count), 30
+    noise = CorrelatedNoise(bands, lambda step: np.eye(steps)[step], repeatable=True)
+    inverse = np.stack([noise.at(step) for step in range(steps)])
+    assert np.allclose(inverse, np.linalg.inv(matrix(bands, steps)), atol=1e-12)
+    lengths = np.linalg.norm(np.linalg.inv(matrix(bands, 64 * count)), axis=1)
+    assert bands.gain == pytest.approx(lengths[-1], rel=1e-4)
+    assert (np.diff(lengths) >= -1e-12).all()
+
+
+def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    bands, rng = Bands.square_root(4), np.random.default_rng(0)
+    units = rng.standard_normal((20, 3))
+    run = CorrelatedNoise(bands, lambda step: units[step], repeatable=True)
+    kept = [run.at(step) for step in range(12)]
+    later = CorrelatedNoise(bands, lambda step: units[step], repeatable=True)
+    assert np.array_equal(later.at(11), kept[11])
+    assert np.array_equal(later.at(5), kept[5])
+    assert np.array_equal(later.at(6), kept[6])
+    session = CorrelatedNoise(bands, lambda step: units[step], repeatable=False)
+    assert np.array_equal(session.at(11), units[11] / bands.coefficients[0])
+    session.at(12)
+    assert np.array_equal(session.at(12), units[12] / bands.coefficients[0])
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert np.array_equal(session.at(13), units[13] / bands.coefficients[0])  # the window stays with the parent
+    assert np.array_equal(run.at(12), later.at(12))
+
+
+def test_what_is_returned_is_not_what_is_kept() -> None:
+    noise = CorrelatedNoise(Bands.square_root(3), lambda step: np.ones(2), repeatable=False)
+    other = CorrelatedNoise(Bands.square_root(3), lambda step: np.ones(2), repeatable=False)
+    noise.at(0)[:] = 1e9
+    other.at(0)
+    assert np.array_equal(noise.at(1), other.at(1))
+
+
+# What it costs
+
+
+def patterns(steps: int, apart: int) -> list[tuple[int, ...]]:
+    """Every set of rounds, two of them ``apart`` rounds apart or more."""
+    every = itertools.chain.from_iterable(itertools.combinations(range(steps), k) for k in range(1, steps + 1))
+    return [one for one in every if all(b - a >= apart for a, b in itertools.pairwise(one))]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_cost_of_every_pattern_of_participations(count: int) -> None:
+    """The distance of neighbours in the covariance of the noise, (y - y')^T Cov^-1 (y - y'), is at most the number of
+    participations: all patterns, rows in many directions and all of one; larger where turns are closer."""
+    bands, steps, rng = Bands.square_root(count), 9, np.random.default_rng(1)
+    inverse = np.linalg.inv(matrix(bands, steps))
+    precision = np.linalg.inv(inverse @ inverse.T)
+    for pattern in patterns(steps, count):
+        for rows in (np.ones((len(pattern), 1)), *(rng.standard_normal((len(pattern), 3)) for _ in range(3))):
+            moved = np.zeros((steps, rows.shape[1]))
+            moved[list(pattern)] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            for stop in range(1, steps + 1):  # a run that stops early: the marginal covariance
+                part = np.linalg.inv((inverse @ inverse.T)[:stop, :stop])
+                distance = np.einsum("td,ts,sd", moved[:stop], part, moved[:stop])
+                assert distance <= sum(t < stop for t in pattern) + 1e-9
+    whole = [p for p in patterns(steps, count) if p[-1] <= steps - count]
+    ones = [np.isin(np.arange(steps), one).astype(float) for one in whole]
+    for pattern, x in zip(whole, ones, strict=True):
+        assert x @ precision @ x == pytest.approx(len(pattern))
+    close = np.isin(np.arange(steps), (0, count - 1)).astype(float)
+    assert close @ precision @ close > 2.1
+
+
+def test_the_worst_pattern_by_a_dynamic_program() -> None:
+    """Largest squared sensitivity of a client with at most k turns, which adds up column by column: best[t] = max(best
+    of the round before, the column of t and the best of b rounds before)."""
+    count, steps, most = 4, 23, 5
+    bands = Bands.square_root(count)
+    columns = (matrix(bands, steps) ** 2).sum(0)
+    best = np.zeros((most + 1, steps + 1))
+    for k in range(1, most + 1):
+        for t in range(1, steps + 1):
+            best[k, t] = max(best[k, t - 1], columns[t - 1] + best[k - 1, max(0, t - count)])
+    assert best[:, -1] == pytest.approx(np.arange(most + 1), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "cohort"), [(8, 2), (9, 2), (11, 3), (10, 10), (7, 5), (100, 7)])
+def test_the_separation_of_turns(n: int, cohort: int) -> None:
+    sampler = CyclicCohorts(cohort).bind(n)
+    rounds = np.stack([np.isin(np.arange(n), sampler.draw(t, None)) for t in range(60)])  # type: ignore[arg-type]
+    gaps = [np.diff(np.flatnonzero(rounds[:, k])).min() for k in range(n) if rounds[:, k].sum() > 1]
+    assert min(gaps, default=sampler.separation) == sampler.separation
+
+
+def test_epsilon_is_that_of_participations() -> None:
+    channel = opened()
+    for step in range(12):
+        released(channel, range(step, step + 1))
+        uses = 1 + step // 4
+        expected = gaussian_mechanism.get_epsilon_gaussian(1.3 / math.sqrt(uses), 1e-5)
+        assert channel.epsilon == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(BudgetExhausted):
+        channel.begin(12, channel.draw(12))
+
+
+# Runs
+
+
+def test_released_noise_has_the_covariance_of_the_matrix() -> None:
+    draws = np.concatenate([released(opened(seed=seed), range(12)).T for seed in range(400)])  # (1600, 12)
+    scale = 1.3 * 0.5 / 2
+    inverse = np.linalg.inv(matrix(Bands.square_root(4), 12))
+    expected = scale**2 * inverse @ inverse.T
+    spread = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / len(draws))
+    assert (np.abs(np.cov(draws.T) - expected) < 5 * spread).all()
+    independent = 12 * scale**2
+    assert draws.sum(1).var() == pytest.approx(np.ones(12) @ expected @ np.ones(12), rel=0.2)
+    assert draws.sum(1).var() < 0.45 * independent
+
+
+def test_the_sum_is_what_clients_sent() -> None:
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)) * 0.1
+    moved = released(opened(), range(8), rows) - released(opened(), range(8))
+    for step in range(8):
+        assert np.allclose(moved[step], rows[[2 * step % 8, 2 * step % 8 + 1]].sum(0) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("bands", [None, 1])
+def test_one_band_is_independent_noise(bands: int | None) -> None:
+    one, two = (released(opened(replace(PRIVACY, bands=one)), range(12)) for one in (bands, None))
+    assert np.array_equal(one, two)
+
+
+def test_as_many_bands_as_asked_for() -> None:
+    assert len(opened().releases["update"].bands) == 4
+    assert len(opened(cohort=3, n=8).releases["update"].bands) == 2
+    assert len(opened(n=100).releases["update"].bands) == 12  # no more than rounds
+    assert len(opened(replace(PRIVACY, bands=3)).releases["update"].bands) == 3
+    channel = opened()
+    assert channel.report.mechanism == "gaussian, correlated over 4 rounds"
+    assert "4 rounds from one to the next at least" in channel.report.sampler
+    gain = np.linalg.norm(np.linalg.inv(matrix(Bands.square_root(4), 400))[-1])
+    assert channel.report.noise_std == pytest.approx(gain * 1.3 * 0.5 / 2)
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_resumed_channel(source: str, tmp_path: Path) -> None:
+    """Seeded: to the bit. Secure: noise of the first rounds is not in that of the next session."""
+    privacy = replace(PRIVACY, source=source, noise_multiplier=None, epsilon=1e9)
+    channel = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
+    first = released(channel, range(6))
+    channel.close()
+    again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    second = released(again, range(6, 9))
+    if source == "seeded":
+        assert np.array_equal(np.concatenate([first, second]), released(opened(privacy), range(9)))
+    header = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
+    assert header["bands"] == list(Bands.square_root(4).coefficients)
+
+
+def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first release of a session has nothing of the noise that another session drew before."""
+    drawn = np.random.default_rng(0).standard_normal((9, 4))
+    units = iter(drawn)
+    monkeypatch.setattr(SecureSource, "normal", lambda self, purpose, step, size: next(units))
+    privacy = replace(PRIVACY, source="secure")
+    crashed = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
+    released(crashed, range(6))
+    del crashed
+    gc.collect()
+    again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    again.start(4)
+    c = Bands.square_root(4).coefficients
+    first = drawn[6] / c[0]
+    expected = [first, (drawn[7] - c[1] * first) / c[0]]
+    assert np.allclose(released(again, range(4, 6)), 1.3 * 0.5 / 2 * np.array(expected), atol=1e-5)
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "poisson": (PRIVACY, PoissonSampling(2), "Poisson, expected cohort 2"),
+    "fixed": (PRIVACY, FixedCohort(2), "CyclicCohorts"),
+    "full": (PRIVACY, FullParticipation(), "all 8 clients in every step"),
+    "large cohorts": (PRIVACY, CyclicCohorts(5), "Take smaller cohorts"),
+    "many bands": (replace(PRIVACY, bands=5), CyclicCohorts(2), "is 5, at most .* makes 4. Take fewer bands"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_schedules_that_do_not_keep_turns_apart_are_refused(name: str) -> None:
+    privacy, sampler, told = REFUSED[name]
+    with pytest.raises(PrivacyError, match=told):
+        open_channel(privacy, (PLAN,), sampler.bind(8), seed=0, steps=12)
+
+
+def test_noise_of_clients_is_refused() -> None:
+    plan = replace(PLAN, rows=RowNoise(8.0))
+    with pytest.raises(PrivacyError, match="clients add independent noise"):
+        open_channel(PRIVACY, (plan,), CyclicCohorts(2).bind(8), seed=0, steps=12)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"bands": 0},
+        {"bands": "all"},
+        {"bands": True},
+        {"bands": 2, "mechanism": "laplace"},
+        {"bands": 2, "clip_norm": QuantileClip(1.0)},
+    ],
+)
+def test_impossible_settings_are_refused(bad: dict) -> None:
+    with pytest.raises(ConfigError, match=r"ClientPrivacy\.bands"):
+        ClientPrivacy(**{"clip_norm": 1.0, "epsilon": 1.0} | bad)
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    settings = {"algorithm": FedAvg(local=SOLVER), "schedule": CyclicCohorts(3), "privacy": PRIVACY, "rounds": 8}
+    whole = trainer(**settings, folder=tmp_path / "whole").fit()
+
+    class Gone(RuntimeError):
+        pass
+
+    class Stop(Callback):
+        def on_event(self, event, state) -> None:
+            if event.step == 4:
+                raise Gone
+
+    with pytest.raises(Gone):
+        trainer(**settings, folder=tmp_path / "part", callbacks=(Stop(),)).fit()
+    part = trainer(**settings, folder=tmp_path / "part").fit(resume=True)
+    assert torch.equal(whole.shared, part.shared)
+    assert whole.epsilon == part.epsilon
