@@ -168,7 +168,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.3)
         if not study.larger:
             local = next(1000 * row["score"] for row in rows if (row["study"], row["method"]) == (study.name, "Local"))
-            axis.set_ylim(top=1.04 * local)
+            least = min(1000 * (row["score"] - row["half_width"]) for row in rows if row["study"] == study.name)
+            axis.set_ylim(0.99 * least, 1.04 * local)
     handles = {
         label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
