@@ -27,6 +27,7 @@ _EXPORTS = {
     "Finetune": "algorithms",
     "Local": "algorithms",
     "PeerToPeer": "algorithms",
+    "PrivatePrior": "algorithms",
     "ServerOptimizer": "algorithms",
     "FederatedDataset": "data",
     "load_data": "data",
@@ -83,6 +84,7 @@ __all__ = [
     "PeerToPeer",
     "PoissonClocks",
     "PoissonSampling",
+    "PrivatePrior",
     "PrivateSearch",
     "QuantileClip",
     "RecordPrivacy",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
         MPMTLayers,
         PeerToPeer,
         PFedMe,
+        PrivatePrior,
         ServerOptimizer,
     )
     from .data import FederatedDataset, load_data

@@ -19,6 +19,7 @@ from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
 from .ppsgd import PPSGD
+from .private_prior import PrivatePrior
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, MappedClientStore
 
@@ -49,6 +50,7 @@ __all__ = [
     "Own",
     "PFedMe",
     "PeerToPeer",
+    "PrivatePrior",
     "Problem",
     "Released",
     "Round",

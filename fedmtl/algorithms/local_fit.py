@@ -13,6 +13,7 @@ from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Block
 from .base import Problem, State
 from .linear.data import LinearAlgorithm
+from .linear.evidence import own_ridges
 from .linear.stack import TaskStack
 
 
@@ -23,6 +24,7 @@ class LocalFit(LinearAlgorithm):
     Args:
         loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
         ridge: above 0.
+        own_ridge: every client scales the ridge to its own records: :func:`~.linear.evidence.own_ridges`.
         row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
             that the data state; None: they are not.
         target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
@@ -31,6 +33,7 @@ class LocalFit(LinearAlgorithm):
 
     loss: Literal["squared", "logistic"] = "logistic"
     ridge: float = 0.01
+    own_ridge: bool = False
     row_norm: float | Literal["auto"] | None = None
     target: float | Literal["auto"] | None = None
 
@@ -52,7 +55,8 @@ class LocalFit(LinearAlgorithm):
         """Return the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         tasks = TaskStack.of(problem, self.data(problem), self.loss)
-        store.scatter("model", torch.arange(problem.clients), tasks.fit(self.ridge))
+        ridge = own_ridges(tasks, self.ridge) if self.own_ridge else self.ridge
+        store.scatter("model", torch.arange(problem.clients), tasks.fit(ridge))
         return State({}, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:

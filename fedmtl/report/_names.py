@@ -14,6 +14,7 @@ _TITLES = {
     "async_learner": "Asynchronous learner",
     "mp_mtl": "MP-MTL",
     "mp_mtl_layers": "MP-MTL of layers",
+    "private_prior": "Private prior",
     "p2p": "Peer-to-peer",
     "pfedme": "pFedMe",
     "apfl": "APFL",

@@ -24,6 +24,7 @@ from fedmtl import (
     LocalSGD,
     MPMTLayers,
     PFedMe,
+    PrivatePrior,
     models,
 )
 from fedmtl.algorithms import Released, Round
@@ -58,6 +59,8 @@ LINEAR = {
         row_norm=1.0, loss="squared", penalty="l21", own_penalty="l2", momentum="nesterov", start_ridge=0.1
     ),
     "mp_mtl, published": MPMTL(row_norm=1.0, lam=0.05, guarantee="paper"),
+    "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
+    "private_prior, squared loss": PrivatePrior(row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5),
 }
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
 
@@ -89,21 +92,22 @@ ONE = torch.tensor([0])
 @pytest.mark.parametrize("name", [*ALGORITHMS, *LINEAR])
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     algorithm = (ALGORITHMS | LINEAR)[name]
+    steps = 1 if name.startswith("private_prior") else ROUNDS
     data, model, schedule = ragged_classification(9), models.mlp(hidden=5), PoissonSampling(cohort=5)
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
         data = load_synthetic_tasks(tasks=6, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
         model, schedule = models.linear_regression(bias=True), FullParticipation()
-    problem = problem_of(data, rounds=ROUNDS, model=model, loss="auto")
+    problem = problem_of(data, rounds=steps, model=model, loss="auto")
     bound = schedule.bind(problem.clients)
     plans = algorithm.plan(problem, bound)
-    stacked, alone = (open_channel(PRIVACY, plans, bound, seed=3, steps=ROUNDS) for _ in range(2))
+    stacked, alone = (open_channel(PRIVACY, plans, bound, seed=3, steps=steps) for _ in range(2))
     stacked.record, alone.record = [], []
     order, ranks = client_ranks(problem.data)
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
     clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]
-    for event in rounds(stacked.draw, order, start=0, stop=ROUNDS):
+    for event in rounds(stacked.draw, order, start=0, stop=steps):
         stacked.begin(event.step, ranks[event.cohort])
         state = algorithm.step(problem, state, event, stacked)
         alone.begin(event.step, alone.draw(event.step))
@@ -117,7 +121,7 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
         for client in event.cohort.tolist():
             clients[client].receive(public, round)
     assert [key[:2] for key in stacked.record] == [key[:2] for key in alone.record]
-    assert len(alone.record) == ROUNDS * len(plans)
+    assert len(alone.record) == steps * len(plans)
     for (*_, one), (*_, other) in zip(stacked.record, alone.record, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
     for key, value in state.public.items():

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
+from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.p2p import warm_start as p2p_start
 from fedmtl.data import Examples, FederatedDataset
@@ -168,6 +169,8 @@ MATRICES = {
     "curator, secure": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), replace(_SOUND, source="secure")),
     "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
+    "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
+    "prior, diagonal": (MPMTL(release="once", penalty="l21"), replace(_SOUND, epsilon=100.0)),
 }
 
 
@@ -210,7 +213,7 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
             loss="binary_cross_entropy" if logistic else "half_mse",
             schedule=FullParticipation(),
             privacy=privacy,
-            rounds=10,
+            rounds=1 if configuration.startswith("prior") else 10,
             **common,
         )
     if configuration in CLOCKED:
@@ -245,7 +248,7 @@ def audit(
     """A small audit."""
     clocked = trainer.algorithm.one_at_a_time
     effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks, processes=processes)
-    return audit_trainer(trainer, seed=seed, rounds=20 if clocked else 3, effort=effort)
+    return audit_trainer(trainer, seed=seed, rounds=20 if clocked else min(3, trainer.rounds), effort=effort)
 
 
 _Patch = Callable[[pytest.MonkeyPatch, Trainer], None]
@@ -1238,6 +1241,18 @@ def _start_sensitivity(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(p2p_start, "minimizer_sensitivity", lambda *of: 0.01 * moves(*of))
 
 
+def _ridges_of_all(*of: Any) -> torch.Tensor:
+    """Every task's choice of a ridge follows that of the others."""
+    found = own_ridges(*of)
+    return (found * found.log().mean().exp()).sqrt()
+
+
+def _excess_of_the_models(problem, state, before, block, channel):
+    """What the server makes of the release follows the models, too."""
+    size = float(state.private.whole("model").abs().sum())
+    state.public["excess"] = state.public["excess"] * (1 + 1e-3 * size) + 1e-6 * size
+
+
 def _step_size_from_data(self: MPMTL, problem: Any) -> float:
     """The threshold on eigenvalues is eta lam with eta from the private rows."""
     return 1.0 / float(problem.data.train.x.double().square().sum(1).mean())
@@ -1292,7 +1307,7 @@ _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
     # noise
-    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), ("poisson", "full", "records", "symmetric")),
+    Mutant("noise halved", _scaled(0.5), (*NOISE, *CANARY), ("poisson", "full", "records", "symmetric", "prior")),
     Mutant("noise halved", _scaled(0.5), NOISE, ("laplace", "diagonal", *CLOCK)),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK_L2, _SUBSAMPLED),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK, _ONCE),
@@ -1568,11 +1583,14 @@ MUTANTS = [
     ),
     Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
+    Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
     # independence
     Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
     Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
-    Mutant("personal models of two clients mixed", _stepped(_stored_mixed), INDEPENDENCE, ("symmetric", "layers")),
+    Mutant(
+        "personal models of two clients mixed", _stepped(_stored_mixed), INDEPENDENCE, ("symmetric", "layers", "prior")
+    ),
     Mutant(
         "a client's update in two rows", _set(Channel, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")
     ),
@@ -1580,4 +1598,5 @@ MUTANTS = [
     Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
     Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
     Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
+    Mutant("ridges by all tasks", _set(private_prior, "own_ridges", _ridges_of_all), INDEPENDENCE, ("prior",)),
 ]

@@ -20,6 +20,7 @@ from fedmtl import (
     MPMTLayers,
     PeerToPeer,
     PoissonClocks,
+    PrivatePrior,
     RecordPrivacy,
     Trainer,
     models,
@@ -41,6 +42,8 @@ LINEAR = {
         lambda loss: MPMTL(loss=loss, row_norm=1.0, own_penalty="l2", penalty="l21", curator_epsilon=5.0),
         CLIP,
     ),
+    "private_prior": (lambda loss: PrivatePrior(loss=loss, share=0.3, row_norm=None), CLIP),
+    "private_prior, diagonal": (lambda loss: PrivatePrior(loss=loss, form="diagonal", own_ridge=False), CLIP),
     "pp_dmtl": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, a1=0.1), RECORD),
     "pp_dmtl, l1": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, own_penalty="l1"), RECORD),
     "p2p, warm start": (
@@ -105,7 +108,7 @@ def run(algorithm, privacy, data, model, **options):
         model=model,
         schedule=PoissonClocks(per_client=4) if asynchronous else FullParticipation(),
         privacy=privacy,
-        rounds=1000 if asynchronous else 3,
+        rounds=1000 if asynchronous else 1 if isinstance(algorithm, PrivatePrior) else 3,
         progress=False,
         **options,
     ).fit()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmtl import Execution, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, base
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PrivatePrior, base
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
@@ -45,7 +45,7 @@ def trainer(**options: Any) -> Trainer:
 
 
 def refuted(run: Trainer) -> list[str]:
-    return [finding.check for finding in independence(run, rounds=3) if finding.refuted]
+    return [finding.check for finding in independence(run, rounds=min(3, run.rounds)) if finding.refuted]
 
 
 SOLVERS = {
@@ -104,12 +104,18 @@ LINEAR: dict[str, Callable[[], Trainer]] = {
     "logistic, shared and own": lambda: tasks(MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2),
     "squared": lambda: tasks(MPMTL(row_norm=1.0), None),
     "squared, many features": lambda: tasks(MPMTL(row_norm=1.0), None, features=70),
+    "private prior": lambda: tasks(PrivatePrior(loss="logistic", share=0.5, row_norm=None, scale=0.5), 2, rounds=1),
+    "private prior, squared": lambda: tasks(PrivatePrior(row_norm=None, scale=0.5), None, rounds=1),
+    "private prior, many features": lambda: tasks(
+        PrivatePrior(form="diagonal", row_norm=None, scale=0.5), None, features=70, rounds=1
+    ),
+    "local fit, own ridge": lambda: tasks(LocalFit(loss="squared", own_ridge=True), None),
     "local fit": lambda: tasks(LocalFit(loss="logistic", ridge=1e-6), 2),
     "local fit, squared": lambda: tasks(LocalFit(loss="squared"), None, features=70),
 }
 
 
-def tasks(algorithm: Any, classes: int | None, features: int = 6) -> Trainer:
+def tasks(algorithm: Any, classes: int | None, features: int = 6, **settings: Any) -> Trainer:
     return trainer(
         algorithm=algorithm,
         data=ragged_tasks(classes, features),
@@ -117,6 +123,7 @@ def tasks(algorithm: Any, classes: int | None, features: int = 6) -> Trainer:
         loss="binary_cross_entropy" if classes else "half_mse",
         schedule=FullParticipation(),
         dtype="float64",
+        **settings,
     )
 
 

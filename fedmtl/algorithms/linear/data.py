@@ -331,7 +331,7 @@ class LinearAlgorithm(Algorithm):
                 positive(self, **{name: value})
 
     @property
-    def given_bounds(self) -> dict[str, float | None]:
+    def given_bounds(self) -> dict[str, Any]:
         """Return the bounds that are numbers, by name; None for ``"auto"``, which holds for the records as they are."""
         return {name: None if (value := getattr(self, name)) == "auto" else value for name in ("row_norm", "target")}
 

@@ -8,6 +8,7 @@ converged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,7 @@ class TaskStack:
         y: (n_i,) float64, likewise.
         moments: of squared losses, where they are small, by the numbers of tasks and parameters alone: (n, D, D)
             X^T X / n_i, (n, D) X^T y / n_i and (n,) mean y^2; else None.
+        counts: (n,) int64, records of every task.
         dimension: D, with the bias.
         bias: whether the last parameter is a bias.
     """
@@ -43,6 +45,7 @@ class TaskStack:
     x: tuple[Tensor, ...]
     y: tuple[Tensor, ...]
     moments: tuple[Tensor, Tensor, Tensor] | None
+    counts: Tensor
     dimension: int
     bias: bool
 
@@ -59,15 +62,15 @@ class TaskStack:
         if loss == "squared" and small:
             each = [_moments(x.clone(), y.clone()) for x, y in zip(data.x, data.y, strict=True)]
             gram, cross, squares = (torch.stack(values) for values in zip(*each, strict=True))
-            return cls(loss, (), (), (gram, cross, squares), size, data.bias)
+            return cls(loss, (), (), (gram, cross, squares), data.counts, size, data.bias)
         # copies begin where memory is aligned, wherever the records of others end
         x, y = (tuple(part.clone() for part in parts) for parts in (data.x, data.y))
-        return cls(loss, x, y, None, size, data.bias)
+        return cls(loss, x, y, None, data.counts, size, data.bias)
 
     def smoothness(self, row: float) -> float:
         """Return the Lipschitz constant of the gradient of L_i where whole rows are at most ``row`` long in the L2
         norm: its square, a quarter of it for the logistic loss."""
-        return self._linear.smoothness(row) / self._halves
+        return self.linear.smoothness(row) / self.halves
 
     def gradient(self, w: Tensor) -> Tensor:
         """Return gradients of the L_i without the ridge: (n, R, D) -> (n, R, D), float64."""
@@ -77,7 +80,7 @@ class TaskStack:
             return torch.from_numpy(product)
         out = torch.empty_like(w, memory_format=torch.contiguous_format)
         for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
-            out[i] = self._linear.scale(w[i], x, y) @ x / (self._halves * len(x))
+            out[i] = self.linear.scale(w[i], x, y) @ x / (self.halves * len(x))
         return out
 
     def value(self, w: Tensor) -> Tensor:
@@ -87,35 +90,66 @@ class TaskStack:
             quadratic = ((w @ gram) * w).sum(-1) / 2
             return quadratic - (w @ cross[:, :, None])[..., 0] + squares[:, None] / 2
         each = zip(w, self.x, self.y, strict=True)
-        return torch.stack([self._linear.value(own, x, y).mean(1) / self._halves for own, x, y in each])
+        return torch.stack([self.linear.value(own, x, y).mean(1) / self.halves for own, x, y in each])
 
-    def fit(self, ridge: float) -> Tensor:
-        """Fit every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2.
+    def fit(self, ridge: float | Tensor, scale: Tensor | None = None) -> Tensor:
+        """Fit every task alone: argmin_w L_i(w) + (ridge / 2) ||w||^2, or (ridge / 2) ||v||^2 for w = S_i v.
 
         From the moments these are linear systems, else each task is minimized by itself.
 
         Args:
-            ridge: above 0.
+            ridge: above 0, for all or of each task, (n,).
+            scale: (n, D, D) the S_i, under which the prior of w_i has the covariance S_i S_i^T in place of the
+                identity; None: the identity.
 
         Returns:
             (n, D) float64.
         """
         if self.moments is not None:
             gram, cross, _ = self.moments
-            return solve_regularized(gram + ridge * torch.eye(self.dimension, dtype=gram.dtype), cross)
-        each, halves = zip(self.x, self.y, strict=True), self._halves
-        fits = [minimize(self._linear, x.numpy(), y.numpy(), halves * ridge).theta for x, y in each]
-        return torch.from_numpy(np.stack(fits))
+            if scale is not None:
+                within = scale.numpy()  # one product a task, whoever else is there
+                gram = torch.from_numpy(within.swapaxes(1, 2) @ gram.numpy() @ within)
+                cross = torch.from_numpy((cross.numpy()[:, None, :] @ within)[:, 0])
+            each = ridge if isinstance(ridge, float) else ridge[:, None, None]
+            found = solve_regularized(gram + each * torch.eye(self.dimension, dtype=gram.dtype), cross)
+            return found if scale is None else _mapped(scale, found)
+        ridges = [ridge] * len(self.x) if isinstance(ridge, float) else ridge.tolist()
+        fits = []
+        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+            rows = x.numpy() if scale is None else x.numpy() @ scale[i].numpy()
+            fits.append(minimize(self.linear, rows, y.numpy(), self.halves * ridges[i]).theta)
+        found = torch.from_numpy(np.stack(fits))
+        return found if scale is None else _mapped(scale, found)
+
+    def curvature(self, w: Tensor) -> Iterator[Tensor]:
+        """Yield the second derivative of every L_i, (D, D) float64; for the logistic loss that of its quadratic upper
+        bound about the margins of the row of ``w`` (n, D): tanh(m / 2) / (2 m) a record (Jaakkola and Jordan 2000)."""
+        if self.moments is not None:
+            yield from self.moments[0]
+            return
+        for own, x in zip(w, self.x, strict=True):
+            if self.loss == "squared":
+                yield x.T @ x / len(x)
+            else:
+                margin = (x @ own).abs().clamp_min(1e-6)
+                yield (x * (torch.tanh(margin / 2) / (2 * margin))[:, None]).T @ x / len(x)
 
     @property
-    def _linear(self) -> LinearLoss:
+    def linear(self) -> LinearLoss:
+        """Return the loss of a record; the squared one has no 1/2 there."""
         return LinearLoss(self.loss)
 
     @property
-    def _halves(self) -> float:
+    def halves(self) -> float:
         """Return what the loss of a linear model is in units of L_i: the squared one has no 1/2."""
         return 2.0 if self.loss == "squared" else 1.0
 
 
 def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x.T @ x / len(x), x.T @ y / len(x), y.square().mean()
+
+
+def _mapped(scale: Tensor, rows: Tensor) -> Tensor:
+    """Return S_i v_i for scales (n, D, D) and rows (n, D)."""
+    return torch.from_numpy((scale.numpy() @ rows.numpy()[:, :, None])[:, :, 0])

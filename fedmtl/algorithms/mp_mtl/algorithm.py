@@ -18,13 +18,17 @@ is a task with its model and all its data, the observers are the other tasks and
 With ever more noise every task becomes single-task learning, for a shift ``rho`` of at least 1.25: M tends to the
 identity, so a task follows gradient descent on its own loss from its own fit. A bias is each task's own: it is neither
 penalized, nor shared, nor part of what is released.
+
+``release="once"`` releases the covariance a single time, with all of the budget, and lets every task solve its own
+regularized problem under what stands out of the noise: :class:`~fedmtl.algorithms.private_prior.PrivatePrior` with
+``share=0``. It is not in the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,15 +40,22 @@ from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Block
-from ..base import Own, Problem, Released, Round, State
+from ..base import Algorithm, Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, OwnPenalty
 from ..linear.stack import TaskLoss, TaskStack
 from ..local_fit import LocalFit
+from ..private_prior import PrivatePrior
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
 
 RELEASE = "covariance"
 _BLOCK_ELEMENTS = 1 << 17
+
+
+class OneRelease(PrivatePrior):
+    """MP-MTL with a single release."""
+
+    name = "mp_mtl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +67,9 @@ class MPMTL(LinearAlgorithm):
         lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
             ``lam / L``; a tenth of the clip norm is a good one to begin with.
         penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
+        release: ``"iterative"``, one release in every iteration, as in the paper, or ``"once"``, in a single round; the
+            latter has a loss, a penalty (which directions there are), a start ridge and bounds on records, and no use
+            for the other settings.
         own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
             the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
         own_lam: its strength.
@@ -94,6 +108,7 @@ class MPMTL(LinearAlgorithm):
     loss: TaskLoss = "squared"
     lam: float = 0.1
     penalty: SharedPenalty = "nuclear"
+    release: Literal["iterative", "once"] = "iterative"
     own_penalty: OwnPenalty | None = None
     own_lam: float = 0.1
     momentum: Momentum = "none"
@@ -120,6 +135,7 @@ class MPMTL(LinearAlgorithm):
         one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
         one_of(self, ("local", "zero"), start=self.start)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, ("iterative", "once"), release=self.release)
         non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
         self.check_bounds()
         positive(self, **given(smoothness=self.smoothness, start_ridge=self.start_ridge, q=self.q))
@@ -130,10 +146,32 @@ class MPMTL(LinearAlgorithm):
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
         self._rows()
+        if self.release == "once":
+            beyond = {"own_penalty": None, "curator_epsilon": None, "guarantee": "sound", "start": "local"}
+            for name, only in beyond.items():
+                if getattr(self, name) != only:
+                    raise ConfigError(f"MPMTL.{name} is {getattr(self, name)!r}; release='once' takes {only!r} alone.")
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:  # type: ignore[override]
+        """As the base class; with ``release="once"`` the method that makes a single release."""
+        if self.release == "once":
+            return self._once().resolve_auto(problem, schedule, privacy)
+        return super().resolve_auto(problem, schedule, privacy)
+
+    def _once(self) -> OneRelease:
+        return OneRelease(
+            loss=self.loss,
+            ridge=self._start_ridge,
+            form=self._sharing.form,  # type: ignore[arg-type]
+            row_norm=self.row_norm,
+            target=self.target,
+        )
 
     # What it releases
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        if self.release == "once":
+            return self._once().plan(problem, schedule)
         if not isinstance(schedule, BoundFull):
             raise ConfigError(
                 f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
@@ -271,6 +309,8 @@ class MPMTL(LinearAlgorithm):
 
     def local_baseline(self) -> LocalFit:
         """Return the fit that a local start begins with."""
+        if self.release == "once":
+            return self._once().local_baseline()
         return LocalFit(loss=self.loss, ridge=self._start_ridge, **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:

@@ -1,0 +1,343 @@
+"""The private prior: one release says along which directions tasks differ, and every task fits itself under it.
+
+Empirical Bayes with one private step. Learning alone, w_i = argmin_w L_i(w) + (ridge / 2) ||w||^2, is the posterior
+mode of a task whose model is drawn from N(0, t I). Tasks that have something in common are drawn from N(0, t R) with
+another R of the same trace d. At R = I the derivative of the log evidence of task i by R is a multiple of
+
+    M_i = u_i u_i^T - B_i / tr B_i,    u_i = w_i / ||w_i||,    B_i = H_i (H_i + ridge I)^-1,
+
+with H_i the second derivative of L_i (of a quadratic upper bound, for the logistic loss), and t set to what the task
+itself says of it, ||w_i||^2 / tr B_i. M_i has trace 0. Its mean over tasks is 0 where R = I, whatever the records are,
+and about (b / d) (R - I) elsewhere, where b = tr B_i / d is the part of a model that its records determine. So one step
+of scoring from learning alone is R = I + (d / b) mean(M_i).
+
+The server releases the mean of sqrt(share) u_i and sqrt(1 - share) M_i, one vector with one clip, and knows the law of
+the noise on it. Noise of standard deviation s on the diagonal of a symmetric matrix has a spectrum that ends at
+s sqrt(2 d). What lies within is noise; an eigenvalue y outside belongs to one of l = (y + sqrt(y^2 - 2 d s^2)) / 2, and
+the squared cosine between the two eigenvectors is 1 - d s^2 / (2 l^2) (Benaych-Georges and Nadakuditi 2011). Every task
+then takes the posterior mode under its own R, in which b is its own: directions along which tasks differ are nearly
+free, all others are shrunk. Where nothing is outside, R = I, and every task is exactly what it is alone.
+
+    Trainer(algorithm=PrivatePrior(loss="squared", ridge=0.015), data=data, model=models.linear_regression(bias=False),
+            loss="half_mse", schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0),
+            rounds=1).fit()
+
+With ``share=0`` it is MP-MTL (Liang et al. 2020) with a single release of the covariance in place of one in every
+iteration, and the shrinkage that the noise asks for in place of a public shift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._check import one_of, positive
+from ..errors import ConfigError
+from ..privacy import BoundSampler, Channel, ReleasePlan
+from ..privacy.noise.symmetric import smat, svec
+from ..privacy.samplers import BoundFull
+from ..schedules import Block
+from .base import Own, Problem, Released, Round, State
+from .linear.data import LinearAlgorithm
+from .linear.evidence import own_ridges
+from .linear.solve import solve_regularized
+from .linear.stack import TaskLoss, TaskStack
+from .local_fit import LocalFit
+
+RELEASE = "prior"
+LARGEST = 512
+"""Most features where a whole matrix is released."""
+_LEAST_NORM = 1e-140
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivatePrior(LinearAlgorithm):
+    """Linear models of all tasks under a common prior, from one release of their directions.
+
+    What is released of a task is of unit length whatever its model is, and is scaled to the clip norm, so that no bound
+    on models has to be known. What is to be chosen, ``share`` and ``form``, says what tasks are expected to have in
+    common; it can be chosen on synthetic tasks of the same numbers.
+
+    Args:
+        loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
+        ridge: above 0, that of learning alone.
+        own_ridge: every task scales the ridge to its own records, which it does before and after the release
+            (:func:`~.linear.evidence.own_ridges`), so that ``ridge`` need not be right for anybody. False: ``ridge`` is
+            that of all, and one that is too large for learning alone makes shrinking more a loss.
+        share: part of the budget for the mean direction of the models, in [0, 1]; the rest is for their covariance. 0
+            suits tasks that differ along few directions; 1 suits tasks that are much alike, and costs less noise: d
+            numbers and not d^2 / 2.
+        form: of the covariance: ``"symmetric"``, any directions; ``"diagonal"``, single features, with less noise.
+        edge: how far beyond the spectrum of the noise an eigenvalue must lie to count, as a factor; at least 1.
+        floor: least variance of a direction under the prior in units of that of learning alone, in (0, 1].
+        scale: length of what a task hands to its release; ``"auto"``: the clip norm of the run.
+        row_norm: features are scaled down to this L2 norm, also where the models are used; ``"auto"``: to the bound
+            that the data state; None: they are not.
+        target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
+            they are not, up to 2^40.
+
+    Raises:
+        ConfigError: a value outside these ranges.
+    """
+
+    loss: TaskLoss = "squared"
+    ridge: float = 0.01
+    own_ridge: bool = True
+    share: float = 0.0
+    form: Literal["symmetric", "diagonal"] = "symmetric"
+    edge: float = 1.05
+    floor: float = 0.05
+    scale: float | Literal["auto"] = "auto"
+    row_norm: float | Literal["auto"] | None = "auto"
+    target: float | Literal["auto"] | None = "auto"
+
+    name = "private_prior"
+    supports_replicates = True
+
+    def __post_init__(self) -> None:
+        one_of(self, ("squared", "logistic"), loss=self.loss)
+        one_of(self, ("symmetric", "diagonal"), form=self.form)
+        positive(self, ridge=self.ridge, floor=self.floor)
+        if not (self.edge >= 1 and math.isfinite(self.edge)):
+            raise ConfigError(f"PrivatePrior.edge is {self.edge!r}; it must be a number of at least 1.")
+        if self.scale != "auto":
+            positive(self, scale=self.scale)
+        for name, value in (("share", self.share), ("floor", self.floor)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"PrivatePrior.{name} is {value!r}; it must be at most 1 and not below 0.")
+        self.check_bounds()
+
+    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
+        """As the base class, and the clip norm for ``scale``; 1 without privacy. No step size rests on a bound."""
+        found = super().resolve_auto(problem, schedule, None)
+        if found.scale != "auto":
+            return found
+        given = privacy if isinstance(privacy, (tuple, list)) else [privacy]
+        return replace(found, scale=next((float(one.initial_norm) for one in given if one is not None), 1.0))
+
+    # What it releases
+
+    def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declare the one release: rows of sqrt(share) u_i and sqrt(1 - share) M_i, times ``scale``.
+
+        Both are at most about as long as 1, ||M_i||_F^2 = 1 - 2 u_i.B_i u_i / tr B_i + (||B_i||_F / tr B_i)^2, and the
+        clip sees to it that a whole row is no longer than C, so the sum moves by at most C where a task is added or
+        removed. This is one Gaussian release of both parts: with noise z C on every coordinate, the mean direction
+        has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
+        """
+        if not isinstance(schedule, BoundFull):
+            raise ConfigError(
+                f"PrivatePrior: all tasks take part in the one round; the schedule is FullParticipation(), not "
+                f"{schedule.describe()}."
+            )
+        if problem.rounds != 1:
+            raise ConfigError(
+                f"PrivatePrior makes one release in all, and its clients need no second round: rounds is 1, not "
+                f"{problem.rounds}."
+            )
+        d = self._features(problem)
+        if self.form == "symmetric" and self.share < 1 and d > LARGEST:
+            raise ConfigError(
+                f"PrivatePrior.form is 'symmetric', which takes at most {LARGEST} features, and there are {d}; use "
+                f"form='diagonal' or share=1."
+            )
+        return (ReleasePlan(name=RELEASE, dimension=sum(self._sizes(d)), uses=1, stateful=True),)
+
+    def _sizes(self, d: int) -> tuple[int, int]:
+        """Return the lengths of the two parts of a row."""
+        width = d * (d + 1) // 2 if self.form == "symmetric" else d
+        return d if self.share > 0 else 0, width if self.share < 1 else 0
+
+    # A run
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Start from each task's own fit, in private, and without a signal.
+
+        Public, for R repetitions, float64: ``directions`` (R, d, d), columns of length 1, and ``excess`` (R, d), the
+        mean of M_i along them, of sum 0. Private: ``model`` (n, R, D) and ``ridge`` (n, 1), float64.
+        """
+        tasks, d = self._tasks(problem), self._features(problem)
+        directions = torch.eye(d, dtype=torch.float64).repeat(replicates, 1, 1)
+        excess = torch.zeros(replicates, d, dtype=torch.float64)
+        fields = {"model": ((replicates, tasks.dimension), torch.float64), "ridge": ((1,), torch.float64)}
+        store, everyone = problem.client_store(fields), torch.arange(problem.clients)
+        ridges = self._ridges(tasks)
+        store.scatter("ridge", everyone, ridges[:, None])
+        store.scatter("model", everyone, tasks.fit(ridges)[:, None].expand(-1, replicates, -1))
+        return State({"directions": directions, "excess": excess}, store)
+
+    def _ridges(self, tasks: TaskStack, scale: Tensor | None = None) -> Tensor:
+        """Return the ridge of every task, (n,)."""
+        if self.own_ridge:
+            return own_ridges(tasks, self.ridge, scale)
+        return torch.full((len(tasks.counts),), self.ridge, dtype=torch.float64)
+
+    def client(
+        self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
+    ) -> tuple[dict[str, Tensor], Own]:
+        d, fits = self._features(problem), own["model"][:, 0]
+        rows = torch.stack([self._row(w[:d], b) for w, b in zip(fits, self._determined(problem, own), strict=True)])
+        replicates = len(public["excess"])
+        return {RELEASE: self._scale * (rows if replicates == 1 else rows.expand(replicates, -1, -1))}, own
+
+    def _determined(self, problem: Problem, own: Own) -> Iterator[Tensor]:
+        """Yield B = H (H + ridge I)^-1 of every task before the release, without a bias: (d, d)."""
+        tasks, d = self._tasks(problem), self._features(problem)
+        for curvature, ridge in zip(tasks.curvature(own["model"][:, 0]), own["ridge"], strict=True):
+            eye = torch.eye(len(curvature), dtype=curvature.dtype)
+            yield solve_regularized(curvature + ridge * eye, curvature)[:d, :d]
+
+    def _row(self, w: Tensor, determined: Tensor) -> Tensor:
+        """Return what a task hands to the release, of about unit length; zero for a model that is zero."""
+        size, trace = w.norm(), determined.diagonal().sum()
+        parts = self._sizes(len(w))
+        if not (size > _LEAST_NORM and trace > 0):
+            return w.new_zeros(sum(parts))
+        unit = w / size
+        found = []
+        if parts[0]:
+            found.append(math.sqrt(self.share) * unit)
+        if parts[1]:
+            moment = torch.outer(unit, unit) - (determined + determined.T) / (2 * trace)
+            flat = svec(moment) if self.form == "symmetric" else moment.diagonal()
+            found.append(math.sqrt(1 - self.share) * flat)
+        return torch.cat(found)
+
+    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+        d = self._features(problem)
+        values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self._scale
+        noises = (released.noise_std(RELEASE) / self._scale).tolist()
+        m = released.denominator
+        found = [self._spectrum(value, noise, d, m) for value, noise in zip(values, noises, strict=True)]
+        excess, directions = zip(*found, strict=True)
+        return {"directions": torch.stack(directions), "excess": torch.stack(excess)}
+
+    def _spectrum(self, value: Tensor, noise: float, d: int, tasks: float) -> tuple[Tensor, Tensor]:
+        """Return the excess (d,) and the directions (d, d) of a released mean.
+
+        Args:
+            value: the mean of the rows.
+            noise: standard deviation of the noise on its coordinates.
+            d: number of features.
+            tasks: nominal number of tasks: the mean of as many directions drawn at random is not 0 itself. A
+                coordinate of it has variance 1 / (d n), a diagonal entry of the mean of M_i about 2 / (d^2 n).
+        """
+        first, second = value.split(self._sizes(d))
+        signal = value.new_zeros(d, d)
+        if self.share > 0:
+            spread = math.hypot(noise / math.sqrt(self.share), (d * tasks) ** -0.5)
+            signal = mean_signal(first / math.sqrt(self.share), spread)
+        if self.share < 1:
+            moment = second / math.sqrt(1 - self.share)
+            spread = math.hypot(noise / math.sqrt(1 - self.share), (2 / tasks) ** 0.5 / d)
+            if self.form == "symmetric":
+                signal = signal + matrix_signal(smat(moment) - signal, spread, self.edge)
+            else:
+                signal = signal + torch.diag(entry_signal(moment - signal.diagonal(), spread, self.edge))
+        return excess_of(signal)
+
+    def receive(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round) -> Own:
+        # every task fits itself again, where something stands out of the noise
+        tasks, d = self._tasks(problem), self._features(problem)
+        known = torch.stack([b.diagonal().sum() / d for b in self._determined(problem, own)])
+        models = own["model"].clone()
+        for r, (directions, excess) in enumerate(zip(public["directions"], public["excess"], strict=True)):
+            if bool(excess.any()):
+                variances = 1 + d * excess / known[:, None].clamp_min(_LEAST_NORM)
+                scale = torch.eye(tasks.dimension, dtype=torch.float64).repeat(len(known), 1, 1)
+                scale[:, :d, :d] = directions * variances.clamp(self.floor, d / self.floor).sqrt()[:, None, :]
+                models[:, r] = tasks.fit(self._ridges(tasks, scale), scale)
+        return {**own, "model": models}
+
+    def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
+        """Return the models of ``clients`` in repetition 0."""
+        return own["model"][:, 0].to(problem.initial)
+
+    def models(self, problem: Problem, state: State) -> Tensor:
+        """Return the models of every repetition, (R, n, D) float64."""
+        return state.private.whole("model").transpose(0, 1)
+
+    def local_baseline(self) -> LocalFit:
+        """Return the fit of a task alone."""
+        return LocalFit(loss=self.loss, ridge=self.ridge, own_ridge=self.own_ridge, **self.given_bounds)
+
+    # Inside
+
+    @property
+    def _scale(self) -> float:
+        if self.scale == "auto":
+            raise ConfigError("PrivatePrior.scale is 'auto', which a Trainer fills in; give a number, the clip norm.")
+        return self.scale
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
+        """Make the one round; the tasks are computed in the order of the data."""
+        return super().step(problem, state, replace(block, clients=torch.sort(block.clients).values), channel)
+
+    def _tasks(self, problem: Problem) -> TaskStack:
+        return TaskStack.of(problem, self.data(problem), self.loss)
+
+    def _features(self, problem: Problem) -> int:
+        tasks = self._tasks(problem)
+        return tasks.dimension - int(tasks.bias)
+
+
+def mean_signal(mean: Tensor, noise: float) -> Tensor:
+    """Return the part of u u^T that a noised mean u shows: (d, d), zero where its length may be noise.
+
+    The squared length of noise alone has mean d s^2 and standard deviation s^2 sqrt(2 d); two of these above the mean
+    count. The rest is the squared length of u, and over the whole the squared cosine between u and what was released.
+
+    Args:
+        mean: (d,), of vectors of unit length, with noise.
+        noise: s, standard deviation of the noise on a coordinate; at least 0.
+    """
+    d, square = len(mean), float(mean.square().sum())
+    own = square - d * noise**2
+    if own <= 0 or square <= noise**2 * (d + 2 * math.sqrt(2 * d)):
+        return mean.new_zeros(d, d)
+    return (own / square) ** 2 * torch.outer(mean, mean)
+
+
+def matrix_signal(matrix: Tensor, noise: float, edge: float) -> Tensor:
+    """Return what stands out of the noise in a symmetric matrix (d, d), shrunk to what it says of the matrix below.
+
+    An eigenvalue above ``edge`` times s sqrt(2 d) becomes that of the matrix below it times the squared cosine of the
+    two eigenvectors; the others become 0.
+
+    Args:
+        matrix: symmetric, with noise.
+        noise: s, its standard deviation on a diagonal entry, 1 / sqrt(2) of it elsewhere; at least 0.
+        edge: at least 1.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    quarter = noise**2 * len(matrix) / 2  # the square of half the end of the spectrum
+    below = (values + (values.square() - 4 * quarter).clamp_min(0.0).sqrt()) / 2
+    outside = values > edge * 2 * math.sqrt(quarter)
+    kept = torch.where(outside, below - quarter / below.clamp_min(1e-300), 0.0)
+    return (vectors * kept) @ vectors.T
+
+
+def entry_signal(values: Tensor, noise: float, edge: float) -> Tensor:
+    """Return what stands out of the noise among d numbers, (d,): y - c^2 / y of those above c, ``edge`` times
+    s sqrt(2 log 2d), where the largest of d draws of noise lies (the garrote of Breiman 1995); the others become 0."""
+    limit = edge * noise * math.sqrt(2 * math.log(2 * len(values)))
+    return torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0)
+
+
+def excess_of(signal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues (d,) and eigenvectors (d, d) of a signal, its trace made 0.
+
+    The part of the trace that the signal takes is missing, in equal parts, along the directions of which nothing is
+    known, since the trace of all is 0. No signal has no excess.
+    """
+    values, vectors = torch.linalg.eigh(signal)
+    known = values.abs() > 1e-12 * values.abs().max()
+    rest = int((~known).sum())
+    if not rest or rest == len(values):
+        return torch.where(known, values - values.mean(), 0.0), vectors
+    return torch.where(known, values, -values[known].sum() / rest), vectors

@@ -1,0 +1,387 @@
+"""The private prior against plain NumPy, SciPy's densities, Monte Carlo, and the limits of its parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+from torch import Tensor
+
+from fedmtl import MPMTL, ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, Trainer, models
+from fedmtl.algorithms import Problem, Round, State
+from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
+from fedmtl.algorithms.linear.stack import TaskStack
+from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.algorithms.private_prior import RELEASE, entry_signal, excess_of, matrix_signal, mean_signal
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import SeededSource, open_channel
+from fedmtl.schedules import Block
+from tests.trainer.settings import quick_figures
+
+from .harness import everyone, problem_of, run
+
+TASKS, D, RIDGE, FLOOR = 40, 5, 0.05, 0.05
+
+
+def data(problem: str = "regression", tasks: int = TASKS, features: int = D, **options: Any) -> Any:
+    settings = {"train_examples": 9, "test_examples": 6, "rank": 1, "noise": 0.3, "seed": 1} | options
+    return make_synthetic_tasks(tasks, features=features, problem=problem, **settings).data  # type: ignore[arg-type]
+
+
+def linear(problem: str = "regression", bias: bool = False, **options: Any) -> Problem:
+    loss = "half_mse" if problem == "regression" else "binary_cross_entropy"
+    return problem_of(data(problem, **options), rounds=1, model=models.linear_regression(bias=bias), loss=loss)
+
+
+def prior(**settings: Any) -> PrivatePrior:
+    return PrivatePrior(**({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "row_norm": 1.0} | settings))
+
+
+def in_numpy(problem: Problem, share: float, form: str = "symmetric", edge: float = 1.05) -> np.ndarray:
+    """The models (n, D) of a run without noise, one task after the other, squared loss."""
+    rows = LinearData.of(problem)
+    d, n, first, second, kept = D, len(rows.x), 0.0, 0.0, []
+    for x, y in zip((x.numpy() for x in rows.x), (y.numpy() for y in rows.y), strict=True):
+        gram, eye = x.T @ x / len(y), np.eye(x.shape[1])
+        w = np.linalg.solve(gram + RIDGE * eye, x.T @ y / len(y))
+        b = (np.linalg.inv(gram + RIDGE * eye) @ gram)[:d, :d]
+        u = w[:d] / np.linalg.norm(w[:d])
+        first = first + u / n
+        second = second + (np.outer(u, u) - b / np.trace(b)) / n
+        kept.append((x, y, gram, np.trace(b) / d))
+    signal = np.zeros((d, d))
+    if share > 0:
+        square, var = first @ first, 1 / (d * n)
+        if square > var * (d + 2 * math.sqrt(2 * d)):
+            signal += ((square - d * var) / square) ** 2 * np.outer(first, first)
+    if share < 1:
+        var = 2 / n / d**2
+        if form == "symmetric":
+            values, vectors = np.linalg.eigh(second - signal)
+            for y, v in zip(values, vectors.T, strict=True):
+                if y > edge * math.sqrt(2 * d * var):
+                    below = (y + math.sqrt(y * y - 2 * d * var)) / 2
+                    signal = signal + below * (1 - d * var / (2 * below**2)) * np.outer(v, v)
+        else:
+            limit = edge * math.sqrt(var * 2 * math.log(2 * d))
+            for j, y in enumerate(np.diag(second - signal)):
+                signal[j, j] += y - limit**2 / y if y > limit else 0.0
+    values, vectors = np.linalg.eigh(signal)
+    known = np.abs(values) > 1e-12
+    assert 0 < known.sum() < d
+    values[~known] = -values[known].sum() / (~known).sum()
+    found = []
+    for x, y, gram, b in kept:
+        precision = RIDGE * np.eye(x.shape[1])
+        variances = np.clip(1 + d * values / b, FLOOR, d / FLOOR)
+        precision[:d, :d] = vectors @ np.diag(RIDGE / variances) @ vectors.T
+        found.append(np.linalg.solve(gram + precision, x.T @ y / len(y)))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("share", "form"), [(0.0, "symmetric"), (0.4, "symmetric"), (1.0, "symmetric"), (0.0, "diagonal")]
+)
+def test_without_noise_it_is_the_formula(bias: bool, share: float, form: str) -> None:
+    structure = "clustered" if share else "group_sparse" if form == "diagonal" else "low_rank"
+    problem = linear(bias=bias, structure=structure)
+    if share:  # centres up to a sign, which the mean does not show: tasks that are alike
+        problem = linear(bias=bias, structure="group_sparse", rank=1)
+        x, y = problem.data.train.x, problem.data.train.y
+        problem = problem_of(
+            replace(problem.data, train=replace(problem.data.train, y=x.sum(1) + 0.3 * y)),
+            rounds=1, model=models.linear_regression(bias=bias), loss="half_mse",
+        )  # fmt: skip
+    algorithm = prior(share=share, form=form)
+    found = everyone(problem, algorithm, run(algorithm, problem)).numpy()
+    np.testing.assert_allclose(found, in_numpy(problem, share, form), rtol=1e-7, atol=1e-9)
+
+
+def test_many_alike_tasks_teach_the_true_covariance() -> None:
+    """With many tasks of many records the excess over learning alone is that of the models themselves."""
+    problem = linear(tasks=3000, train_examples=60, rank=2, noise=0.05)
+    state = run(prior(ridge=1e-4), problem)
+    directions, excess = state.public["directions"][0], state.public["excess"][0]
+    true = make_synthetic_tasks(
+        3000, train_examples=60, test_examples=6, features=D, rank=2, noise=0.05, problem="regression", seed=1
+    ).weights
+    unit = true / true.norm(dim=0)
+    expected = unit @ unit.T / 3000 - torch.eye(D) / D
+    torch.testing.assert_close((directions * excess) @ directions.T, expected, rtol=0.0, atol=0.02)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize("own_ridge", [False, True])
+def test_what_drowns_in_noise_leaves_every_task_alone(share: float, kind: str, own_ridge: bool) -> None:
+    problem = linear(kind)
+    algorithm = prior(share=share, own_ridge=own_ridge, loss="squared" if kind == "regression" else "logistic")
+    sources = [SeededSource(7, r) for r in range(60)]
+    privacy = [ClientPrivacy(clip_norm=1.0, noise_multiplier=1e6, delta=1e-5)] * 60
+    state = repeated(algorithm, problem, privacy, 60, sources)
+    alone = run(algorithm.local_baseline(), problem)
+    fits = everyone(problem, LocalFit(), alone)
+    same = (state.private.whole("model") == fits[:, None].double()).all(2).all(0)
+    assert float(same.double().mean()) > 0.8  # of pure noise a few stand out of their own spectrum
+    assert not bool(state.public["excess"][same].any())
+
+
+def repeated(algorithm: Any, problem: Problem, privacy: Any, replicates: int, sources: Any = None) -> State:
+    """The state after the round of R repetitions."""
+    bound = FullParticipation().bind(problem.clients)
+    channel = open_channel(
+        privacy, algorithm.plan(problem, bound), bound, seed=3, steps=1, replicates=replicates, fingerprint="test"
+    )
+    if sources is not None:
+        channel.sources[:] = sources
+    state = algorithm.init(problem, replicates)
+    channel.begin(0, channel.draw(0))
+    event = Block(0, torch.zeros(1, 1), torch.arange(problem.clients)[None, None])
+    return algorithm.step(problem, state, event, channel)
+
+
+# What is released
+
+
+def rows_of(algorithm: PrivatePrior, problem: Problem) -> Tensor:
+    """What all tasks hand to the release."""
+    state, clients = algorithm.init(problem), torch.arange(problem.clients)
+    round = Round(0, clip=lambda name, rows: rows)
+    return algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)[0][RELEASE]
+
+
+def test_the_row_of_a_task() -> None:
+    """Its length, its trace, and both parts of the budget; a task without a model sends nothing."""
+    problem, algorithm = linear(tasks=6), prior(share=0.3, scale=2.5)
+    row = rows_of(algorithm, problem) / 2.5
+    torch.testing.assert_close(row[:, :D].norm(dim=1), torch.full((6,), 0.3**0.5, dtype=torch.float64))
+    diagonal = torch.tensor([0, 5, 9, 12, 14])
+    assert float(row[:, D:][:, diagonal].sum(1).abs().max()) < 1e-12
+    assert float(row.norm(dim=1).max()) <= 1.0
+    train = replace(problem.data.train, y=torch.zeros_like(problem.data.train.y))
+    nothing = problem_of(replace(problem.data, train=train), rounds=1, loss="half_mse")
+    assert not bool(rows_of(algorithm, nothing).any())
+
+
+def test_epsilon_of_the_joint_release() -> None:
+    """Both parts are one Gaussian release of the sum; its sensitivity is the clip norm."""
+    problem, algorithm = linear(), prior(share=0.3)
+    bound = FullParticipation().bind(TASKS)
+    channel = open_channel(
+        ClientPrivacy(clip_norm=1.0, epsilon=2.0, delta=1e-5), algorithm.plan(problem, bound), bound, seed=0, steps=1
+    )
+    z = channel.noise_multiplier
+    assert z is not None
+    accountant = PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(z))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=1e-3)
+    assert channel.releases[RELEASE].sensitivity == 1.0
+    channel.begin(0, channel.draw(0))
+    assert float(channel.noise_std(RELEASE)) * TASKS == pytest.approx(z)
+
+
+# What the server makes of it
+
+
+@pytest.mark.parametrize("size", [0.6, 0.9, 2.0])
+def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
+    """On average the kept eigenvalue is <v, A v> of the hidden matrix A along the eigenvector v that was released."""
+    d, draws, noise = 120, 60, 0.04
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.zeros(d, d, dtype=torch.float64)
+    hidden[3, 3] = size
+    kept, true = [], []
+    for _ in range(draws):
+        matrix = torch.randn(d, d, generator=generator, dtype=torch.float64) * noise
+        matrix = (matrix + matrix.T) / 2 + hidden
+        values, vectors = torch.linalg.eigh(matrix)
+        found = matrix_signal(matrix, noise, 1.0)
+        kept.append(float(torch.trace(found)))
+        true.append(float(vectors[:, -1] @ hidden @ vectors[:, -1]))
+    assert np.mean(kept) == pytest.approx(np.mean(true), rel=0.05)
+    quiet = matrix_signal(matrix, 0.0, 1.0)
+    values, vectors = torch.linalg.eigh(matrix)
+    torch.testing.assert_close(quiet, (vectors * values.clamp_min(0.0)) @ vectors.T)
+
+
+def test_pure_noise_rarely_stands_out() -> None:
+    generator = torch.Generator().manual_seed(1)
+    found = np.zeros(3)
+    for _ in range(300):
+        matrix = torch.randn(30, 30, generator=generator, dtype=torch.float64)
+        vector = torch.randn(30, generator=generator, dtype=torch.float64)
+        found += [
+            bool(matrix_signal((matrix + matrix.T) / 2, 1.0, 1.05).any()),
+            bool(entry_signal(vector, 1.0, 1.05).any()),
+            bool(mean_signal(vector, 1.0).any()),
+        ]
+    assert (found / 300 < [0.1, 0.1, 0.06]).all()
+
+
+def test_the_mean_is_shrunk_by_its_noise() -> None:
+    generator = torch.Generator().manual_seed(2)
+    mean = torch.zeros(50, dtype=torch.float64)
+    mean[:4] = 0.5  # of length 1
+    drawn = [mean + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(200)]
+    kept = np.mean([float(torch.trace(mean_signal(one, 0.1))) for one in drawn])
+    along = np.mean([float((one @ mean) ** 2 / one.square().sum()) for one in drawn])
+    assert kept == pytest.approx(along, rel=0.05)
+    torch.testing.assert_close(mean_signal(mean, 0.0), torch.outer(mean, mean))
+
+
+def test_the_excess_has_trace_zero() -> None:
+    signal = torch.diag(torch.tensor([0.3, 0.0, 0.0, 0.1], dtype=torch.float64))
+    values, vectors = excess_of(signal)
+    expected = torch.diag(torch.tensor([0.3, -0.2, -0.2, 0.1], dtype=torch.float64))
+    torch.testing.assert_close((vectors * values) @ vectors.T, expected)
+    assert not bool(excess_of(torch.zeros(4, 4, dtype=torch.float64))[0].any())
+    assert float(excess_of(torch.eye(3, dtype=torch.float64))[0].abs().max()) == 0.0
+
+
+# The ridge of a task
+
+
+def stack(loss: str, n: int = 12, p: int = 3, count: int = 4) -> TaskStack:
+    generator = torch.Generator().manual_seed(4)
+    x = tuple(torch.randn(n, p, generator=generator, dtype=torch.float64) for _ in range(count))
+    y = tuple(one @ torch.ones(p, dtype=torch.float64) + torch.randn(n, generator=generator) for one in x)
+    y = y if loss == "squared" else tuple(torch.sign(one) for one in y)
+    return TaskStack.stack(LinearData(x, y, False), loss)  # type: ignore[arg-type]
+
+
+def test_the_ridge_of_the_largest_evidence() -> None:
+    """SciPy's Gaussian density of the records, the variance of their noise on a grid."""
+    tasks, ridge = stack("squared"), 0.3
+    generator = torch.Generator().manual_seed(4)
+    x = [torch.randn(12, 3, generator=generator, dtype=torch.float64) for _ in range(4)]
+    y = [one @ torch.ones(3, dtype=torch.float64) + torch.randn(12, generator=generator) for one in x]
+    scale = torch.diag(torch.tensor([2.0, 1.0, 0.3], dtype=torch.float64))
+    found = own_ridges(tasks, ridge, scale.expand(4, 3, 3))
+    for i in range(4):
+        rows = (x[i] @ scale).numpy()
+        values = []
+        for factor in FACTORS:
+            covariance = np.eye(12) + rows @ rows.T / (12 * ridge * factor)
+            best = max(
+                stats.multivariate_normal.logpdf(y[i].numpy(), cov=v * covariance) for v in np.geomspace(0.01, 100, 400)
+            )
+            values.append(best - math.log(factor) ** 2 / 2)
+        assert float(found[i]) == pytest.approx(ridge * FACTORS[int(np.argmax(values))])
+
+
+def test_the_ridge_of_the_largest_evidence_with_two_classes() -> None:
+    """Many records: the evidence by sums over a grid of models."""
+    tasks, ridge = stack("logistic", n=60, p=1), 0.02
+    grid = np.linspace(-8, 8, 4001)
+    for i, found in enumerate(own_ridges(tasks, ridge).tolist()):
+        x, y = tasks.x[i].numpy()[:, 0], tasks.y[i].numpy()
+        fits = -np.logaddexp(0.0, -np.outer(grid, x) * y).sum(1)
+        values = []
+        for factor in FACTORS:
+            density = stats.norm.logpdf(grid, scale=(60 * ridge * factor) ** -0.5)
+            values.append(np.logaddexp.reduce(fits + density) - math.log(factor) ** 2 / 2)
+        best = int(np.argmax(values))
+        assert abs(math.log2(found / (ridge * FACTORS[best]))) <= 1 + 1e-9  # at most the next one of the grid
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> None:
+    tasks = stack(loss, p=70 if wide else 3)
+    p = tasks.dimension
+    generator = torch.Generator().manual_seed(5)
+    scale = torch.randn(4, p, p, generator=generator, dtype=torch.float64) / p**0.5 + torch.eye(p)
+    ridges = torch.tensor([0.1, 0.2, 0.4, 0.8], dtype=torch.float64)
+    w = tasks.fit(ridges, scale)
+    precision = torch.linalg.inv(scale @ scale.mT)
+    slope = tasks.gradient(w[:, None])[:, 0] + ridges[:, None] * (precision @ w[..., None])[..., 0]
+    assert float(slope.norm(dim=1).max()) < 1e-6 * float(precision.norm())
+
+
+# As a method
+
+
+def test_mp_mtl_in_one_release_is_the_prior_without_a_mean() -> None:
+    def fit(algorithm: Any) -> Any:
+        return Trainer(
+            algorithm=algorithm, data=data(tasks=120), model=models.linear_regression(bias=False), loss="half_mse",
+            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=0.7, epsilon=8.0, delta=1e-5), rounds=1,
+            progress=False, dtype="float64",
+        ).fit()  # fmt: skip
+
+    for penalty, form in (("nuclear", "symmetric"), ("l21", "diagonal")):
+        one = fit(MPMTL(release="once", ridge=RIDGE, penalty=penalty))  # type: ignore[arg-type]
+        other = fit(PrivatePrior(ridge=RIDGE, form=form))  # type: ignore[arg-type]
+        assert torch.equal(one.personal, other.personal)
+        assert 7.9 < one.epsilon <= 8.0
+
+
+def test_repetitions_are_separate_runs() -> None:
+    problem, algorithm = linear(bias=True, tasks=60), prior(share=0.2)
+    privacy = [ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
+    together = algorithm.models(problem, repeated(algorithm, problem, privacy, 3))
+    for r, own in enumerate(privacy):
+        alone = algorithm.models(problem, repeated(algorithm, problem, own, 1, (SeededSource(3, r),)))
+        torch.testing.assert_close(together[r], alone[0], rtol=1e-10, atol=1e-12)
+    assert not torch.equal(together[0], together[2])
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+
+    class Crash(Exception):
+        pass
+
+    class Stop:
+        def on_event(self, event: Block, state: State) -> None:
+            raise Crash
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: None
+
+    def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
+        return Trainer(
+            algorithm=PrivatePrior(ridge=RIDGE), data=data(), model=models.linear_regression(), loss="half_mse",
+            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=20.0, delta=1e-5), rounds=1,
+            folder=folder, checkpoint_every=1, callbacks=callbacks, progress=False, dtype="float64",
+        )  # fmt: skip
+
+    whole = trainer(tmp_path / "whole").fit()
+    with pytest.raises(Crash):
+        trainer(tmp_path / "cut", (Stop(),)).fit()
+    again = trainer(tmp_path / "cut").fit(resume=True)
+    assert torch.equal(whole.personal, again.personal)
+    assert again.epsilon == whole.epsilon
+
+
+def test_what_is_refused() -> None:
+    problem = linear()
+    with pytest.raises(ConfigError, match="all tasks take part"):
+        run(prior(), problem, sampler=PoissonSampling(3))
+    with pytest.raises(ConfigError, match="rounds is 1, not 3"):
+        run(prior(), replace(problem, rounds=3))
+    with pytest.raises(ConfigError, match="scale is 'auto'"):
+        run(PrivatePrior(row_norm=1.0), problem)
+    with pytest.raises(ConfigError, match="at most 512 features"):
+        run(prior(), linear(features=513, tasks=2))
+    for settings, match in (
+        ({"share": 1.5}, "share"), ({"share": math.nan}, "share"), ({"ridge": 0.0}, "ridge"), ({"edge": 0.9}, "edge"),
+        ({"floor": 0.0}, "floor"), ({"floor": 2.0}, "floor"), ({"form": "vector"}, "form"), ({"loss": "hinge"}, "loss"),
+        ({"scale": -1.0}, "scale"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            PrivatePrior(**settings)  # type: ignore[arg-type]
+    for settings in ({"own_penalty": "l1"}, {"curator_epsilon": 1.0}, {"guarantee": "paper"}, {"start": "zero"}):
+        with pytest.raises(ConfigError, match="release='once' takes"):
+            MPMTL(release="once", **settings)  # type: ignore[arg-type]
