@@ -15,8 +15,9 @@ from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms.pp_dmtl import server
-from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL, largest_delay
+from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL
 from fedmtl.algorithms.pp_dmtl.published import published_sensitivity
+from fedmtl.algorithms.pp_dmtl.simulated import largest_delay
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.local.nuclear import NuclearProx

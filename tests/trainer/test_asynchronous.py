@@ -26,7 +26,7 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 from fedmtl.schedules import UniformLatency
-from fedmtl.trainer.audit.suite import transcript
+from fedmtl.trainer.audit.suite import _resolved, transcript
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import bind_schedule
 
@@ -53,6 +53,11 @@ CASES = {
     },
     "pp_dmtl": {
         "algorithm": PPDMTL(row_norm=1.0),
+        "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
+    },
+    "pp_dmtl, chosen step": {
+        "algorithm": PPDMTL(row_norm=1.0, a2="auto"),
         "schedule": Latencies(latency=UniformLatency(0.0, 1.0), activations=ANSWERS),
         "privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="l2_laplace", delta=1e-5),
     },
@@ -128,7 +133,7 @@ def test_where_blocks_end_changes_nothing(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_public_state_is_a_function_of_the_releases(case):
-    finding = transcript(trainer(case), rounds=40)
+    finding = transcript(_resolved(trainer(case)), rounds=40)
     assert not finding.refuted
     assert finding.statistic == 0
 

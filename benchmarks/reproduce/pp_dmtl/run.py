@@ -30,7 +30,7 @@ import report  # noqa: E402
 from tasks import FIRST, TASKS, Kind, Tasks, alone, optimum, personal, refined, run, tasks  # noqa: E402
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
-from fedmtl.algorithms.pp_dmtl.algorithm import largest_delay  # noqa: E402
+from fedmtl.algorithms.pp_dmtl.simulated import largest_delay  # noqa: E402
 from fedmtl.schedules import Synchronous, UniformLatency  # noqa: E402
 
 Row = dict[str, Any]

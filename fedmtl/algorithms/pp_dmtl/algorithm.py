@@ -22,7 +22,7 @@ its raw records (line 10), and sends the noised gradient at p_t + q_t + z1 (line
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,19 +41,7 @@ from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .published import REFUTED, published_epsilon
 from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve, serve_one
-
-
-def largest_delay(clients: Tensor) -> int:
-    """Return the most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
-
-    Every task starts from a common event before the first, and its last gradient is used until the end.
-    """
-    events, largest = clients.shape[1], 0
-    for row in clients.numpy():
-        for task in np.unique(row[row >= 0]):
-            places = np.concatenate([[-1], np.flatnonzero(row == task), [events]])
-            largest = max(largest, int((places[2:] - places[:-2]).max()))
-    return largest
+from .simulated import choose_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +54,11 @@ class PPDMTL(LinearAlgorithm):
         threshold: that threshold itself (the paper's mu), in place of ``lam``.
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
-        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. The server repeats a task's
+        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that; ``"auto"`` the best one in a
+            simulation of the schedule and the noise on synthetic tasks of the same sizes, together with the ``delay``
+            for which it is stable: it reads nothing private, and most gradients are far less old than the oldest, so
+            that a larger step is stable than for the worst case
+            (:func:`~fedmtl.algorithms.pp_dmtl.simulated.choose_step`). The server repeats a task's
             last gradient at every event, so a column moves on by gradients taken long before.
         delay: the most events from an activation of a task to its next but one, for which a gradient taken at the
             column of the first is used: a public property of the schedule, :func:`largest_delay`. ``None``: 2 T, which
@@ -109,7 +101,7 @@ class PPDMTL(LinearAlgorithm):
     threshold: float | None = None
     tau: float = 1e-3
     a1: float = 0.0
-    a2: float | None = None
+    a2: float | Literal["auto"] | None = None
     delay: int | None = None
     smoothness: float | None = None
     row_norm: float | Literal["auto"] | None = "auto"
@@ -138,7 +130,7 @@ class PPDMTL(LinearAlgorithm):
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
         for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
-            if getattr(self, field) is not None:
+            if getattr(self, field) is not None and (field, self.a2) != ("a2", "auto"):
                 positive(self, **{field: getattr(self, field)})
         if self.delay is not None:
             positive_int(self, delay=self.delay)
@@ -178,6 +170,22 @@ class PPDMTL(LinearAlgorithm):
         return self.guarantee == "sound" if self.refine is None else self.refine
 
     # What it needs of the problem
+
+    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Any) -> PPDMTL:
+        """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
+        several budgets a2 is the smallest that one of them chooses.
+
+        Raises:
+            ConfigError: no bound on rows, with privacy.
+        """
+        found = super().resolve_auto(problem, schedule, privacy)
+        if found.a2 != "auto":
+            return found
+        budgets: list[RecordPrivacy | None] = []
+        for one in privacy if isinstance(privacy, Sequence) else [privacy]:
+            budgets += [] if one in budgets else [one]
+        a2, delay = min(choose_step(found, problem, schedule, one) for one in budgets)
+        return replace(found, a2=a2, delay=delay)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the rows within the bound of the domain, as many as the schedule has; under
@@ -331,9 +339,15 @@ class PPDMTL(LinearAlgorithm):
         """Return the records within the bounds, a2 and the proximal threshold; made once."""
         return prepared(problem, self, lambda: (self.data(problem), *self._steps(problem)))
 
+    def curvature(self, problem: Problem) -> float:
+        """Return L, ``smoothness`` or that of the domain."""
+        return self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
+
     def _steps(self, problem: Problem) -> tuple[float, float]:
         """Return a2 and the proximal threshold."""
-        smooth = self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
+        if self.a2 == "auto":
+            raise ConfigError("PPDMTL.a2 is 'auto', which a Trainer fills in; give a number, or resolve_auto().")
+        smooth = self.curvature(problem)
         delay = 2 * problem.clients if self.delay is None else self.delay
         largest = 2.0 / ((delay + 1) * smooth)
         a2 = largest / 2 if self.a2 is None else self.a2
