@@ -27,5 +27,9 @@ class ResumeError(FedmtlError, RuntimeError):
     """A run folder cannot be resumed as asked."""
 
 
+class TrainingError(FedmtlError, RuntimeError):
+    """Nothing was learned, since all that was computed is not finite."""
+
+
 class BudgetExhausted(FedmtlError, RuntimeError):
     """The next release would exceed the privacy budget; raised before any data is read for it."""

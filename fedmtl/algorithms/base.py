@@ -21,7 +21,7 @@ from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
 from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
-from ..privacy.clip import Clip
+from ..privacy.clip import Clip, not_finite
 from ..privacy.sums import NOBODY
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
@@ -30,6 +30,15 @@ from .store import ClientStore, Fields, MappedClientStore
 
 PERSONALIZE_ROUND = 2**32 - 1
 """The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
+
+
+@dataclass
+class Tally:
+    """Counts local trainings, and those that ended in a model that is not finite: such a client sends nothing and keeps
+    the model that it had."""
+
+    trained: int = 0
+    diverged: int = 0
 
 
 @dataclass
@@ -59,6 +68,7 @@ class Problem:
         seed: of the run.
         store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
         protects_records: whether the protected unit is one record, so that gradients of local training are released.
+        tally: counts local trainings, for whoever runs the simulation; private.
         clients: number of clients, the public nominal population.
     """
 
@@ -71,6 +81,7 @@ class Problem:
     seed: int
     store_folder: Path | None = None
     protects_records: bool = False
+    tally: Tally | None = None
 
     @property
     def clients(self) -> int:
@@ -146,7 +157,8 @@ class Problem:
         if self.protects_records:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
-            return self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
+            self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
+            return self._counted(result, number)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = torch.arange(len(clients)) % LANES
@@ -183,7 +195,13 @@ class Problem:
                     result[own[kept]] = models[kept]
 
                 self.executor.map(work, len(place), grain=grain)
-        return result
+        return self._counted(result, number)
+
+    def _counted(self, models: Tensor, round: int) -> Tensor:
+        if self.tally is not None and round != PERSONALIZE_ROUND:
+            self.tally.trained += len(models)
+            self.tally.diverged += not_finite(models)
+        return models
 
     def _train_privately(
         self,

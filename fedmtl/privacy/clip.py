@@ -104,6 +104,13 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
+def not_finite(rows: Tensor) -> int:
+    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum."""
+    if bool(torch.isfinite(rows.sum())):
+        return 0
+    return int((~torch.isfinite(rows).all(-1)).sum())
+
+
 def clipped_sum(rows: Tensor, clip: Clip | None) -> Tensor:
     """Sum of clipped rows, in float64, without a float64 copy of the whole matrix.
 

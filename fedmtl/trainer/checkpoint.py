@@ -50,7 +50,8 @@ class Checkpoint:
         public, private: the state's tensors.
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
-        channel: public tensors that the channel carries from one step to the next.
+        channel: what the channel carries from one step to the next: public tensors, and how many local trainings
+            diverged.
         ledger: end of the ledger's chain when this was written; None without a ledger.
     """
 

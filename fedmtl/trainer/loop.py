@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..algorithms.base import Problem, State
+from ..algorithms.base import Problem, State, Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Channel
 from .callbacks import Callback
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedmtl")
 _CHECKPOINT_SECONDS = 20.0
+TALLY = "trainings"
+"""Under this name a checkpoint has int64 (2, 2): local trainings, and those that diverged; so far, and at the last
+evaluation."""
 
 
 @contextmanager
@@ -78,6 +81,8 @@ class Loop:
         self.saved = time.monotonic()
         self.replicates: Replicates = self.trainer.repeated
         self.groups = self.replicates.groups(self.trainer.privacy)
+        self.seen = Tally()  # at the last evaluation
+        self.told = 0 if self.problem.tally is None else self.problem.tally.diverged  # when last said
 
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped.
@@ -101,6 +106,7 @@ class Loop:
                 self.source.begin(block)
                 state = trainer.algorithm.step(self.problem, state, block, self.channel)
                 step = block.step + 1
+                self._warn_first(step)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
                 if step % self.source.every == 0 and step < self.source.stop:
@@ -127,14 +133,53 @@ class Loop:
     def evaluate(self, state: State, step: int) -> Measured:
         """Append what was measured to the history: a row, or one for each budget where there are replicates."""
         found = self._measure_one(state) if self.replicates.count == 1 else self._measure_all(state)
+        before = 0
         while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
-            self.history.pop()
+            before = self.history.pop().get("diverged_trainings", 0)
         when = time.monotonic() - self.began
+        lost = self._lost(step, found, before)
         for row in found.rows:
-            self.history.append({"round": step, "time": when} | row)
+            self.history.append({"round": step, "time": when} | row | lost)
             for callback in self.callbacks:
                 callback.on_evaluate(self.history[-1])
         return found
+
+    def _warn_first(self, step: int) -> None:
+        """Say at once when local training diverges for the first time, and not only at the next evaluation."""
+        tally = self.problem.tally
+        if tally is not None and tally.diverged and not self.told:
+            self.told = tally.diverged
+            logger.warning(
+                "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
+                "sent, and are not kept; a smaller learning rate may help",
+                self.trainer.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
+            )  # fmt: skip
+
+    def _lost(self, step: int, found: Measured, before: int) -> dict[str, int]:
+        """Return, and say, how many local trainings diverged since the last evaluation (beside ``before`` of this
+        round), and how many clients' own models have no finite loss, where any do."""
+        tally, counts = self.problem.tally, {}
+        if tally is None:
+            return {}
+        lost, trained = before + tally.diverged - self.seen.diverged, tally.trained - self.seen.trained
+        losses = found.personal.loss[self.problem.data.test.counts > 0]
+        diverged = int((~torch.isfinite(losses)).sum())
+        where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
+        if lost:
+            counts["diverged_trainings"] = lost
+            if tally.diverged > self.told:
+                logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
+            self.told = tally.diverged
+        if diverged:
+            counts["diverged_clients"] = diverged
+            text = "%s: the loss of %d of %d clients' own models is not finite"
+            logger.warning(text, where, diverged, losses.shape[-1])
+        self.seen = replace(tally)
+        return counts
+
+    @property
+    def step_name(self) -> str:
+        return "activation" if self.trainer.algorithm.one_at_a_time else "round"
 
     def _measure_one(self, state: State) -> Measured:
         problem, algorithm, metrics = self.problem, self.trainer.algorithm, self.trainer.further_metrics
@@ -170,6 +215,9 @@ class Loop:
         due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
         if due or force:
             channel, head = self.channel.state(), self.channel.ledger_head
+            if (tally := self.problem.tally) is not None:
+                counts = [[tally.trained, tally.diverged], [self.seen.trained, self.seen.diverged]]
+                channel = channel | {TALLY: torch.tensor(counts)}
             found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=channel, ledger=head)
             found.write(self.folder.checkpoint)
             state.private.commit()
@@ -201,7 +249,8 @@ class Loop:
             replicates=found.runs,
             released=dict(self.channel.on_grid),
             asked=trainer.asked_metrics,
-            step="activation" if self.trainer.algorithm.one_at_a_time else "round",
+            trained=self.problem.tally is None or not 0 < self.problem.tally.trained == self.problem.tally.diverged,
+            step=self.step_name,
         )
 
 

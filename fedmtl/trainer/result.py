@@ -63,6 +63,7 @@ class Result:
         finetuned: where the clients finetuned after the run, the scores before and after; ``personal``,
             ``by_client`` and ``final`` are then those of the finetuned models.
         asked: the metrics that the trainer was given.
+        trained: whether a local training ended in a finite model; True where none is counted.
         terms: the settings by which new clients make models of their own, see :meth:`adapt`.
     """
 
@@ -90,6 +91,7 @@ class Result:
     shortened: Mapping[str, float] = field(default_factory=dict)
     finetuned: Finetuned | None = None
     asked: tuple[Metric, ...] = ()
+    trained: bool = True
     terms: Terms | None = None
 
     def __repr__(self) -> str:
@@ -105,6 +107,22 @@ class Result:
     def metrics(self) -> dict[str, float]:
         """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
         return {name: self.final[name] for name in self.by_client if name in self.final}
+
+    @property
+    def diverged(self) -> int:
+        """How many clients' own models have a loss that is not finite, of those that are scored."""
+        return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
+
+    @property
+    def lost(self) -> str:
+        """Why nothing was learned; empty where something was."""
+        if not self.trained:
+            what = "every local training ended in a model that is not finite"
+        elif 0 < len(self.by_client["loss"]) == self.diverged:
+            what = "the loss of every client's own model is not finite"
+        else:
+            return ""
+        return f"{self.algorithm}: training diverged: {what}; a smaller learning rate, or scaled features, may help."
 
     @property
     def personal_accuracy(self) -> Mapping[str, float]:
@@ -228,6 +246,8 @@ class Result:
         lines = ["not private (computed on the clients' test data); baselines are not released"]
         reference = None if alone is None else ("local", alone.by_client)
         lines += score_lines(stages, self.shown, len(self.ids), reference)
+        if self.diverged:
+            lines.append(f"  diverged: the loss of {self.diverged:,} clients' own models is not finite")
         if self.finetuned is not None:
             lines += self.finetuned.lines()
         if "nmse" in last and REGISTRY["nmse"] not in self.shown:

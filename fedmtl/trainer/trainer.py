@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, Problem
+from ..algorithms.base import Algorithm, Problem, Tally
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
 from ..data import FederatedDataset
-from ..errors import ConfigError, ResumeError
+from ..errors import ConfigError, ResumeError, TrainingError
 from ..local import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, Privacy, RecordPrivacy
@@ -30,7 +31,7 @@ from .checkpoint import Checkpoint
 from .evaluation import try_metrics
 from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
-from .loop import Loop
+from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
 from .problem import build_problem, coded_for, describe, fingerprint, share_beyond
@@ -216,6 +217,8 @@ class Trainer:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
                 ledger was altered or rolled back, or (in secure mode) a copy.
             PrivacyError: a run in secure mode on a system without file locks.
+            TrainingError: at the end, that not one finite number was learned. What is not finite counts as zero in a
+                release and never ends a run, whose length is public; a baseline without any is left out.
         """
         folder = None if self.folder is None else RunFolder(Path(self.folder))
         if folder is None and resume:
@@ -223,6 +226,8 @@ class Trainer:
         if folder is not None and folder.started and not resume:
             raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
         result = self._run(folder, resume)
+        if result.lost:
+            raise TrainingError(result.lost)
         comparison = {}
         for name, algorithm in named_baselines(self.baselines, self.algorithm).items():
             place = None if folder is None else folder.baseline(name)
@@ -234,7 +239,11 @@ class Trainer:
                 folder=None if place is None else place.root,
                 **self._without_release(algorithm),
             )
-            comparison[name] = trainer._run(place, place is not None and place.started)
+            found = trainer._run(place, place is not None and place.started)
+            if found.lost:
+                logger.warning("the baseline is left out: %s", found.lost)
+            else:
+                comparison[name] = found
         result = replace(result, baselines=comparison)
         if folder is not None:
             folder.write_result(result, self._settings(result.module), self.data)
@@ -319,17 +328,21 @@ class Trainer:
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
             state, step, history = init_state(self.algorithm, problem, repeated), 0, []
+            tally = torch.zeros(2, 2, dtype=torch.int64)
             if resume and folder is not None and folder.checkpoint.exists():
                 checkpoint = Checkpoint.read(folder.checkpoint, fingerprint=mark)
                 state = checkpoint.restore(state, problem.initial.device)
                 step, history = checkpoint.step, checkpoint.history
+                tally = checkpoint.channel.pop(TALLY, tally)
                 channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
             if coins is None:
                 self._announce(channel)
+                problem = replace(problem, tally=Tally(*tally[0].tolist()))
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
                 run = self.loop(self, problem, channel, source, folder, mark, history, callbacks)
+                run.seen = Tally(*tally[1].tolist())
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
                 end.append(result)

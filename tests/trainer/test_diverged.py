@@ -1,0 +1,136 @@
+"""Training that is not finite: it is said while it runs, and stays with the client to whom it happens."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmtl import FedAvg, Finetune, FixedCohort, FullParticipation, Local, LocalSGD, Trainer, models
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import TrainingError
+from fedmtl.privacy.clip import not_finite
+from tests.trainer.settings import quick_figures
+
+HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
+
+
+def data(extreme: float = 1.0, clients: int = 6) -> FederatedDataset:
+    """Regressions; the features of the client ``c0`` are ``extreme`` times those of the others."""
+    generator = torch.Generator().manual_seed(0)
+    rows = {}
+    for place in range(clients):
+        x = torch.randn(8, 3, generator=generator) * (extreme if place == 0 else 1.0)
+        rows[f"c{place}"] = (x, torch.randn(8, generator=generator))
+    return FederatedDataset.from_tensors(rows, test_fraction=0.25)
+
+
+def trainer(**settings: Any) -> Trainer:
+    given: dict[str, Any] = {
+        "algorithm": FedAvg(local=LocalSGD(lr=0.05, epochs=2, batch_size=4)),
+        "data": data(),
+        "model": models.linear_regression(),
+        "schedule": FullParticipation(),
+        "privacy": None,
+        "rounds": 6,
+        "eval_every": 2,
+        "progress": False,
+    }
+    return Trainer(**given | settings)
+
+
+def test_rows_that_are_not_finite_are_counted() -> None:
+    rows = torch.ones(2, 3, 4)
+    assert not_finite(rows) == 0
+    assert not_finite(torch.full((2, 3), 3e38)) == 0  # their sum is infinite, they are not
+    rows[0, 1, 2], rows[1, 2, 0], rows[1, 2, 1] = math.inf, math.nan, -math.inf
+    assert not_finite(rows) == 2
+
+
+def test_one_diverged_client_is_said_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = FedAvg(local=LocalSGD(lr=0.05, epochs=2, batch_size=4))
+    ways = Finetune(kind="vanilla", local=algorithm.local)
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        found = trainer(data=data(1e25), algorithm=algorithm, finetune=ways, folder=tmp_path / "run").fit()
+    first, *later = [record.message for record in caplog.records]
+    assert first.startswith("fedavg, round 1: 1 of 6 local trainings diverged: their models are not finite")
+    assert "fedavg, round 4: 2 of the last 12 local trainings diverged" in later
+    assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
+    with open(tmp_path / "run/private/metrics.csv") as file:
+        assert [row["diverged_trainings"] for row in csv.DictReader(file)] == ["2", "2", "2"]
+    assert found.diverged == 1
+    assert "diverged: the loss of 1 clients' own models is not finite" in found.summary()
+    assert json.loads((tmp_path / "run/private/result.json").read_text())["diverged_trainings"] == 2
+
+
+def test_what_diverges_at_one_client_changes_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that diverges counts as zero, however it diverges: everybody else's numbers are the same to the bit."""
+    runs = [trainer(data=data(extreme), baselines=("local", "pmtl")).fit() for extreme in (1e25, -1e30)]
+    for name in (None, "local", "pmtl"):
+        one, other = (run if name is None else run.baselines[name] for run in runs)
+        assert torch.equal(one.personal[1:], other.personal[1:])
+        assert torch.isfinite(one.personal[1:]).all()
+        for metric in ("loss", "mse"):
+            assert {i: v for i, v in one.by_client[metric].items() if i != "c0"} == {
+                i: v for i, v in other.by_client[metric].items() if i != "c0"
+            }
+    assert torch.equal(runs[0].shared, runs[1].shared)  # type: ignore[arg-type]
+
+
+def test_a_run_in_which_all_are_lost_ends_with_an_error_and_at_its_planned_length(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="every local training ended in a model that is not finite; a smaller"):
+        trainer(algorithm=FedAvg(local=HOT), folder=tmp_path / "run").fit()
+    with open(tmp_path / "run/private/metrics.csv") as file:
+        assert [row["round"] for row in csv.DictReader(file)] == ["2", "4", "6"]
+    assert not (tmp_path / "run/private/result.json").exists()
+    with pytest.raises(TrainingError, match="local: training diverged: every local training"):
+        trainer(algorithm=Local(local=HOT)).fit()
+    finetune = Finetune(kind="vanilla", local=LocalSGD(lr=1e18, epochs=1, batch_size=4))
+    with pytest.raises(TrainingError, match="the loss of every client's own model is not finite"):
+        trainer(finetune=finetune).fit()
+
+
+def test_a_diverged_baseline_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        found = trainer(baselines=("local", FedAvg(local=HOT)), algorithm=Local(local=HOT.__class__(lr=0.05))).fit()
+    assert "fedavg" not in found.baselines
+    assert any("the baseline is left out: fedavg: training diverged" in one.message for one in caplog.records)
+
+
+def test_counts_are_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    settings = {"data": data(1e25), "schedule": FixedCohort(cohort=3), "rounds": 8, "eval_every": 4,
+                "checkpoint_every": 1}  # fmt: skip
+    whole = trainer(**settings).fit()
+    assert 0 < whole.history[0]["diverged_trainings"] < 4
+
+    class Stop:
+        def on_start(self, *_: Any) -> None: ...
+        def on_evaluate(self, *_: Any) -> None: ...
+        def on_end(self, *_: Any) -> None: ...
+        def on_event(self, block: Any, state: Any) -> None:
+            if block.step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(**settings, folder=tmp_path, callbacks=(Stop(),)).fit()
+    resumed = trainer(**settings, folder=tmp_path).fit(resume=True)
+    names = ("round", "diverged_trainings", "loss")
+    assert [[row.get(name) for name in names] for row in resumed.history] == [
+        [row.get(name) for name in names] for row in whole.history
+    ]
+
+
+def test_secure_and_private_runs_count_too() -> None:
+    from fedmtl import ClientPrivacy
+
+    private = ClientPrivacy(clip_norm=0.5, epsilon=4.0)
+    found = trainer(data=data(1e25), privacy=private).fit()
+    assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
+    assert "diverge" not in found.privacy.text()  # it is not published
