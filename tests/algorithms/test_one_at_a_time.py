@@ -22,6 +22,7 @@ AWAY = Dropouts(intervals={"task-1": [(0.0, 9.0)], "task-4": [(25.0, float("inf"
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.7, mechanism="l2_laplace", delta=1e-5)
 ALGORITHMS = {
     "pp_dmtl": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2),
+    "pp_dmtl, shared directions": PPDMTL(row_norm=1.0, lam=0.02, refine_tau=0.01, refine_across=0.3),
     "pp_dmtl, subsets": PPDMTL(row_norm=1.0, lam=0.02, penalty="l21", batch_rate=0.5),
     "pp_dmtl, published": PPDMTL(row_norm=1.0, lam=0.02, a1=0.2, guarantee="paper", start="single_task"),
     "pp_dmtl, published, subsets": PPDMTL(

@@ -1,5 +1,4 @@
-"""The simulated step size of PP-DMTL: public, deterministic, within its bounds, and better than that of the worst
-delays."""
+"""PP-DMTL's simulated step size, public and better than that of the worst delays; its refinement, against SciPy."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy, models
 from fedmtl.algorithms.pp_dmtl.simulated import largest_delay, synthetic_tasks
@@ -90,3 +90,35 @@ def test_a_trainer_fills_it_in() -> None:
         PPDMTL(row_norm=1.0, a2="auto").init(problem())
     with pytest.raises(ConfigError, match="a2"):
         PPDMTL(row_norm=1.0, a2=-1.0)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
+    """Every task's own minimum, by SciPy; with a P of rank 2, and without any signal."""
+    work = problem(kind="classification" if loss == "logistic" else "regression")
+    algorithm = PPDMTL(row_norm=1.0, loss=loss, target=4.0, refine_tau=0.02, refine_across=0.7)
+    state = algorithm.init(work, 2)
+    draw = torch.Generator().manual_seed(2)
+    factors = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))]
+    state.public["shared"][0] = factors[0] @ factors[1]
+    found = algorithm.models(work, state)
+    plain = replace(algorithm, refine_across=None).models(work, state)
+    torch.testing.assert_close(found[1], plain[1])
+    data = algorithm.data(work)
+    basis = np.linalg.qr(factors[1].numpy().T)[0]
+    for t in range(TASKS):
+        x, y, p = data.x[t].numpy(), data.y[t].numpy(), state.public["shared"][0, t].numpy()
+
+        def value(q, x=x, y=y, p=p):
+            m = x @ (p + q)
+            each = np.logaddexp(0, -y * m) if loss == "logistic" else (m - y) ** 2
+            along = basis.T @ q
+            return each.mean() + 0.01 * along @ along + 0.35 * (q @ q - along @ along)
+
+        best = optimize.minimize(value, np.zeros(6), method="BFGS", options={"gtol": 1e-9}).x
+        np.testing.assert_allclose(found[0, t].numpy(), p + best, atol=2e-6)
+
+
+def test_a_refinement_that_cannot_turn_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only own_penalty='frobenius'"):
+        PPDMTL(row_norm=1.0, refine_across=1.0, own_penalty="l1")

@@ -88,6 +88,11 @@ class PPDMTL(LinearAlgorithm):
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent. ``None``: True in
             ``"sound"``, False in ``"paper"``.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
+        refine_across: the strength of g in that fit across the row space of P, which is public, so that the refinement
+            is free along the directions that the tasks were found to share and tied elsewhere: ``refine_tau / 2``
+            times the square of q_t along these directions, and ``refine_across / 2`` times that of the rest. P has no
+            directions: as without it. ``own_penalty="frobenius"``. A threshold above the noise keeps P to what is
+            signal. None: ``refine_tau`` in all directions.
         batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's records, each of them with
             this public probability, and divides by the constant q n_t. Pure epsilon of one answer falls from e to
             log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
@@ -115,6 +120,7 @@ class PPDMTL(LinearAlgorithm):
     query_epsilon: float | None = None
     refine: bool | None = None
     refine_tau: float | None = None
+    refine_across: float | None = None
     batch_rate: float = 1.0
 
     name = "pp_dmtl"
@@ -129,7 +135,7 @@ class PPDMTL(LinearAlgorithm):
         one_of(self, ("zero", "single_task"), start=self.start)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
-        for field in ("a2", "smoothness", "query_epsilon", "refine_tau"):
+        for field in ("a2", "smoothness", "query_epsilon", "refine_tau", "refine_across"):
             if getattr(self, field) is not None and (field, self.a2) != ("a2", "auto"):
                 positive(self, **{field: getattr(self, field)})
         if self.delay is not None:
@@ -141,6 +147,10 @@ class PPDMTL(LinearAlgorithm):
             raise ConfigError(f"PPDMTL.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1].")
         if self.batch_rate < 1 and self.exact_q:
             raise ConfigError("PPDMTL.exact_q fits q_t to all records, and batch_rate < 1 takes some; leave one out.")
+        if self.refine_across is not None and self.own_penalty != "frobenius":
+            raise ConfigError(
+                "PPDMTL.refine_across turns the axes of q_t, and only own_penalty='frobenius' allows that."
+            )
         if self.guarantee == "sound":
             self._check_sound()
         if self.tau == 0 and (self.exact_q or self.start == "single_task" or (self.refines and not self.refine_tau)):
@@ -322,11 +332,18 @@ class PPDMTL(LinearAlgorithm):
             own = self._own(state)[which][:, clients]
         else:
             data, tau = self.data(problem), self.tau if self.refine_tau is None else self.refine_tau
-            fits = [
-                fit_own(self.linear_loss, data.x[t], data.y[t], shared[:, k], tau, self.own_penalty)
-                for k, t in enumerate(clients.tolist())
-            ]
-            own = torch.stack(fits, dim=1)
+            turns = None
+            if self.refine_across is not None:
+                turns = shared_axes(state.public["shared"][which], tau, self.refine_across)
+
+            def fit(t: int, p: Tensor) -> Tensor:
+                x, y = data.x[t], data.y[t]
+                if turns is None:
+                    return fit_own(self.linear_loss, x, y, p, tau, self.own_penalty)
+                pairs = zip(turns, p, strict=True)
+                return torch.stack([m @ fit_own(self.linear_loss, x @ m, y, one, tau, "frobenius") for m, one in pairs])
+
+            own = torch.stack([fit(t, shared[:, k]) for k, t in enumerate(clients.tolist())], dim=1)
         return (shared + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
@@ -453,6 +470,16 @@ class PPDMTL(LinearAlgorithm):
     def _query_multiplier(self) -> float | None:
         """Return 1 / epsilon_1; None where it is that of the release."""
         return None if self.query_epsilon is None else 1.0 / self.query_epsilon
+
+
+def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
+    """Return M (R, p, p) such that (tau / 2) ||v||^2 of q = M v is (tau / 2) ||q||^2 along the rows of P^T (R, T, p)
+    and (across / 2) ||q||^2 across them; the identity where P is 0. M leaves every row of P^T as it is."""
+    _, values, rows = torch.linalg.svd(shared, full_matrices=False)
+    some = values > 1e-6 * values[:, :1]
+    kept = rows * some[:, :, None]
+    along, every = kept.mT @ kept, torch.eye(shared.shape[-1], dtype=shared.dtype)
+    return torch.where(some.any(1)[:, None, None], along + (tau / across) ** 0.5 * (every - along), every)
 
 
 def _of_algorithm_1(privacy: RecordPrivacy) -> dict[str, Any]:
