@@ -290,7 +290,8 @@ def mean_signal(mean: Tensor, noise: float) -> Tensor:
     """Return the part of u u^T that a noised mean u shows: (d, d), zero where its length may be noise.
 
     The squared length of noise alone has mean d s^2 and standard deviation s^2 sqrt(2 d); two of these above the mean
-    count. The rest is the squared length of u, and over the whole the squared cosine between u and what was released.
+    count, where they are below 1: u is the mean of vectors of length 1, so no longer than that. The rest is the squared
+    length of u, and over the whole the squared cosine between u and what was released.
 
     Args:
         mean: (d,), of vectors of unit length, with noise.
@@ -298,16 +299,18 @@ def mean_signal(mean: Tensor, noise: float) -> Tensor:
     """
     d, square = len(mean), float(mean.square().sum())
     own = square - d * noise**2
-    if own <= 0 or square <= noise**2 * (d + 2 * math.sqrt(2 * d)):
+    limit = noise**2 * (d + 2 * math.sqrt(2 * d))
+    if own <= 0 or not limit < min(square, 1.0):
         return mean.new_zeros(d, d)
-    return (own / square) ** 2 * torch.outer(mean, mean)
+    return min(own, 1.0) * own / square**2 * torch.outer(mean, mean)
 
 
 def matrix_signal(matrix: Tensor, noise: float, edge: float) -> Tensor:
     """Return what stands out of the noise in a symmetric matrix (d, d), shrunk to what it says of the matrix below.
 
     An eigenvalue above ``edge`` times s sqrt(2 d) becomes that of the matrix below it times the squared cosine of the
-    two eigenvectors; the others become 0.
+    two eigenvectors; the others become 0. So do all where that limit is 1 or more, since the mean of M_i has no
+    eigenvalue above 1.
 
     Args:
         matrix: symmetric, with noise.
@@ -317,16 +320,18 @@ def matrix_signal(matrix: Tensor, noise: float, edge: float) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     quarter = noise**2 * len(matrix) / 2  # the square of half the end of the spectrum
     below = (values + (values.square() - 4 * quarter).clamp_min(0.0).sqrt()) / 2
-    outside = values > edge * 2 * math.sqrt(quarter)
-    kept = torch.where(outside, below - quarter / below.clamp_min(1e-300), 0.0)
-    return (vectors * kept) @ vectors.T
+    limit = edge * 2 * math.sqrt(quarter)
+    kept = torch.where(values > limit, below - quarter / below.clamp_min(1e-300), 0.0).clamp_max(1.0)
+    return (vectors * kept) @ vectors.T if limit < 1 else torch.zeros_like(matrix)
 
 
 def entry_signal(values: Tensor, noise: float, edge: float) -> Tensor:
     """Return what stands out of the noise among d numbers, (d,): y - c^2 / y of those above c, ``edge`` times
-    s sqrt(2 log 2d), where the largest of d draws of noise lies (the garrote of Breiman 1995); the others become 0."""
+    s sqrt(2 log 2d), where the largest of d draws of noise lies (the garrote of Breiman 1995); the others become 0, and
+    all where c is 1 or more."""
     limit = edge * noise * math.sqrt(2 * math.log(2 * len(values)))
-    return torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0)
+    kept = torch.where(values > limit, values - limit**2 / values.clamp_min(1e-300), 0.0).clamp_max(1.0)
+    return kept if limit < 1 else torch.zeros_like(values)
 
 
 def excess_of(signal: Tensor) -> tuple[Tensor, Tensor]:

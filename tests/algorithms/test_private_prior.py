@@ -122,19 +122,18 @@ def test_many_alike_tasks_teach_the_true_covariance() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("form", ["symmetric", "diagonal"])
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("own_ridge", [False, True])
-def test_what_drowns_in_noise_leaves_every_task_alone(share: float, kind: str, own_ridge: bool) -> None:
+def test_what_drowns_in_noise_leaves_every_task_alone(share: float, form: Any, kind: str, own_ridge: bool) -> None:
     problem = linear(kind)
-    algorithm = prior(share=share, own_ridge=own_ridge, loss="squared" if kind == "regression" else "logistic")
-    sources = [SeededSource(7, r) for r in range(60)]
-    privacy = [ClientPrivacy(clip_norm=1.0, noise_multiplier=1e6, delta=1e-5)] * 60
-    state = repeated(algorithm, problem, privacy, 60, sources)
-    alone = run(algorithm.local_baseline(), problem)
-    fits = everyone(problem, LocalFit(), alone)
-    same = (state.private.whole("model") == fits[:, None].double()).all(2).all(0)
-    assert float(same.double().mean()) > 0.8  # of pure noise a few stand out of their own spectrum
-    assert not bool(state.public["excess"][same].any())
+    loss: Any = "squared" if kind == "regression" else "logistic"
+    algorithm = prior(share=share, form=form, own_ridge=own_ridge, loss=loss)
+    privacy = [ClientPrivacy(clip_norm=1.0, noise_multiplier=TASKS * 1.5, delta=1e-5)] * 20
+    state = repeated(algorithm, problem, privacy, 20)
+    alone = everyone(problem, LocalFit(), run(algorithm.local_baseline(), problem))
+    assert torch.equal(state.private.whole("model"), alone[:, None].expand(-1, 20, -1))
+    assert not bool(state.public["excess"].any())
 
 
 def repeated(algorithm: Any, problem: Problem, privacy: Any, replicates: int, sources: Any = None) -> State:
@@ -194,10 +193,10 @@ def test_epsilon_of_the_joint_release() -> None:
 # What the server makes of it
 
 
-@pytest.mark.parametrize("size", [0.6, 0.9, 2.0])
+@pytest.mark.parametrize("size", [0.35, 0.5, 0.8])
 def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
     """On average the kept eigenvalue is <v, A v> of the hidden matrix A along the eigenvector v that was released."""
-    d, draws, noise = 120, 60, 0.04
+    d, draws, noise = 120, 60, 0.03
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(d, d, dtype=torch.float64)
     hidden[3, 3] = size
@@ -222,9 +221,9 @@ def test_pure_noise_rarely_stands_out() -> None:
         matrix = torch.randn(30, 30, generator=generator, dtype=torch.float64)
         vector = torch.randn(30, generator=generator, dtype=torch.float64)
         found += [
-            bool(matrix_signal((matrix + matrix.T) / 2, 1.0, 1.05).any()),
-            bool(entry_signal(vector, 1.0, 1.05).any()),
-            bool(mean_signal(vector, 1.0).any()),
+            bool(matrix_signal(0.1 * (matrix + matrix.T) / 2, 0.1, 1.05).any()),
+            bool(entry_signal(0.1 * vector, 0.1, 1.05).any()),
+            bool(mean_signal(0.1 * vector, 0.1).any()),
         ]
     assert (found / 300 < [0.1, 0.1, 0.06]).all()
 
@@ -232,9 +231,9 @@ def test_pure_noise_rarely_stands_out() -> None:
 def test_the_mean_is_shrunk_by_its_noise() -> None:
     generator = torch.Generator().manual_seed(2)
     mean = torch.zeros(50, dtype=torch.float64)
-    mean[:4] = 0.5  # of length 1
-    drawn = [mean + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(200)]
-    kept = np.mean([float(torch.trace(mean_signal(one, 0.1))) for one in drawn])
+    mean[:4] = 0.3  # of length 0.6
+    drawn = [mean + 0.05 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(200)]
+    kept = np.mean([float(torch.trace(mean_signal(one, 0.05))) for one in drawn])
     along = np.mean([float((one @ mean) ** 2 / one.square().sum()) for one in drawn])
     assert kept == pytest.approx(along, rel=0.05)
     torch.testing.assert_close(mean_signal(mean, 0.0), torch.outer(mean, mean))
