@@ -290,6 +290,7 @@ class Released:
         clients: int64 (1,), who acted, where clients act one at a time; else None: the cohort is nobody's to know.
         step: number of the round or activation.
         time: float64 (1, 1), virtual time.
+        answered: whether the client of an activation released something; else its values are zero.
     """
 
     values: Mapping[str, Tensor]
@@ -299,6 +300,7 @@ class Released:
     step: int = 0
     time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     clip: Clip | None = None
+    answered: bool = True
 
 
 Own = dict[str, Tensor]
@@ -426,11 +428,14 @@ class Algorithm:
         )
         rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
         store.scatter_all(clients, own)
+        answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
             values = {name: value[0, 0] for name, value in values.items()}
         known, clip = (clients, channel.sums.clip) if self.one_at_a_time else (None, None)
-        released = Released(values, channel.denominator, channel.noise_std, known, block.first, time, clip)
+        released = Released(
+            values, channel.denominator, channel.noise_std, known, block.first, time, clip, answered=answered
+        )
         state.public = self.server(problem, state.public, released)
         if type(self).receive is not Algorithm.receive:
             store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))

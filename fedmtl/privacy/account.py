@@ -406,6 +406,13 @@ class Account:
 
     # Inside
 
+    def within_caps(self, members: np.ndarray) -> np.ndarray:
+        """Return ``members`` (R, S, k), as for :meth:`charge`, with nobody (-1) in place of clients at their caps."""
+        if self.caps is None:
+            return members
+        before, _, _ = self._counted(members)
+        return np.where(before < self.caps[members], members, -1)
+
     def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take
         part, and their participations after all of it."""

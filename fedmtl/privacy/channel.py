@@ -68,7 +68,8 @@ class _Window:
 
     Attributes:
         first: number of the first activation.
-        clients: (S, R) int64 who acts; -1 is nobody, also a client without records.
+        clients: (S, R) int64 who releases something; -1 is nobody, also a client without records, or at its cap where
+            it is silent.
         uses: (S, R) int64 how often it acted before.
         divisors: (S, R) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
@@ -519,7 +520,8 @@ class Channel:
             raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
 
     def _acting(self, first: int, clients: np.ndarray) -> np.ndarray:
-        """Return who acts (R, S), with -1 for clients without records."""
+        """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
+        these are silent."""
         assert self.draws is not None
         n, low, high = self.draws.counts.size, clients.min(initial=0), clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
@@ -527,7 +529,11 @@ class Channel:
                 f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for nobody, not "
                 f"{clients.shape} with {low} to {high}."
             )
-        return clients if self.draws.never_empty else np.where(self.draws.present(first, clients) > 0, clients, -1)
+        if not self.draws.never_empty:
+            clients = np.where(self.draws.present(first, clients) > 0, clients, -1)
+        if self.gradients is not None and self.gradients.at_cap == "silent":
+            clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
+        return clients
 
     def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> _Window:
         assert self.gradients is not None
@@ -567,6 +573,14 @@ class Channel:
         if self.record is not None:
             self.record.extend((at + k, GRADIENT, torch.tensor(one)) for k, one in enumerate(value))
         return value
+
+    def answering(self, count: int) -> np.ndarray:
+        """Return which of the next ``count`` activations release something, bool (count, R); public."""
+        window = self._window
+        if window is None or self._place + count > self._end:
+            raise PrivacyError("Fewer activations have begun than were asked for.")
+        start = self._place - window.first
+        return window.clients[start : start + count] >= 0
 
     def answers(self, message: GradientMessage) -> Iterator[np.ndarray]:
         """Yield what every activation that has begun releases, one after another: (R, D) float64.

@@ -101,6 +101,8 @@ class GradientPlan:
             of its own; sums are divided by q n_i.
         arrivals: whole numbers (n_i,) of each client, the activation from which each record is there; public. None:
             from the start.
+        at_cap: what an activation of a client at its cap is: ``"stop"``: the end of the run; ``"silent"``: one that
+            releases nothing and costs nothing.
         allocation: (caps[i],) public positive weights of the first, second, ... activation of client i, of any mean.
         first: an extra release of every client that has data, before all activations.
         published: the accounting of an algorithm that runs under ``guarantee="paper"``. The caps and the calibration
@@ -125,6 +127,7 @@ class GradientPlan:
     x: Sequence[Tensor] | None = None
     rate: float | np.ndarray = 1.0
     arrivals: Sequence[np.ndarray] | None = None
+    at_cap: Literal["stop", "silent"] = "stop"
     allocation: Sequence[np.ndarray] | None = None
     first: WarmStartRelease | None = None
     published: PublishedClaim | None = None

@@ -143,6 +143,7 @@ FURTHER: dict[str, tuple[Any, Any]] = {
         PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
         _CLOCKS,
     ),
+    "silent past the cap": (PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, releases=2, confidence_power=2.0), _CLOCKS),
     "bounded": (
         AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
         _CLOCKS,
@@ -938,6 +939,24 @@ def _charged_when_refused(self, first, members):
         raise
 
 
+def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Clients at their caps release, and only the charge takes them for silent."""
+    silent = Account.within_caps
+    patch.setattr(Account, "within_caps", lambda self, members: members)
+    patch.setattr(Account, "reserve", lambda self, first, members: None)
+    patch.setattr(Account, "charge", lambda self, first, members: _charge(self, first, silent(self, members)))
+
+
+def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    def within_caps(self, members):
+        before, _, _ = self._counted(members)
+        return np.where(before <= self.caps[members], members, -1)
+
+    patch.setattr(Account, "within_caps", within_caps)
+    patch.setattr(Account, "_check_caps", lambda self, *of: None)
+    patch.setattr(Account, "reserve", lambda self, first, members: None)
+
+
 def _charged_once_a_block(self, first, members):
     before = self._uses.copy()
     found = _charge(self, first, members)
@@ -1303,6 +1322,7 @@ CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
 _ONCE = ("public start", "moments")
+_SILENT = ("silent past the cap",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
@@ -1477,6 +1497,8 @@ MUTANTS = [
     # charges
     Mutant("one use past the budget", _past_the_budget, CHARGES),
     Mutant("one use past the cap", _set(Account, "charge", _past_the_cap), CAP, CLOCK),
+    Mutant("one use past the cap", _silent_one_later, CAP, CLOCK_GAUSS, _SILENT),
+    Mutant("free releases past the cap", _free_past_the_cap, CAP, CLOCK_GAUSS, _SILENT),
     Mutant("charged when refused", _set(Account, "charge", _charged_when_refused), CAP, CLOCK),
     Mutant("calibrated for one use less", _calibrated_for_less, BUDGET, ("fixed", *CLOCK_GAUSS)),
     Mutant("charged to another client", _another_client, LEDGER, CLOCK),

@@ -19,6 +19,7 @@ from fedmtl.trainer.audit.suite import transcript
 from .mutants import audit, trainer_of
 
 WARM = {"warm_start": 0.3, "warm_lam": 0.5, "allocation": 2.0}
+ONCE = {"releases": 1, "confidence_power": 2.0, "refine": 1.0, "refine_from": "neighbours"}
 
 
 def trainer(configuration: str, **settings) -> Trainer:
@@ -27,10 +28,13 @@ def trainer(configuration: str, **settings) -> Trainer:
     return replace(run, algorithm=replace(run.algorithm, **settings))
 
 
-@pytest.mark.parametrize("configuration", ["laplace", "gaussian"])
-def test_weighted_wakeups_after_a_warm_start_pass(configuration: str) -> None:
+@pytest.mark.parametrize("configuration", ["laplace", "gaussian", "secure"])
+@pytest.mark.parametrize("settings", [WARM, ONCE, WARM | {"releases": 3}], ids=["warm", "once", "warm, three"])
+def test_weighted_wakeups_after_a_warm_start_and_free_ones_after_the_last_release_pass(
+    configuration: str, settings: dict
+) -> None:
     checks = ("noise law", "charges", "transcript")
-    findings = audit(trainer(configuration, **WARM), checks=checks, processes=False)
+    findings = audit(trainer(configuration, **settings), checks=checks, processes=False)
     assert [finding.check for finding in findings if finding.refuted] == []
     assert any(finding.check == "transcript: public state" and not finding.skipped for finding in findings)
 
@@ -85,6 +89,20 @@ def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(GraphState, name, leaky)
 
 
+def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:
+    remembered = GraphState.remembered
+
+    def leaky(self, agents, where, answers, answered):
+        steps = remembered(self, agents, where, answers, answered)
+        for row, agent in enumerate(agents.tolist()):
+            if not answered[row]:
+                x, y = self.work.records.data.x[agent], self.work.records.data.y[agent]
+                steps[row] += 1e-6 * (x * y[:, None]).mean(0).numpy()
+        return steps
+
+    patch.setattr(GraphState, "remembered", leaky)
+
+
 @pytest.mark.parametrize(
     ("leak", "settings"),
     [
@@ -93,6 +111,8 @@ def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
         (_unreleased_warm_start, WARM),
         (_raw_local_start, {}),
         (_raw_gradients_beside, {}),
+        (_raw_gradients_beside, ONCE),
+        (_raw_gradients_when_silent, ONCE),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -19,6 +19,20 @@ clipped. The numbers of records m_i are public, and with them c_i, lambda_i and 
     Trainer(algorithm=algorithm, data=data, model=models.linear_regression(bias=False),
             schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=10**6)
 
+An agent's budget allows so many releases. With ``releases=K`` they are those of its first K wake-ups, and in later ones
+it goes on averaging, free of charge: it steps along what it has released before (g_1, ..., g_K at Theta_i(1), ...,
+Theta_i(K)), taken to its present model by the public curvature h of the domain, and reads no record,
+
+    grad L_i(Theta_i) + eta_i  ->  (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))) + 2 lambda_i Theta_i
+
+With one release its gradient is at the public start, since nobody else moves its model, and however the agents wake,
+they end at the minimum of (2) with quadratic losses of those gradients: the solution Theta of the linear system
+
+    (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
+
+with one right-hand side a coordinate. All of the budget is in one release, as little noise as there can be, and
+everything after it is post-processing.
+
 Agents may come and go (``absences``), and records may arrive during a run (``arrivals``); budgets persist.
 
 The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
@@ -30,14 +44,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import given, one_of, positive
+from ..._check import given, one_of, positive, positive_int
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
@@ -98,6 +112,13 @@ class PeerToPeer(LinearAlgorithm):
         refine: a, above 0, of every agent's own last step, which never leaves it and so costs nothing: its personal
             model is argmin_v sum_j l(v; x_ij, y_ij) + a ||v - Theta_i||^2 on its raw records. None: Theta_i. Linear
             models only.
+        refine_from: where that last step begins, and what it is pulled to: the agent's ``"own"`` model, or its
+            ``"neighbours"``' mean sum_j (W_ij / D_ii) Theta_j, in which there is less of its own noise: the exact
+            minimum of Q in its block of coordinates on the raw records. Without neighbours, its own.
+        releases: K, the most releases of an agent, those of its first wake-ups; afterwards it goes on averaging
+            without its records. None: every wake-up is one.
+        confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. 1 is the paper's; with 2 models weigh as the
+            inverse of their noise's variance, which is proportional to 1 / m_i^2.
         departed: what neighbours make of the model of an agent that has left: ``"forget"`` it, or ``"keep"`` the last.
         arrivals: by id, the number of the event (from 0) from which each of a client's training records is there, in
             their order; the others have all of theirs from the start. m_i counts what is there, max_j m_j what ever is.
@@ -123,6 +144,9 @@ class PeerToPeer(LinearAlgorithm):
     allocation: Allocation = "uniform"
     absences: Dropouts | None = None
     refine: float | None = None
+    refine_from: Literal["own", "neighbours"] = "own"
+    releases: int | None = None
+    confidence_power: float = 1.0
     departed: Literal["forget", "keep"] = "forget"
     arrivals: Mapping[str, Sequence[int]] | None = None
     guarantee: Literal["sound", "paper"] = "sound"
@@ -138,6 +162,13 @@ class PeerToPeer(LinearAlgorithm):
         one_of(self, ("logistic", "squared", "model"), loss=self.loss)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("forget", "keep"), departed=self.departed)
+        one_of(self, ("own", "neighbours"), refine_from=self.refine_from)
+        if self.releases is not None:
+            positive_int(self, releases=self.releases)
+        if not 0 <= self.confidence_power < math.inf:
+            raise ConfigError(
+                f"PeerToPeer.confidence_power is {self.confidence_power!r}; it must be a finite number of at least 0."
+            )
         positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
         self.check_bounds()
         if self.lam != "inverse":
@@ -176,8 +207,14 @@ class PeerToPeer(LinearAlgorithm):
         )  # mappings are compared, not hashed
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PeerToPeer:
-        """Resolve as every linear method does; ``loss="model"`` has no bounds."""
-        return self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
+        """Resolve as every linear method does; ``loss="model"`` has no bounds. Where the noise is fixed and the budget
+        is, too, it may allow fewer releases than the schedule has wake-ups, and agents will remember theirs."""
+        resolved = self if self.loss == "model" else super().resolve_auto(problem, schedule, privacy)
+        settings = privacy if isinstance(privacy, Sequence) else [privacy]
+        fixed = any(one is not None and None not in (one.epsilon, one.noise_multiplier) for one in settings)
+        if fixed and self.releases is None:
+            resolved = replace(resolved, releases=max(1, int(schedule.caps.max())))
+        return resolved
 
     # What it needs of the problem
 
@@ -194,12 +231,15 @@ class PeerToPeer(LinearAlgorithm):
         return None if self.loss == "model" else super().row_bound(problem)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, T_i of each, after a warm start where it is asked for.
+        """Plan mean gradients of the agents' records, T_i of each or ``releases``, after a warm start where it is asked
+        for.
 
         Raises:
             PrivacyError: a raw local start with noise, or the published accounting of another law than Laplace.
         """
         work, caps = self._work(problem), schedule.caps.clip(max=problem.rounds)
+        if self.releases is not None:
+            caps = caps.clip(max=self.releases)
         warm = None if self.warm_start is None else WarmStartRelease(np.ones(problem.clients), self.warm_start)
 
         def given_noise(privacy: RecordPrivacy) -> dict[str, Any]:
@@ -212,6 +252,7 @@ class PeerToPeer(LinearAlgorithm):
                 counts=work.network.counts,
                 dimension=problem.dimension,
                 caps=caps,
+                at_cap="stop" if self.releases is None else "silent",
                 x=None if self.loss == "model" else self.data(problem).x,
                 arrivals=work.arrivals,
                 first=warm,
@@ -309,7 +350,8 @@ class PeerToPeer(LinearAlgorithm):
         new = {name: value.clone() for name, value in public.items()}
         graph, part = GraphState(self._work(problem), new), released.clients.numpy()[None]
         graph.arrive(part, released.time)
-        graph.update(part, released.values[GRADIENT].numpy()[None, None], released.step)
+        answered = np.full((1, 1), released.answered)
+        graph.update(part, released.values[GRADIENT].numpy()[None, None], released.step, answered)
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
@@ -336,11 +378,11 @@ class PeerToPeer(LinearAlgorithm):
             where = np.zeros(len(agents), dtype=np.int64)
             means = self.network(problem).means(state.public["theta"].numpy(), where, agents, counted)
             theta = torch.where(state.public["known"][0][clients][:, None], theta, torch.from_numpy(means))
-        return self._refined(problem, theta[None], clients)[0].to(problem.initial)
+        return self._refined(problem, state, theta[None], clients)[0].to(problem.initial)
 
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the personal models of every replicate, (R, n, D) float64."""
-        return self._refined(problem, state.public["theta"], torch.arange(problem.clients))
+        return self._refined(problem, state, state.public["theta"], torch.arange(problem.clients))
 
     def shared(self, state: State) -> Tensor | None:
         """Return None: there is no model of all."""
@@ -359,10 +401,12 @@ class PeerToPeer(LinearAlgorithm):
 
     # Inside
 
-    def _refined(self, problem: Problem, theta: Tensor, clients: Tensor) -> Tensor:
-        """Return the models (R, k, D) of ``clients`` after their own last step."""
+    def _refined(self, problem: Problem, state: State, theta: Tensor, clients: Tensor) -> Tensor:
+        """Return the models (R, k, D) of ``clients`` after their own last step; ``theta`` before it."""
         if self.refine is None:
             return theta
+        if self.refine_from == "neighbours":
+            theta = self._around(problem, state, theta, clients)
         data, refined = self.data(problem), theta.clone()
         for place, agent in enumerate(clients.tolist()):
             x, y = data.x[agent], data.y[agent]
@@ -370,6 +414,15 @@ class PeerToPeer(LinearAlgorithm):
                 pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
                 refined[:, place] += fit_own(self.linear_loss, x, y, theta[:, place], pull, "frobenius")
         return refined
+
+    def _around(self, problem: Problem, state: State, theta: Tensor, clients: Tensor) -> Tensor:
+        """Return the means (R, k, D) of the models of the neighbours of ``clients``; ``theta`` of those without any."""
+        network, agents, all_models = self.network(problem), clients.numpy(), state.public["theta"].numpy()
+        counted = state.public["counted"].numpy() if "counted" in state.public else None
+        where = np.repeat(np.arange(len(theta)), len(agents))
+        means = network.means(all_models, where, np.tile(agents, len(theta)), counted)
+        alone = torch.from_numpy(network.graph.degrees[agents] == 0)
+        return torch.where(alone[:, None], theta, torch.from_numpy(means).reshape(theta.shape))
 
     def _work(self, problem: Problem) -> GraphData:
         return prepared(problem, self, lambda: self._built(problem))
@@ -382,13 +435,21 @@ class PeerToPeer(LinearAlgorithm):
         smooth = self.smoothness
         if smooth is None:
             smooth = self.linear_loss.smoothness(self.largest_row(problem))
-        network = Network(graph, counts, max(1, int(counts.max())), self.mu, lam, smooth, self.idle_confidence)
+        network = Network(
+            graph,
+            counts,
+            most=max(1, int(counts.max())),
+            mu=self.mu,
+            lam=lam,
+            smoothness=smooth,
+            idle=self.idle_confidence,
+            power=self.confidence_power,
+        )
         linear = self.loss != "model"
         records = LinearRecords(self.data(problem), self.linear_loss) if linear else ModelRecords(problem)
         presence = None if self.absences is None else Availability(self.absences, ids)
-        return GraphData(
-            network, records, presence, arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
-        )
+        arrivals, forgets = arrival_steps(self.arrivals, ids, counts), self.departed == "forget"
+        return GraphData(network, records, presence, arrivals, forgets, self.releases is not None)
 
     def _check_start(self, *, noised: bool) -> None:
         if noised and self.start == "local" and self.guarantee == "sound":

@@ -31,6 +31,7 @@ class Network:
         lam: lambda of every agent, or None for 1 / m_i (1 for an agent without data).
         smoothness: Lipschitz constant of the gradient of one record's loss, of the domain.
         idle: confidence of an agent without data.
+        power: k of c_i = (m_i / max_j m_j)^k.
     """
 
     graph: Graph
@@ -40,10 +41,11 @@ class Network:
     lam: float | None
     smoothness: float
     idle: float
+    power: float = 1.0
 
     def confidence(self, counts: Ints) -> Array:
-        """Return c_i = m_i / max_j m_j, and a small constant for agents without data."""
-        return np.where(counts > 0, counts / self.most, self.idle)
+        """Return c_i = (m_i / max_j m_j)^power, and a small constant for agents without data."""
+        return np.where(counts > 0, (counts / self.most) ** self.power, self.idle)
 
     def ridge(self, counts: Ints) -> Array:
         """Return lambda_i."""

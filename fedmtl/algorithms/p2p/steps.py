@@ -32,6 +32,7 @@ class GraphData:
         presence: when agents are away, or None.
         arrivals: int64 (m_i,) of each agent, the event from which each record is there; None: all from the start.
         forgets: whether the models of agents that have left no longer count.
+        remembers: whether agents go on from what they have released when they release no more.
     """
 
     network: Network
@@ -39,6 +40,7 @@ class GraphData:
     presence: Availability | None
     arrivals: tuple[Ints, ...] | None
     forgets: bool
+    remembers: bool = False
 
     @cached_property
     def coefficients(self) -> tuple[Array, Array, Array]:
@@ -71,9 +73,12 @@ class GraphData:
     def public_state(self, start: Tensor) -> dict[str, Tensor]:
         """Return the state of models ``start`` (R, n, D): themselves, the vectors sent (R,), and where agents come and
         go ``counted`` and ``known`` bool (R, n), whose model counts and who has ever been there, and ``left`` int64
-        (R,), the departures so far."""
+        (R,), the departures so far; where releases are remembered ``slope`` (R, n, D), the mean of g - h Theta_i over
+        an agent's releases g, h being the smoothness, and ``told`` int64 (R, n), how many they are."""
         count = torch.zeros(len(start), dtype=torch.int64)
         public = {"theta": start, "sent": count}
+        if self.remembers:
+            public |= {"slope": torch.zeros_like(start), "told": torch.zeros(start.shape[:2], dtype=torch.int64)}
         if self.presence is not None:
             there = torch.from_numpy(self.presence.joined).repeat(len(start), 1)
             public |= {"counted": there, "known": there.clone(), "left": count.clone()}
@@ -102,7 +107,9 @@ class GraphState:
         self.work, self.network = work, work.network
         self.theta, self.sent = public["theta"].numpy(), public["sent"].numpy()
         self.single = len(self.theta) == 1
-        self.counted = self.known = self.left = None
+        self.counted = self.known = self.left = self.slope = self.told = None
+        if work.remembers:
+            self.slope, self.told = public["slope"].numpy(), public["told"].numpy()
         if work.presence is not None:
             self.counted, self.known = public["counted"].numpy(), public["known"].numpy()
             self.left = public["left"].numpy()
@@ -112,15 +119,18 @@ class GraphState:
     def run(self, block: Block, channel: Channel) -> None:
         """Compute all of the block's activations, in order; ``channel`` has begun the block."""
         clients, times = block.client.numpy().T, block.time.numpy().T  # (S, R)
+        answered = channel.answering(len(block))
         if self.single and self.fixed:
-            for agent, answer in zip(clients[:, 0].tolist(), channel.answers(self.message), strict=True):
+            active = zip(clients[:, 0].tolist(), answered[:, 0].tolist(), channel.answers(self.message), strict=True)
+            for agent, released, answer in active:
                 if agent >= 0:
-                    self.update_one(agent, answer[0])
+                    self.update_one(agent, answer[0], released)
             return
         for start, stop in pairwise(self.work.cuts(block)):
             part, first = clients[start:stop], block.first + start
             self.arrive(part, times[start:stop])
-            self.update(part, channel.release_gradients(self.message, stop - start), first)
+            answers = channel.release_gradients(self.message, stop - start)
+            self.update(part, answers, first, answered[start:stop])
 
     def arrive(self, part: Ints, times: Array) -> None:
         """Note departures up to now, and start those who act for the first time from their neighbours' mean.
@@ -150,8 +160,11 @@ class GraphState:
         models: Array = self.theta[:, agent] if self.single else self.theta[where, agent]
         return models
 
-    def update_one(self, agent: int, answer: Array) -> None:
+    def update_one(self, agent: int, answer: Array, answered: bool = True) -> None:
         """Compute one activation of a single run on a graph that does not change."""
+        if self.slope is not None:
+            one = np.zeros(1, dtype=np.int64)
+            answer = self.remembered(one + agent, one, answer[None], np.array([answered]))[0]
         keep, share, push = self.work.coefficients
         mean = self.network.mean_of(self.theta[0], agent)
         row = self.theta[0, agent]
@@ -161,18 +174,36 @@ class GraphState:
         row -= push[agent] * answer
         self.sent[0] += self.network.graph.degrees[agent]
 
-    def update(self, part: Ints, answers: Array, first: int) -> None:
+    def update(self, part: Ints, answers: Array, first: int, answered: NDArray[np.bool_]) -> None:
         """Apply equation (6) for agents ``part`` (S, R), from what they release, (S, R, D); ``first`` is the
-        activation."""
+        activation, ``answered`` (S, R) which of them release something."""
         which, where = np.nonzero(part >= 0)
         agents = part[which, where]
+        steps = self.remembered(agents, where, answers[which, where], answered[which, where])
         means = self.network.means(self.theta, where, agents, self.counted)
         keep, share, push = self.work.factors(agents, first + which)
-        self.theta[where, agents] = keep * self.theta[where, agents] + share * means - push * answers[which, where]
+        self.theta[where, agents] = keep * self.theta[where, agents] + share * means - push * steps
         np.add.at(self.sent, where, self._neighbours(agents, where))
         if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True
             self.known[where, agents] = True
+
+    def remembered(self, agents: Ints, where: Ints, answers: Array, answered: NDArray[np.bool_]) -> Array:
+        """Return the data gradients (k, D) that ``agents`` (k,) step along in repetitions ``where`` (k,).
+
+        It is the released one, ``answers`` (k, D), of those who ``answered`` (k,). The others, whose budget is spent,
+        take the mean of what they have released to their present model by the public curvature h: of releases g_1,
+        ..., g_K at Theta_i(1), ..., Theta_i(K) it is (1/K) sum_k (g_k + h (Theta_i - Theta_i(k))). This is
+        post-processing and reads no record.
+        """
+        if self.slope is None or self.told is None:
+            return answers
+        bend = self.network.smoothness * self.theta[where, agents]
+        mean, told = self.slope[where, agents], self.told[where, agents] + answered
+        mean += np.where(answered, 1.0 / np.maximum(told, 1), 0.0)[:, None] * (answers - bend - mean)
+        self.slope[where, agents], self.told[where, agents] = mean, told
+        from_releases = np.where(told[:, None] > 0, mean + bend, 0.0)
+        return np.where(answered[:, None], answers, from_releases)
 
     def _neighbours(self, agents: Ints, where: Ints) -> Ints:
         """Return (k,): how many neighbours a broadcast reaches."""

@@ -20,7 +20,7 @@ from ...errors import BudgetExhausted, PrivacyError
 from ..accounting.composition import epsilon
 from ..channel import FIRST, GRADIENT, Channel
 from ..settings import RecordPrivacy
-from ..sums import ClientVectors
+from ..sums import ClientVectors, RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .play import local_of, rounds, silence, turns, zero_factors, zero_gradients
 from .setup import ACTIVATIONS, CLIENTS, Claim, Claims, Setup
@@ -177,10 +177,17 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
 def _blocks(setup: Setup, channel: Channel, seed: int) -> Iterator[tuple[int, Tensor, list[list[int]]]]:
     """Yield the first step, what begins, and the accounts that each step is charged to: -1 is that of all clients."""
     if setup.one_at_a_time:
+        left = channel.caps if setup.records.at_cap == "silent" else np.full(len(setup.sizes), setup.steps)
+        left = left.copy()
         for first, clients in setup.clocks.blocks(channel, seed):
             who = clients[0].numpy()
             present = setup.present(np.maximum(who, 0), first + np.arange(len(who)))
-            yield first, clients, [[k] if k >= 0 and n else [] for k, n in zip(who.tolist(), present, strict=True)]
+            charged: list[list[int]] = []
+            for k, n in zip(who.tolist(), present.tolist(), strict=True):
+                acts = k >= 0 and n > 0 and left[k] > 0
+                left[k] -= acts
+                charged.append([k] if acts else [])
+            yield first, clients, charged
         return
     for step in range(setup.steps):
         try:
@@ -194,7 +201,8 @@ def _blocks(setup: Setup, channel: Channel, seed: int) -> Iterator[tuple[int, Te
 def _released_for_nothing(
     setup: Setup, channel: Channel, members: Tensor, first: int, who: list[list[int]]
 ) -> list[str]:
-    """Release a block in which clients contribute nothing; those without records must not release at all."""
+    """Release a block in which clients contribute nothing; those without records, or at their caps, must not release at
+    all."""
     if setup.gradients is None:
         for plan in channel.plans:
             channel.release(plan.name, *silence(setup)(first, plan.name, members))
@@ -202,7 +210,7 @@ def _released_for_nothing(
         return []
     silent = np.array([not one for one in who])
     loud = bool(_released(channel, setup, len(who))[silent].any())
-    return [f"a client without records released in the block of activation {first}"] if loud else []
+    return [f"a client without records, or at its cap, released in the block of activation {first}"] if loud else []
 
 
 def charged_steps(path: Path) -> dict[int, list[int]]:
@@ -331,7 +339,7 @@ def _steps_again(setup: Setup, channel: Channel, clients: Tensor) -> int:
 
 def _cap_of_activations(setup: Setup, seed: int) -> Finding:
     """Check that every client acts up to its cap; one activation more is refused, with nothing charged and no data
-    read."""
+    read; or, where clients at their caps are silent, is free and releases nothing."""
     wrong, asked = [], []
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         for k in range(min(CLIENTS, len(setup.sizes))):
@@ -343,15 +351,42 @@ def _cap_of_activations(setup: Setup, seed: int) -> Finding:
             try:
                 if there and 0 < cap * setup.records.dimension <= 1 << 22:
                     asked.append(k)
-                    wrong += _past(setup, channel, path, k, cap)
+                    past = _silent_past if setup.records.at_cap == "silent" else _past
+                    wrong += past(setup, channel, path, k, cap)
             finally:
                 channel.close()
     check = "charges: cap on uses"
     if not asked:
         return skipped(check, "the caps are 0, too many activations to make, or no records at first")
     return exact(
-        check, len(wrong), "; ".join(wrong[:3]) or f"activations past the cap of {len(asked)} clients are refused"
+        check,
+        len(wrong),
+        "; ".join(wrong[:3]) or f"activations past the cap of {len(asked)} clients are refused, or silent and free",
     )
+
+
+def _silent_past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[str]:
+    """Make two activations more than the cap, one in the block of the others and one after them: both read no record,
+    release zero and are charged to nobody."""
+    name, asked = f"client {setup.records.ids[k]!r}", 0
+
+    def gradients(client: int, which: np.ndarray, where: np.ndarray) -> Tensor:
+        nonlocal asked
+        asked += len(which)
+        return torch.ones(len(which), int(setup.sizes[client]), setup.records.dimension, dtype=torch.float64)
+
+    values = []
+    for first, count in ((0, cap + 1), (cap + 1, 1)):
+        if not _begins(channel, first, torch.full((1, count), k)):
+            return [f"{name} may not go on past its cap of {cap}, and is said to be silent there"]
+        values += [channel.release(GRADIENT, RecordGradients(gradients)) for _ in range(count)]
+    wrong = []
+    if asked != cap or bool(torch.cat(values[cap:]).any()):
+        wrong.append(f"{name} released something past its cap of {cap}")
+    made = [clients for clients in charged_steps(path).values() if clients]
+    if made != [[k]] * cap or int(channel.account.uses[0, k]) != cap:
+        wrong.append(f"{name} was charged {len(made)} times, its cap is {cap}")
+    return wrong
 
 
 def _past(setup: Setup, channel: Channel, path: Path, k: int, cap: int) -> list[str]:

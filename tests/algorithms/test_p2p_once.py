@@ -1,0 +1,275 @@
+"""A few releases of each agent, and free averaging after them: the fixed point, what is charged, what is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event, pld
+from scipy import optimize
+
+from fedmtl import Callback, PeerToPeer, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl.data import FederatedDataset
+from fedmtl.data.examples import Examples
+from fedmtl.errors import ConfigError
+from fedmtl.graphs import Graph, Ring
+from fedmtl.schedules import Dropouts
+
+from ..trainer.settings import quick_figures
+from .harness import blocks_of, open_activations
+from .harness import run_activations as run
+from .p2p_harness import COUNTS, D, agents, arrays, mean_gradient, random_graph, schedule
+
+N = len(COUNTS)
+CLIP_ONLY = RecordPrivacy(clip_norm=0.4, epsilon=math.inf)
+GAUSSIAN = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=1e-5, mechanism="gaussian")
+
+
+def slow(data, weights, loss, clients, *, releases, mu, lam, smooth, power, given=None):
+    """One replicate, event by event, from the definition: the first releases of an agent are gradients (those
+    ``given``, by event and agent, or exact ones), afterwards it steps along the mean of their linear models."""
+    theta, told = np.zeros((N, D)), [[] for _ in range(N)]
+    for k, i in enumerate(clients.tolist()):
+        if i < 0:
+            continue
+        x, y = data[i]
+        pull = mu * (len(y) / max(COUNTS)) ** power
+        ridge = 1 / len(y) if lam == "inverse" else lam
+        alpha = 1 / (1 + pull * (smooth + 2 * ridge))
+        if len(told[i]) < releases:
+            step = mean_gradient(loss, x, y, theta[i], 0.4) if given is None else given[k, i]
+            told[i].append((theta[i].copy(), step))
+        else:
+            step = np.mean([g + smooth * (theta[i] - at) for at, g in told[i]], axis=0)
+        around = weights[i] @ theta / weights[i].sum()
+        theta[i] = (1 - alpha) * theta[i] + alpha * (around - pull * (step + 2 * ridge * theta[i]))
+    return theta
+
+
+@pytest.mark.parametrize("replicates", [1, 3])
+@pytest.mark.parametrize(("loss", "releases", "lam"), [("logistic", 1, "inverse"), ("squared", 3, 0.05)])
+def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str, replicates: int) -> None:
+    problem, graph, clients = agents(loss), random_graph(N), schedule(replicates, 70, 1)
+    settings = {"mu": 0.7, "lam": lam, "releases": releases, "confidence_power": 2.0, "smoothness": 0.9}
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, loss=loss, **settings)
+    about = {"releases": releases, "mu": 0.7, "lam": lam, "smooth": 0.9, "power": 2.0}
+    for privacy in (CLIP_ONLY, GAUSSIAN):
+        whole, channel = run(algorithm, problem, clients, privacy)
+        assert (channel.account.uses <= releases).all()
+        for r in range(replicates):
+            given = None
+            if privacy is GAUSSIAN:  # noise and all, as it was released
+                given = {(k, int(clients[r, k])): value[r].numpy() for k, _, value in channel.record}
+            expected = slow(arrays(problem), graph.weights.toarray(), loss, clients[r], given=given, **about)
+            np.testing.assert_allclose(whole.public["theta"][r].numpy(), expected, rtol=1e-9, atol=1e-12)
+        for pieces in (1, 7):
+            cut, _ = run(algorithm, problem, clients, privacy, pieces=pieces)
+            for name, value in whole.public.items():
+                torch.testing.assert_close(cut.public[name], value, rtol=1e-10, atol=1e-12)
+
+
+def sweeps(count: int, seed: int = 0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.concatenate([rng.permutation(N) for _ in range(count)])[None])
+
+
+def without_records(problem, agent: int):
+    """The same, where an agent has no training records."""
+    train = problem.data.train
+    low, high = train.offsets[agent : agent + 2].tolist()
+    offsets = torch.cat([train.offsets[: agent + 1], train.offsets[agent + 1 :] - (high - low)])
+    x, y = (torch.cat([part[:low], part[high:]]) for part in (train.x, train.y))
+    return replace(problem, data=replace(problem.data, train=Examples(x, y, offsets), idle=True))
+
+
+@pytest.mark.parametrize("empty", [None, 2])
+@pytest.mark.parametrize("privacy", [CLIP_ONLY, GAUSSIAN])
+def test_one_release_and_many_steps_reach_the_solution_of_the_linear_system(privacy, empty: int | None) -> None:
+    """From the released gradients alone, however the agents wake."""
+    problem, graph, start = agents(), random_graph(N), (0.3, -0.2, 0.1, 0.0)
+    problem = problem if empty is None else without_records(problem, empty)
+    algorithm = PeerToPeer(
+        row_norm=1.0, graph=graph, mu=0.8, lam=0.05, releases=1, confidence_power=1.5, smoothness=0.6, start=start
+    )
+    told = None
+    for seed in (0, 1):
+        state, channel = run(algorithm, problem, sweeps(400, seed), privacy)
+        first = {int(agent): value[0].numpy() for agent, (_, _, value) in zip(sweeps(400, seed)[0], channel.record[:N])}
+        gradient = np.stack([first[i] for i in range(N)])
+        told = gradient if told is None else told
+        np.testing.assert_allclose(gradient, told, rtol=1e-12, atol=1e-15)  # noise is by agent and use, and so the same
+        m, weights = problem.data.train.counts.numpy(), graph.weights.toarray()
+        degree, data = weights.sum(1), m > 0
+        pull = 0.8 * np.where(data, (m / m.max()) ** 1.5, 1e-3)
+        curvature = np.where(data, 0.6, 0.0)
+        matrix = np.diag(degree * (1 + pull * (curvature + 2 * 0.05))) - weights
+        right = (degree * pull)[:, None] * (curvature[:, None] * np.array(start) - gradient)
+        exact = np.linalg.solve(matrix, right)
+        np.testing.assert_allclose(state.public["theta"][0].numpy(), exact, rtol=1e-9, atol=1e-10)
+        if privacy is CLIP_ONLY:
+            for i, (x, y) in enumerate(arrays(problem)):
+                np.testing.assert_allclose(gradient[i], mean_gradient("logistic", x, y, np.array(start), 0.4), 1e-9)
+    assert empty is None or not gradient[empty].any()
+
+
+def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> None:
+    problem, clients = agents(), sweeps(12)
+    for releases in (1, 4):
+        algorithm = PeerToPeer(row_norm=1.0, graph=Ring(), releases=releases)
+        _, channel = run(algorithm, problem, clients, GAUSSIAN, pieces=5)
+        assert channel.account.uses.tolist() == [[releases] * N]
+        assert channel.account.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
+        z = channel.channel.noise_multipliers[0]
+        accountant = pld.PLDAccountant()
+        accountant.compose(dp_event.GaussianDpEvent(float(z)), releases)
+        assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=2e-3)
+        values = torch.stack([value for *_, value in channel.record])
+        assert values[: releases * N].ne(0).all()
+        assert not values[releases * N :].any()
+
+
+def test_as_many_releases_as_wakeups_are_the_published_run() -> None:
+    problem, graph, clients = agents(), random_graph(N), sweeps(6)
+    plain, one = run(PeerToPeer(row_norm=1.0, graph=graph), problem, clients, GAUSSIAN)
+    for releases in (6, 50):
+        same, two = run(PeerToPeer(row_norm=1.0, graph=graph, releases=releases), problem, clients, GAUSSIAN)
+        assert torch.equal(same.public["theta"], plain.public["theta"])
+        assert two.account.uses.tolist() == one.account.uses.tolist()
+
+
+@pytest.mark.parametrize("absences", [None, Dropouts(intervals={"a3": [(30.0, 45.0)]})])
+def test_after_the_last_release_the_run_is_the_same_on_any_data(absences, monkeypatch) -> None:
+    """All that is public from then on, bit for bit; and no record is asked for."""
+    graph, clients = random_graph(N), sweeps(10)
+    if absences is not None:
+        clients[0, 30:45][clients[0, 30:45] == 3] = -1
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, releases=2, absences=absences)
+    ends = []
+    for later in (agents(), agents(seed=1), agents(seed=2)):
+        problem = agents()
+        channel, state = open_activations(algorithm, problem, clients, GAUSSIAN), algorithm.init(problem)
+        for block in blocks_of(clients, 2 * N):
+            if block.first:  # from now on other records
+                problem = later
+                monkeypatch.setattr(type(algorithm._work(agents()).records), "gradients_at", refuse)
+            channel.begin(block.first, block.client)
+            state = algorithm.step(problem, state, block, channel.channel)
+        monkeypatch.undo()
+        ends.append(state.public)
+    assert not torch.equal(agents().data.train.x, agents(seed=1).data.train.x)
+    for other in ends[1:]:
+        assert all(torch.equal(other[name], value) for name, value in ends[0].items())
+
+
+def refuse(self, points):
+    """Gradients that nobody may ask for."""
+
+    def asked(*of):
+        raise AssertionError("a record was asked for")
+
+    from fedmtl.privacy import ScaledRows
+
+    return ScaledRows(asked)
+
+
+def trainer(**settings) -> Trainer:
+    """Six clients of eight records on a ring; three releases at most, nine wake-ups."""
+    rng = np.random.default_rng(0)
+    clients = {f"c{k}": (rng.normal(size=(8, 3)), rng.integers(0, 2, 8)) for k in range(6)}
+    given = {
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), releases=3),
+        "data": FederatedDataset.from_tensors(clients, test=clients, classes=2),
+        "model": models.linear_regression(bias=False),
+        "schedule": PoissonClocks(per_client=9),
+        "privacy": RecordPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-4),
+    }
+    return Trainer(**(given | settings), rounds=1000, device="cpu", progress=False, dtype="float64")
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("at", [3, 18, 40])
+def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path, monkeypatch) -> None:
+    class Dies(Callback):
+        def on_event(self, event, state) -> None:
+            if event.step >= at:
+                raise Stop
+
+    quick_figures(monkeypatch)
+    times = {"eval_every": 100, "checkpoint_every": 2}
+    whole = trainer(folder=tmp_path / "whole", **times).fit()
+    with pytest.raises(Stop):
+        trainer(folder=tmp_path / "run", callbacks=(Dies(),), **times).fit()
+    again = trainer(folder=tmp_path / "run", **times).fit(resume=True)
+    assert torch.equal(again.personal, whole.personal)
+    assert again.privacy.releases == whole.privacy.releases == 18
+    assert again.epsilon == whole.epsilon == pytest.approx(2.0, rel=1e-3)
+
+
+def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> None:
+    """With a fixed noise multiplier: the run is that of as many releases as the budget allows."""
+    fixed = RecordPrivacy(clip_norm=0.5, epsilon=2.0, noise_multiplier=4.0, delta=1e-4, mechanism="gaussian")
+    published = PeerToPeer(row_norm=1.0, graph=Ring())
+    found = trainer(algorithm=published, privacy=fixed).fit()
+    assert found.stopped == "rounds"
+    accountant, fits = pld.PLDAccountant(), 0
+    while accountant.compose(dp_event.GaussianDpEvent(4.0)).get_epsilon(1e-4) <= 2.0:
+        fits += 1
+    assert 1 < fits < 9
+    assert found.privacy.releases == 6 * fits
+    assert found.epsilon <= 2.0
+    same = trainer(algorithm=replace(published, releases=fits), privacy=replace(fixed, epsilon=None)).fit()
+    assert torch.equal(found.personal, same.personal)
+
+
+def test_the_last_step_around_the_neighbours_minimizes_the_agents_block_of_the_objective() -> None:
+    """v minimizes sum_j l(v; x_j, y_j) + a ||v - mean||^2; with a = m_i / (2 mu c_i) it is Q's minimum in that block."""
+    problem, graph = agents(counts=(7, 12, 3, 9, 5, 8)), random_graph(N)
+    weights = graph.weights.toarray()
+    algorithm = PeerToPeer(row_norm=1.0, graph=graph, refine=0.7, refine_from="neighbours")
+    state = algorithm.init(problem, 2)
+    state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
+    found = algorithm.models(problem, state).numpy()
+    for r in range(2):
+        theta = state.public["theta"][r].numpy()
+        for i, (x, y) in enumerate(arrays(problem)):
+            mean = weights[i] @ theta / weights[i].sum()
+            value = lambda v, x=x, y=y, mean=mean: np.logaddexp(0, -y * (x @ v)).sum() + 0.7 * ((v - mean) ** 2).sum()  # noqa: E731
+            best = optimize.minimize(value, mean, options={"gtol": 1e-9}).x
+            np.testing.assert_allclose(found[r, i], best, atol=2e-6)
+    some = torch.tensor([4, 1])
+    torch.testing.assert_close(algorithm.personalize(problem, state, some).double(), torch.from_numpy(found[0])[some])
+
+
+def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() -> None:
+    weights = random_graph(N).weights.toarray()
+    weights[2], weights[:, 2] = 0.0, 0.0
+    weights[0, 1] = weights[1, 0] = 1.0
+    graph, problem = Graph(weights, tuple(f"a{k}" for k in range(N)), isolated=True), agents()
+    own, around = (
+        PeerToPeer(row_norm=1.0, graph=graph, refine=0.7, refine_from=where) for where in ("own", "neighbours")
+    )
+    state = own.init(problem)
+    state.public["theta"].normal_(generator=torch.Generator().manual_seed(1))
+    one, two = (algorithm.models(problem, state)[0] for algorithm in (own, around))
+    assert torch.equal(one[2], two[2])
+    assert not torch.isclose(one[[0, 1, 3, 4, 5]], two[[0, 1, 3, 4, 5]]).all(1).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"releases": 0}, "releases"),
+        ({"confidence_power": -1.0}, "confidence_power is -1.0; it must be a finite number of at least 0"),
+        ({"confidence_power": math.inf}, "confidence_power is inf"),
+        ({"refine_from": "others"}, "refine_from is 'others'; accepted: 'own', 'neighbours'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PeerToPeer(row_norm=1.0, graph=Ring(), **settings)
