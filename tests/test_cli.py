@@ -275,7 +275,8 @@ def test_graphs_by_name(tmp_path: Path) -> None:
         (("data=movielens", "data.root=x", "algorithm/graph=ratings"), RatingsGraph("x")),
     ):
         made = objects("algorithm=p2p", *overrides)["algorithm"]
-        assert made == fedmtl.PeerToPeer(graph=graph, mu=0.1, row_norm="auto")
+        once = {"releases": 1, "confidence_power": 2.0, "refine": 3.0, "refine_from": "neighbours"}
+        assert made == fedmtl.PeerToPeer(graph=graph, mu=15.0, smoothness=0.02, row_norm="auto", **once)
 
 
 def test_the_femnist_experiment_is_the_papers_network() -> None:

@@ -285,8 +285,13 @@ def _schedule(channel: Channel) -> str:
         if noised and any(release.bands is not None for release in channel.releases.values()):
             text += f"; {channel.sampler.separation} rounds from one to the next at least, which correlated noise needs"
         return text
+    plan = channel.gradients
     text = f"{channel.schedule}; every activation is charged to the client that acts"
-    first = None if channel.gradients is None else channel.gradients.first
+    if plan is not None and plan.at_cap == "silent":
+        low, high = int(channel.caps.min()), int(channel.caps.max())
+        most = f"{high}" if low == high else f"{low} to {high}"
+        text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
+    first = None if plan is None else plan.first
     if first is not None:
         text += f", and a first release to every client with data, with {first.share:g} of its weights"
     if channel.terms is not None and channel.terms.weighted:

@@ -24,6 +24,10 @@ FILE = Path(__file__).parent / "transcripts.json"
 _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
+_PUBLISHED_P2P = (
+    f"algorithm=p2p {_AGENTS} algorithm.releases=null algorithm.confidence_power=1 algorithm.smoothness=null "
+    "algorithm.mu=0.1 algorithm.refine_from=own schedule.per_client=10"
+)
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
     "pmtl, running mean, fixed cohorts": f"algorithm=pmtl {_DIGITS} algorithm.delta=local schedule=fixed",
@@ -66,12 +70,13 @@ RUNS = {
         "algorithm.domain={_target_:fedmtl.DomainBound,x_l1:3.0,y:2.0} privacy.clip_norm=300 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),
-    "p2p": f"algorithm=p2p {_AGENTS} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
+    "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
     "p2p, warm start, Laplace, ring": (
-        f"algorithm=p2p algorithm/graph=ring {_AGENTS} rounds=60 algorithm.warm_start=0.2 privacy.mechanism=laplace "
-        "privacy.delta=0"
+        f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 algorithm.warm_start=0.2 algorithm.refine=null "
+        "privacy.mechanism=laplace privacy.delta=0"
     ),
-    "p2p, repetitions": f"algorithm=p2p {_AGENTS} rounds=40 replicates=3 epsilons=[1,10]",
+    "p2p, repetitions": f"{_PUBLISHED_P2P} algorithm.refine=null rounds=40 replicates=3 epsilons=[1,10]",
+    "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60",
     "mp_mtl, repetitions": f"algorithm=mp_mtl {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
