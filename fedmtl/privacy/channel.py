@@ -713,8 +713,8 @@ class Channel:
         last = len(window.clients) if self.source.name == "seeded" else self._end - window.first
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
         part = slice(start, min(last, start + width))
-        acting = (window.clients[part] >= 0).any(1)
-        noise = np.zeros((len(acting), self.replicates, self.sums.dimension))
+        acting: np.ndarray = (window.clients[part] >= 0).any(1)
+        noise = np.zeros((acting.size, self.replicates, self.sums.dimension))
         noise[acting] = self._units("noise/gradient", window.clients[part][acting], window.uses[part][acting])
         noise *= window.scales[part, :, None]
         window.noise, window.drawn = noise, start
