@@ -713,7 +713,7 @@ class Channel:
         last = len(window.clients) if self.source.name == "seeded" else self._end - window.first
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
         part = slice(start, min(last, start + width))
-        acting: np.ndarray = (window.clients[part] >= 0).any(1)
+        acting = np.any(window.clients[part] >= 0, axis=1)
         noise = np.zeros((acting.size, self.replicates, self.sums.dimension))
         noise[acting] = self._units("noise/gradient", window.clients[part][acting], window.uses[part][acting])
         noise *= window.scales[part, :, None]
