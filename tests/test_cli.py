@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,6 +28,7 @@ from fedmtl.cli.config import (
     resolve,
     settings,
 )
+from fedmtl.cli.main import _begin
 from fedmtl.cli.options import make_paths_absolute
 from fedmtl.errors import ConfigError, FedmtlError
 
@@ -360,6 +363,8 @@ def test_sweeps_are_expanded() -> None:
     assert len(found) == 8
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
+    twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"], multirun=True))
+    assert twice == [["seed=4", "rounds=1"], ["seed=4", "rounds=2"], ["seed=5", "rounds=1"], ["seed=5", "rounds=2"]]
 
 
 def test_nearest_names() -> None:
@@ -441,6 +446,49 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
     assert "epsilon" in done.stdout
 
 
+def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Summary and folder agree, and there is no picture of an epsilon that is infinite, or of nothing."""
+    tiny = [*TINY, "rounds=1", "eval_every=1", "finetune=none", "baselines=[]"]
+    stories = {
+        "privacy=none": ("not private, to be kept like private/", False),
+        "privacy.epsilon=inf": ("not private, to be kept like private/", False),
+        "algorithm=local": ("nothing is released", False),
+        "privacy.source=seeded": ("a simulation, not private; to publish, run with privacy.source=secure", True),
+        "privacy.source=secure": ("may be published, at epsilon = 4", True),
+    }
+    for word, (story, picture) in stories.items():
+        _begin(resolve(compose((*tiny, word))), tmp_path / word, "fedmtl", None)
+        out = capsys.readouterr().out
+        assert story in out
+        assert (tmp_path / word / "public/epsilon.png").exists() == picture == ("epsilon.png" in out)
+        if "not private" in story or not picture:
+            assert "may be published" not in out
+            assert "covered by the epsilon above" not in out
+
+
+def test_without_a_terminal_every_evaluation_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And metrics.csv grows while the run goes on."""
+    from fedmtl.trainer import loop
+
+    monkeypatch.setattr(loop, "_HISTORY_SECONDS", 0.0)
+    seen: list[int] = []
+    evaluate = loop.Loop.evaluate
+
+    def keep(self: Any, *args: Any) -> Any:
+        found = evaluate(self, *args)
+        seen.append(len((tmp_path / "run/private/metrics.csv").read_text().splitlines()) - 1)
+        return found
+
+    monkeypatch.setattr(loop.Loop, "evaluate", keep)
+    _begin(resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]"))), tmp_path / "run", "fedmtl", None)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in shown if "/4" in line] == ["fedavg 2/4", "fedavg 4/4"]
+    assert all("accuracy 0." in line and "epsilon" in line for line in shown if "/4" in line)
+    assert seen == [1, 2]
+
+
 def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = {
@@ -448,6 +496,9 @@ def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: 
         "algorithm": {"clusters": "groups.csv", "graph": {"path": "edges.csv"}},
     }
     make_paths_absolute(config)
+    moved = {"data": {"root": "faces"}, "algorithm": {}}
+    make_paths_absolute(moved, "/begun/here")
+    assert moved["data"]["root"] == "/begun/here/faces"
     assert config == {
         "data": {"root": f"{tmp_path}/faces", "images": f"{tmp_path}/there", "cache": None, "size": 84},
         "algorithm": {"clusters": f"{tmp_path}/groups.csv", "graph": {"path": f"{tmp_path}/edges.csv"}},
@@ -474,7 +525,9 @@ def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.Complet
     assert (here / "outputs" / "report" / "privacy_utility.png").stat().st_size > 5_000
 
 
-def test_a_sweep_runs_every_combination_and_reports_the_failed_one(tmp_path: Path) -> None:
+def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["-m", *TINY, "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
     done = command(*words, cwd=tmp_path)
     assert done.returncode == 2
@@ -484,6 +537,37 @@ def test_a_sweep_runs_every_combination_and_reports_the_failed_one(tmp_path: Pat
     results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
     found = [json.loads(file.read_text())["algorithm"] for file in results]
     assert found == ["pmtl", "local"]
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:-2]] == [
+        "[1/4] schedule.cohort=6 algorithm=pmtl",
+        "[2/4] schedule.cohort=6 algorithm=local",
+    ]
+    assert "error: [3/4] schedule.cohort=31 algorithm=pmtl: schedule.cohort is 31" in done.stderr
+
+    # the last job was interrupted before it began, the second while it trained
+    (sweep,) = tmp_path.glob("multirun/*/*")
+    shutil.rmtree(sweep / "3")
+    for name in ("private/result.json", "private/checkpoint.safetensors"):
+        (sweep / "1" / name).unlink()
+    before = {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert cli.main(["report", str(sweep)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"fedmtl: left out, unfinished: {sweep}/1 (fedmtl resume {sweep}/1)",
+        f"fedmtl: left out, failed: {sweep}/2: schedule.cohort is 31, but there are only 30 clients; it must be at "
+        "most the population.",
+    ]
+    assert cli.main(["resume", str(sweep)]) == 2
+    again = capsys.readouterr()
+    assert f"[1/4] schedule.cohort=6 algorithm=pmtl: finished before, {sweep}/0" in again.out
+    assert "[2/4] schedule.cohort=6 algorithm=local: accuracy " in again.out
+    assert again.err.count("fedmtl: error: ") == 2
+    assert before == {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
+    assert json.loads((sweep / "1/private/result.json").read_text())["algorithm"] == "local"
+    assert (sweep / "3/private/error.txt").read_text().startswith("schedule.cohort is 31")
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ def test_the_algorithm_of_the_text_is_ditto(mine, privacy):
         command = [sys.executable, "-m", "fedmtl", "--config-dir", "mine", *run]
         done = subprocess.run(command, env=environment, cwd=mine, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        covered = "not private, see above" if privacy == "none" else "covered by the epsilon above"
-        assert f"public/   {covered}: privacy.json" in done.stdout
+        assert "public/   privacy.json, " in done.stdout
+        assert ("a simulation, not private; to publish" in done.stdout) == (privacy != "none")
+        assert ("not private, to be kept like private/" in done.stdout) == (privacy == "none")
     for file in ("public/model.safetensors", "private/models.safetensors"):
         own, known = (load_file(mine / f"{privacy}_{name}" / file) for name in ("my_ditto", "ditto"))
         assert own.keys() == known.keys()

@@ -12,6 +12,7 @@ import difflib
 import itertools
 import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -71,12 +72,15 @@ def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | Non
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
-    """Return one list of overrides for each run of a sweep; the only one when nothing is swept."""
+    """Return one list of overrides for each run of a sweep, in Hydra's order; the only one when nothing is swept.
+
+    Of a key that is given twice the last value counts, in the place of the first.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
-    axes: list[list[str]] = []
+    axes: dict[str, list[str]] = {}
     for text in overrides:
         try:
             override = parser.parse_override(text)
@@ -89,10 +93,10 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
             if not override.is_discrete_sweep():
                 raise ConfigError(f"{text} is no list of values; write KEY=A,B,C or KEY=range(1,4).")
             key = override.get_key_element()
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            axes.append([text])
-    return (list(combination) for combination in itertools.product(*axes))
+            axes[override.get_key_element()] = [text]
+    return (list(combination) for combination in itertools.product(*axes.values()))
 
 
 @lru_cache(maxsize=64)
@@ -255,10 +259,22 @@ def build(config: Config, folder: Path) -> Trainer:
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
 
+class _Printed(logging.StreamHandler[Any]):
+    """Writes to what standard error is at the time, as a progress bar takes its place."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        pass
+
+
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
     """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
-    log, handler = logging.getLogger("fedmtl"), logging.StreamHandler()
+    log, handler = logging.getLogger("fedmtl"), _Printed()
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
     before = log.level, log.propagate

@@ -93,5 +93,7 @@ def report(words: list[str]) -> int:
     files = make_report(options.folders, options.out)
     for folder in files.unfinished:
         say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
+    for folder, why in files.failed.items():
+        say(f"left out, failed: {folder}: {why}")
     print("\n".join(str(file) for file in (files.table, files.markdown, files.figure) if file is not None))
     return 0

@@ -10,8 +10,10 @@ import difflib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +21,11 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
-from .config import ByKey, build, check, choices, config_folder, resolve
+from .config import ByKey, Config, build, check, choices, config_folder, resolve
 from .inspect import audit, profile, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, write_config
 from .search import resume_search, search
+from .sweep import STORED, Job, jobs, left, marked
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -35,7 +38,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl -m [KEY=A,B,C ...]         train every combination
        fedmtl report FOLDER...           one table and one privacy-utility plot of many runs
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
-       fedmtl resume FOLDER              continue an interrupted run or search
+       fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
        fedmtl verify FOLDER              what the files of a finished run confirm
@@ -100,6 +103,8 @@ def _dispatch(words: list[str], debug: bool) -> int:
             raise ConfigError(
                 f"unknown command {words[0]!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE."
             )
+        if words[0] == "resume":
+            return _resume(words[1:], debug)
         return _COMMANDS[words[0]](words[1:])
     return _train(words, debug)
 
@@ -125,10 +130,16 @@ def _train(words: list[str], debug: bool) -> int:
         _hydra(words, lambda config: None)
         return 0
     codes = [0]
+    sweep = jobs(options.overrides, Path()) if options.multirun else []
 
     def task(config: Any) -> None:
-        with _errors_in_one_line(debug, codes):
-            _run(config)
+        from hydra.core.hydra_config import HydraConfig
+
+        hydra = HydraConfig.get()
+        job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
+        command = " ".join(["fedmtl", *hydra.overrides.task])
+        with _errors_in_one_line(debug, codes, job):
+            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job)
 
     _hydra(words, task)
     if options.multirun:
@@ -147,28 +158,46 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
         sys.argv = before
 
 
-def _run(config: Any) -> None:
-    """Make one training run in the folder that Hydra made."""
-    from hydra.core.hydra_config import HydraConfig
+def _begin(config: Config, folder: Path, command: str, job: Job | None) -> None:
+    """Make a run of a resolved configuration.
 
+    Raises:
+        ResumeError: the folder has one already.
+    """
     from ..trainer.folder import RunFolder
 
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
     if RunFolder(folder).started:
         shown = _short(folder)
         raise ResumeError(f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder.")
-    resolved = resolve(config)
-    trainer = build(resolved, folder)
-    make_paths_absolute(resolved)
-    write_config(folder, " ".join(["fedmtl", *hydra.overrides.task]), resolved)
-    with ByKey(resolved):
-        _fit(trainer, folder, resume=False)
+    with marked(folder):
+        trainer = build(config, folder)
+        make_paths_absolute(config)
+        write_config(folder, command, config)
+        with ByKey(config):
+            _fit(trainer, folder, resume=False, job=job)
 
 
-def _resume(words: list[str]) -> int:
-    parser = command_parser("resume", "Continue an interrupted run from its last checkpoint.")
-    parser.add_argument("folder", type=Path, help="the run's folder, such as outputs/2025-01-31/12-00-00")
+def _resume_sweep(sweep: Path, debug: bool) -> int:
+    """Finish the jobs of a sweep: those that finished stay, others go on or begin, also those that failed."""
+    codes = [0]
+    for one in left(sweep):
+        if one.config is None:
+            print(f"{one.job}: finished before, {_short(one.folder)}", flush=True)
+            continue
+        with _errors_in_one_line(debug, codes, one.job):
+            if not one.begun:
+                _begin(one.config, one.folder, one.command, one.job)
+                continue
+            with marked(one.folder), ByKey(one.config):
+                _fit(build(one.config, one.folder), one.folder, resume=True, job=one.job)
+    print(f"\n{CHOICE_NOT_COVERED}")
+    return max(codes)
+
+
+def _resume(words: list[str], debug: bool = False) -> int:
+    description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
+    parser = command_parser("resume", description)
+    parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
     parser.add_argument(
         "--moved",
         action="store_true",
@@ -177,6 +206,10 @@ def _resume(words: list[str]) -> int:
     options = parser.parse_args(words)
     folder = options.folder
     stored = folder / "private" / "config.yaml"
+    if (folder / STORED).is_file() and not stored.is_file():
+        if options.moved:
+            raise ConfigError(f"--moved is said of one run: name one of the folders in {folder}.")
+        return _resume_sweep(folder, debug)
     if not stored.is_file():
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     from omegaconf import OmegaConf
@@ -190,7 +223,7 @@ def _resume(words: list[str]) -> int:
     stored_settings = {str(key): value for key, value in config.items()}
     if "search" in stored_settings:
         return resume_search(stored_settings, folder)
-    with ByKey(stored_settings):
+    with marked(folder), ByKey(stored_settings):
         _fit(build(stored_settings, folder), folder, resume=True)
     return 0
 
@@ -206,20 +239,28 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _fit(trainer: Trainer, folder: Path, *, resume: bool) -> None:
-    """Train and print the summary."""
+def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None) -> None:
+    """Train and print the summary; of the job of a sweep one line."""
     shown = _short(folder)
+    if job is not None:
+        trainer = replace(trainer, progress=trainer.progress and job.watched)
+        began = time.monotonic()
+        with resumable(_short(job.sweep), logging.WARNING):
+            result = trainer.fit(resume=resume)
+        print(job.line(result, began, shown), flush=True)
+        return
     with resumable(shown, logging.INFO):
         result = trainer.fit(resume=resume)
     print(f"{result.summary()}\n\nSaved in {shown}")
     several = result.replicates is not None
-    public = ["privacy.json", *["epsilon.png"] * (not several), *["model.safetensors"] * (result.shared is not None)]
+    plotted = not several and 0 < result.epsilon < float("inf")
+    public = ["privacy.json", *["epsilon.png"] * plotted, *["model.safetensors"] * (result.shared is not None)]
     public += [*["releases.safetensors"] * bool(result.released), "manifest.json"]
     private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
     if not several:
         private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
-    covered = "covered by the epsilon above" if result.epsilon < float("inf") else "not private, see above"
-    print(f"  public/   {covered}: {', '.join(public)}\n  private/  not covered: {private}")
+    print(f"  public/   {', '.join(public)}\n            {result.privacy.publication}")
+    print(f"  private/  {private}\n            covered by no epsilon")
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:
@@ -241,15 +282,17 @@ def _train_options(words: list[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator[list[int]]:
-    """Print an error as one line and append its exit code, unless ``debug`` asks for the traceback."""
+def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | None = None) -> Iterator[list[int]]:
+    """Print an error as one line, with the job of a sweep whose it is, and append its exit code, unless ``debug`` asks
+    for the traceback."""
     codes = [] if codes is None else codes
+    whose = "" if job is None else f"{job}: "
     try:
         yield codes
     except FedmtlError as error:
         if debug:
             raise
-        say(f"error: {' '.join(str(error).split())}")
+        say(f"error: {whose}{' '.join(str(error).split())}")
         codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
     except BrokenPipeError:  # the reader of the output has gone, as with "| head"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -257,7 +300,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None) -> Iterator
     except Exception as error:
         if debug:
             raise
-        say(f"error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
+        say(f"error: {whose}{type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
         codes.append(FAILED)
 
 

@@ -66,15 +66,20 @@ def write_config(folder: Path, command: str, config: Config) -> None:
     write_text(folder / "private" / "config.yaml", f"# {command}\n{text}")
 
 
-def make_paths_absolute(config: Config) -> None:
-    """Make the paths of data, clusters and graphs absolute, in place: a resume may start in another folder."""
+def make_paths_absolute(config: Config, start: str = "") -> None:
+    """Make the paths of data, clusters and graphs absolute, in place: a resume may start in another folder.
+
+    Args:
+        config: resolved.
+        start: the folder from which they lead; default the one where the process is.
+    """
     graph = config["algorithm"].get("graph")
     nodes = [(config["data"], _DATA_PATHS), (config["algorithm"], ("clusters",))]
     nodes += [(graph, _DATA_PATHS)] if isinstance(graph, dict) else []
     for node, keys in nodes:
         for key in keys:
             if isinstance(node.get(key), str):
-                node[key] = os.path.abspath(node[key])
+                node[key] = os.path.abspath(os.path.join(start, node[key]))
 
 
 @contextmanager

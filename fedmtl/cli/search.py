@@ -69,7 +69,7 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
         ConfigError: no value is listed, or one twice.
     """
     runs = list(combinations(overrides, multirun=True))
-    swept = [place for place in range(len(overrides)) if len({run[place] for run in runs}) > 1]
+    swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
     if not swept:
         raise ConfigError("there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10.")
     observed = any(text.lstrip("+").startswith("privacy.observer=") for text in overrides)
@@ -136,5 +136,6 @@ def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
         result = search.fit(resume=resume)
     print(f"{result.summary()}\n\nSaved in {folder}")
     model = ", model.safetensors" if result.best is not None and result.best.shared is not None else ""
-    print(f"  public/   covered by the epsilon above: privacy.json, search.json, epsilon.png{model}, manifest.json")
-    print("  private/  not covered: every candidate's run, the scores, how many there were")
+    print(f"  public/   privacy.json, search.json, epsilon.png{model}, manifest.json")
+    print(f"            {result.privacy.publication}")
+    print("  private/  every candidate's run, the scores, how many there were\n            covered by no epsilon")

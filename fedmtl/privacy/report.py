@@ -124,6 +124,17 @@ class PrivacyReport:
             return SIMULATED
         return f"private: epsilon = {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta or 0.0, 3)}"
 
+    @property
+    def publication(self) -> str:
+        """Return whether what was released may be published, in the words of every place that speaks of it."""
+        if not self.names:
+            return "nothing is released"
+        if not self.private or self.noise_multiplier is None or self.refuted is not None:
+            return "not private, to be kept like private/"
+        if self.source == "seeded":
+            return "a simulation, not private; to publish, run with privacy.source=secure"
+        return f"may be published, at epsilon = {rounded_up(self.epsilon)}"
+
     def text(self) -> str:
         """Return one printed block."""
         if not self.private:

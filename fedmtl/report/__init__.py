@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,14 @@ __all__ = ["CHOICE_NOT_COVERED", "Report", "report"]
 
 @dataclass(frozen=True)
 class Report:
-    """The files of one report, without a figure where no run has a finite score, and the runs that were left out
-    because they have not finished."""
+    """The files of one report, without a figure where no run has a finite score, and the runs that were left out: those
+    that have not finished, and those that failed, with the reason."""
 
     table: Path
     markdown: Path
     figure: Path | None
     unfinished: tuple[Path, ...]
+    failed: Mapping[Path, str]
 
 
 def report(
@@ -43,7 +44,7 @@ def report(
     from .frontier import plot_frontier
     from .tables import collect, csv_text, group, markdown_text, rich_table, write_text
 
-    rows, unfinished = collect(folders)
+    rows, unfinished, failed = collect(folders)
     groups = group(rows)
     reached = {name for one in groups for name, value in one.mean.items() if math.isfinite(value)}
     reached -= {name for one in groups for name in one.asked}  # there may be one beside a main metric
@@ -56,6 +57,7 @@ def report(
         markdown=write_text(target / "table.md", markdown_text(groups)),
         figure=plot_frontier(groups, target / "privacy_utility.png", metric=metric) if metric in reached else None,
         unfinished=tuple(unfinished),
+        failed=failed,
     )
     if show:
         from rich.console import Console

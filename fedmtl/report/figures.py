@@ -1,7 +1,7 @@
 """The pictures of one run: epsilon by round, accuracy by round, accuracy by client.
 
-``plot_epsilon`` uses the plan alone and may be published. ``plot_history`` and ``plot_clients`` are computed
-from private test data: they belong in a run's ``private/`` folder and say so under the plot.
+``plot_epsilon`` uses the plan alone. ``plot_history`` and ``plot_clients`` are computed from private test data: they
+belong in a run's ``private/`` folder and say so under the plot.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ METRICS = (
 """What every result may have: the main metric over clients, its distribution, and the comparison with local models.
 What a run was asked to measure beside follows in columns of its own."""
 PRINTED = METRICS[:9]
+ERROR = "error.txt"
+"""In the private folder of a run that failed, why."""
 EPSILON, NAME = 3, 24
 """The place of its column, and how wide names may be before their table is divided."""
 DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", *THAN_LOCAL)
@@ -93,14 +95,16 @@ class Group:
         return ", ".join(words)
 
 
-def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path]]:
-    """Return all run folders at or below ``folders``: the finished ones and those that stopped before their end.
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[Path], dict[Path, str]]:
+    """Return all run folders at or below ``folders``: the finished ones, those that stopped before their end, and those
+    that failed, with the reason.
 
     Raises:
         DataError: a folder does not exist.
     """
     finished: dict[Path, None] = {}
     unfinished: dict[Path, None] = {}
+    failed: dict[Path, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; name a run's folder or one that holds runs.")
@@ -112,9 +116,11 @@ def find_runs(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], li
             private = Path(here) / "private"
             if (private / "result.json").is_file():
                 finished[Path(here)] = None
+            elif (private / ERROR).is_file():
+                failed[Path(here)] = (private / ERROR).read_text(encoding="utf-8").strip()
             elif (private / "config.yaml").is_file() or (private / "checkpoint.safetensors").is_file():
                 unfinished[Path(here)] = None
-    return list(finished), list(unfinished)
+    return list(finished), list(unfinished), failed
 
 
 def read_rows(run: Path) -> list[Row]:
@@ -152,8 +158,9 @@ def _runs(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
         raise DataError(f"{run / 'private' / 'result.json'}: replicates and bands do not fit: {error!r}.") from error
 
 
-def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path]]:
-    """Return the rows of every finished run under ``folders``, without exact repeats, and the unfinished runs.
+def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[Path], dict[Path, str]]:
+    """Return the rows of every finished run under ``folders``, without exact repeats, the unfinished runs, and those
+    that failed, with the reason.
 
     A sweep trains the same baseline again in many of its runs: a baseline whose numbers are those of another row, or a
     run that is the same in everything but its folder, is no row of its own.
@@ -162,10 +169,11 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
         DataError: no finished run, or a file that cannot be read.
     """
     folders = [Path(folder) for folder in folders]
-    finished, unfinished = find_runs(folders)
+    finished, unfinished, failed = find_runs(folders)
     if not finished:
         names = ", ".join(map(str, folders))
         hint = f"; unfinished: {unfinished[0]} (fedmtl resume {unfinished[0]})" if unfinished else ""
+        hint += "".join(f"; failed: {run}: {why.rstrip('.')}" for run, why in list(failed.items())[:1])
         raise DataError(f"no finished run under {names} (a finished run has private/result.json){hint}.")
     rows: dict[Row, Row] = {}
     numbers: set[Row] = set()
@@ -176,7 +184,7 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
             rows.setdefault(alike, row)
         numbers.add(bare)
     places = {str(run): place for place, run in enumerate(finished)}
-    return sorted(rows.values(), key=lambda row: places[row.run]), unfinished
+    return sorted(rows.values(), key=lambda row: places[row.run]), unfinished, failed
 
 
 def group(rows: Iterable[Row]) -> list[Group]:
@@ -303,19 +311,15 @@ def rich_table(groups: Sequence[Group], width: int = 80) -> RenderableType:
     others = [place for place in range(1, fixed) if place not in same and place != EPSILON]
     tables: list[Table] = []
     for places in _packed(wide, [*others, *parts[0]], width) + _packed(wide, parts[1], width):
-        table = Table(
-            title=None if tables else "Scores over clients, on private test data: not covered by epsilon",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column(heads[0], min_width=min(wide[0], NAME))
         for place in places:
             table.add_column(heads[place], justify="left" if place < EPSILON else "right", no_wrap=True)
         for line in lines:
             table.add_row(*(line[place] for place in (0, *places)))
         tables.append(table)
-    return RichGroup(*tables, "\n".join(f" {line}" for line in caption if line))
+    title = "Scores over clients, on private test data: not covered by epsilon"
+    return RichGroup(title, *tables, "\n".join(line for line in caption if line))
 
 
 def epsilon_text(epsilon: float) -> str:

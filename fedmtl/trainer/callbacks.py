@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """A bar with round, loss, accuracy, epsilon spent and time left, on standard error."""
+    """A bar with round, loss, accuracy, epsilon spent and time left, on standard error; where that is no terminal, a
+    line for each evaluation."""
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -51,9 +53,12 @@ class ProgressBar(Callback):
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
+        self._seen = self._bar.console.is_terminal
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        self._bar.start()
+        if self._seen:
+            self._bar.start()
+        self._name, self._began, self._rounds = name, time.monotonic(), rounds
         self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
     def on_event(self, block: Block, state: State) -> None:
@@ -65,9 +70,15 @@ class ProgressBar(Callback):
         numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
+        if not self._seen:
+            budget = f", budget {rounded_up(row['budget'], 6)}" if row.get("budget") is not None else ""
+            seconds = time.monotonic() - self._began
+            line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {seconds:.0f} s"
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result | None) -> None:
-        self._bar.stop()
+        if self._seen:
+            self._bar.stop()
 
 
 class TensorBoard(Callback):

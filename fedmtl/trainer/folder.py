@@ -127,9 +127,13 @@ class RunFolder:
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
-        write_bytes(self.private / "metrics.csv", csv_bytes(result.history))
+        self.write_history(result.history)
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
+
+    def write_history(self, history: list[dict[str, Any]]) -> None:
+        """Write metrics.csv: the evaluations so far."""
+        write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
     def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
         """Write the plots, the table of clients with the baselines, and result.json, the mark of a finished run."""
@@ -214,7 +218,7 @@ class RunFolder:
     def seal(self) -> None:
         """List every file of the finished run with its hash, and note the hashes of the lists in the ledger.
 
-        ``public/manifest.json`` lists the files that may be published, ``private/manifest.json`` those that may not.
+        ``public/manifest.json`` lists the files of which ``privacy.json`` speaks, ``private/manifest.json`` the others.
         """
         chain = read_chain(self.ledger)
         run = chain.digests[0] if chain.digests else None
@@ -235,7 +239,8 @@ class RunFolder:
         columns = {stage.label: [stage.by_client[metric][i] for i in ids] for stage in stages}
         rounds = [row["round"] for row in result.history]
         spent = [row["epsilon"] for row in result.history]
-        plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)
+        if 0 < result.epsilon < math.inf:  # else it has nothing to show
+            plot_epsilon(rounds, spent, self.public / "epsilon.png", step=result.step)
         if not any(math.isfinite(row[metric]) for row in result.history):
             return  # there is nothing to draw
         histories = {name: run.history for name, run in result.baselines.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedmtl")
 _CHECKPOINT_SECONDS = 20.0
+_HISTORY_SECONDS = 1.0
 TALLY = "trainings"
 """Under this name a checkpoint has int64 (2, 2): local trainings, and those that diverged; so far, and at the last
 evaluation."""
@@ -79,6 +81,7 @@ class Loop:
         spent = self.history[-1]["time"] if self.history else 0.0
         self.began = time.monotonic() - spent
         self.saved = time.monotonic()
+        self.written = -math.inf  # metrics.csv
         self.replicates: Replicates = self.trainer.repeated
         self.groups = self.replicates.groups(self.trainer.privacy)
         self.seen = Tally()  # at the last evaluation
@@ -142,6 +145,9 @@ class Loop:
             self.history.append({"round": step, "time": when} | row | lost)
             for callback in self.callbacks:
                 callback.on_evaluate(self.history[-1])
+        if self.folder is not None and time.monotonic() - self.written > _HISTORY_SECONDS:
+            self.folder.write_history(self.history)
+            self.written = time.monotonic()
         return found
 
     def _warn_first(self, step: int) -> None:

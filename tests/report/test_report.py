@@ -53,7 +53,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> None:
-    rows, unfinished = tables.collect([sweep])
+    rows, unfinished, _ = tables.collect([sweep])
     assert not unfinished
     assert len(rows) == 12 + 1 + 2  # local: one row for each seed, though twelve runs trained it
     groups = {(g.algorithm, g.epsilon): g for g in tables.group(rows)}
@@ -71,7 +71,7 @@ def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
     for method, accuracy in (("mp_mtl", 0.78), ("pp_dmtl", 0.81)):
         local = {"local": {"epsilon": 0.0, "accuracy": accuracy}}
         write_run(tmp_path / method, algorithm=method, accuracy=0.5, baselines=local)
-    rows, _ = tables.collect([tmp_path])
+    rows, *_ = tables.collect([tmp_path])
     local = [one for one in tables.group(rows) if one.algorithm == "local"]
     assert [(one.seeds, one.mean["accuracy"]) for one in local] == [(1, 0.78), (1, 0.81)]
 
@@ -198,7 +198,7 @@ def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
         pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": 0.85, "finetune": kind}}
         write_run(tmp_path / kind, algorithm="fedavg", accuracy=0.88, finetune=kind, baselines=pmtl)
     write_run(tmp_path / "none", algorithm="fedavg", accuracy=0.79)
-    rows, _ = tables.collect([tmp_path])
+    rows, *_ = tables.collect([tmp_path])
     labels = [line[0] for line in tables.cells(tables.group(rows))]
     assert labels == [
         "FedAvg",
@@ -328,6 +328,18 @@ def test_baselines_are_not_found_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", baselines={"local": {"epsilon": 0.0, "accuracy": 0.7}})
     write_run(run / "baselines" / "local", algorithm="local", epsilon=0.0, accuracy=0.7)
     assert [row.algorithm for row in tables.collect([tmp_path])[0]] == ["pmtl", "local"]
+
+
+def test_failed_runs_are_no_unfinished_ones(sweep: Path) -> None:
+    half = sweep / "half" / "private"
+    half.mkdir(parents=True)
+    (half / "config.yaml").write_text("seed: 0\n")
+    (half / "error.txt").write_text("schedule.cohort is 31.\n")
+    made = report([sweep], show=False)
+    assert made.unfinished == ()
+    assert made.failed == {sweep / "half": "schedule.cohort is 31."}
+    with pytest.raises(DataError, match=r"failed: .*half: schedule.cohort is 31\.$"):
+        report([sweep / "half"])
 
 
 def test_unfinished_runs_are_named(sweep: Path, tmp_path: Path) -> None:

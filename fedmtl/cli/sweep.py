@@ -1,0 +1,117 @@
+"""Sweeps: a line for each job, and going on with those that were interrupted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._rounding import number_text, rounded_up
+from ..errors import ConfigError
+from ..report.tables import ERROR, write_text
+from .config import Config, combinations, compose, resolve
+from .options import make_paths_absolute
+
+if TYPE_CHECKING:
+    from ..trainer import Result
+
+STORED = "multirun.yaml"
+_NUMBERED = "${hydra.job.num}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Args:
+        number: its place, from 0.
+        of: how many there are.
+        words: the settings that differ between them.
+        sweep: the folder of the sweep.
+    """
+
+    number: int
+    of: int
+    words: str
+    sweep: Path
+
+    def __str__(self) -> str:
+        return f"[{self.number + 1}/{self.of}] {self.words}".rstrip()
+
+    @property
+    def watched(self) -> bool:
+        """Whether a progress bar would be seen: without a terminal a job prints one line, at its end."""
+        return sys.stderr.isatty()
+
+    def line(self, result: Result, began: float, folder: Path) -> str:
+        """Return what is printed of a finished job."""
+        score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
+        seconds = time.monotonic() - began
+        return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
+
+
+def jobs(overrides: Sequence[str], sweep: Path) -> list[tuple[Job, list[str]]]:
+    """Return the jobs of a sweep in the order in which they are numbered, with their overrides."""
+    runs = list(combinations(overrides, multirun=True))
+    swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
+    return [(Job(i, len(runs), " ".join(run[k] for k in swept), sweep), run) for i, run in enumerate(runs)]
+
+
+@dataclass(frozen=True)
+class Left:
+    """A job of an interrupted sweep: its folder and settings, None where it has finished; whether it has begun."""
+
+    job: Job
+    folder: Path
+    command: str
+    config: Config | None
+    begun: bool
+
+
+def left(sweep: Path) -> Iterator[Left]:
+    """Yield the jobs of the sweep in ``sweep``, each when its turn comes.
+
+    A job that never wrote its settings is composed anew, with paths as they were when the sweep began.
+
+    Raises:
+        ConfigError: a sweep whose folders are not numbered.
+    """
+    from omegaconf import OmegaConf
+
+    from ..trainer.folder import RunFolder
+
+    stored: Any = OmegaConf.load(sweep / STORED)
+    hydra: Any = OmegaConf.to_container(stored.hydra, resolve=False)
+    if hydra["sweep"]["subdir"] != _NUMBERED:
+        raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
+    sources = hydra["runtime"]["config_sources"]
+    extra = next((Path(one["path"]) for one in sources if one["provider"] == "command-line"), None)
+    for job, overrides in jobs([str(text) for text in hydra["overrides"]["task"]], sweep):
+        folder = sweep / str(job.number)
+        given, command = folder / "private" / "config.yaml", " ".join(["fedmtl", *overrides])
+        if (folder / "private" / "result.json").is_file():
+            yield Left(job, folder, command, None, True)
+        elif given.is_file():
+            config: Any = OmegaConf.to_container(OmegaConf.load(given))
+            yield Left(job, folder, command, config, RunFolder(folder).started)
+        else:
+            config = resolve(compose(tuple(overrides), extra))
+            make_paths_absolute(config, hydra["runtime"]["cwd"])
+            yield Left(job, folder, command, config, False)
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[None]:
+    """Leave the reason of a failure in the folder of a run, by which a report knows it from an unfinished one."""
+    note = folder / "private" / ERROR
+    note.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        with suppress(OSError):
+            write_text(note, f"{' '.join(str(error).split()) or type(error).__name__}\n")
+        raise
