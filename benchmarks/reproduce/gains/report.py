@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -47,6 +47,11 @@ SOURCES = (
     Source("cost_of_privacy", "a record", "cost_of_privacy/public_start.py --root FOLDER"),
     Source("pp_dmtl", "a record", "pp_dmtl/steps.py"),
 )
+
+
+def named_by_metric(scores: Sequence[Score]) -> list[Score]:
+    """The scores with the metric in the name of the setting, since a setting may be measured in several ways."""
+    return [replace(score, setting=f"{score.setting}; {score.metric}") for score in scores]
 
 
 def settings_of(scores: Sequence[Score]) -> list[str]:
@@ -114,11 +119,11 @@ def sections(scores: dict[str, list[Score]]) -> str:
         for setting in settings_of(scores.get(source.folder, [])):
             own = [score for score in scores[source.folder] if score.setting == setting]
             ordered = sorted(own, key=lambda score: ROLES.index(score.role))
-            way = "larger is better" if own[0].larger else "smaller is better"
+            way = "Larger is better" if own[0].larger else "Smaller is better"
             seeds = len({score.seed for score in own})
             small = max(abs(score.score) for score in own) < 0.1
             parts.append(
-                f"### {setting}\n\n{own[0].metric}, {way}; {seeds} seeds; epsilon protects {source.unit}. "
+                f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit}. "
                 f"[Study](../{source.folder}/README.md)\n\n    python benchmarks/reproduce/{source.command}\n\n"
                 + table(ordered, setting, digits=5 if small else 3)
             )
@@ -167,7 +172,7 @@ def draw(scores: Sequence[Score], path: Path) -> None:
 def main() -> None:
     """Write the page."""
     files = {source.folder: HERE.parent / source.folder / "scores.csv" for source in SOURCES}
-    scores = {folder: read_scores(file) for folder, file in files.items() if file.exists()}
+    scores = {folder: named_by_metric(read_scores(file)) for folder, file in files.items() if file.exists()}
     everything = [score for found in scores.values() for score in found]
     draw(everything, HERE / "gains.png")
     replace_section(HERE / "README.md", "summary", summary(everything))
