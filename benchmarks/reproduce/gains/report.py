@@ -157,6 +157,9 @@ def draw(scores: Sequence[Score], path: Path) -> None:
                 axis.errorbar(epsilons, means, halves, color=color, linestyle=line, marker="o", markersize=4,
                               label={"fedavg": "FedAvg, best", "baseline": "other baseline, best",
                                      "published": "published, best", "new": "new, best"}[role])  # fmt: skip
+        values = [score.score for score in own]
+        if min(values) > 0 and max(values) > 20 * min(values):
+            axis.set_yscale("log")
         axis.set_xscale("log")
         ticks = epsilons_of(own)
         axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
