@@ -2,16 +2,17 @@ r"""A public start and one answer of each owner, beside the published learner, A
 
 Writes scores.csv and its tables of README.md beside this file.
 
-    python benchmarks/reproduce/cost_of_privacy/public_start.py --root /path/to/lending
+    python benchmarks/reproduce/cost_of_privacy/public_start.py --root /path/to/lending --hospital /path/to/hospital
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import scores  # noqa: E402
+from hospitals import stays  # noqa: E402
 from scores import Score, by_client, difference, write_scores  # noqa: E402
 from setting import CANDIDATES, budget, clocks, first_owners, lending  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
@@ -32,6 +34,7 @@ from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
 CELLS = {(100, 90): 80, (30, 300): 24, (10, 300): 10}
 """(owners, records of each) -> owners that train where others' records are tests."""
 EPSILONS, DEALS, RUNS, TRIALS = (1.0, 3.0, 10.0), 8, 5, 8
+HOSPITALS = "17 hospitals"
 CLIPS = (5.0, 10.0, 20.0, 40.0)
 RIDGES = tuple(10.0**k for k in np.arange(-3, 2.6, 0.5))
 
@@ -55,15 +58,16 @@ class Method:
         known = public if learner.method == "public_start" else None
         return simulate(learner, data, budget(epsilon, clip), clients, seed=seed, public=known)
 
-    def chosen(self, public: LinearData, owners: int, size: int, epsilon: float) -> tuple[float, float]:
+    def chosen(self, public: LinearData, counts: Sequence[int], epsilon: float) -> tuple[float, float]:
         """Return the setting of the least mean psi where public rows play both parts: a half is public, and owners'
-        records are drawn from the other half, with replacement."""
+        records, ``counts`` of them, are drawn from the other half, with replacement."""
         x, y = public.pooled()
         total = dict.fromkeys(self.settings, 0.0)
         for trial in range(TRIALS):
             order = torch.randperm(len(y), generator=torch.Generator().manual_seed(trial))
             known, rest = order.chunk(2)
-            drawn = rest[torch.randint(len(rest), (owners, size), generator=torch.Generator().manual_seed(99 + trial))]
+            coins = torch.Generator().manual_seed(99 + trial)
+            drawn = rest[torch.randint(len(rest), (sum(counts),), generator=coins)].split(list(counts))
             data = LinearData(tuple(x[i] for i in drawn), tuple(y[i] for i in drawn), public.bias)
             psi = Collaboration(self.learner, data).together.psi
             half = LinearData((x[known],), (y[known],), public.bias)
@@ -145,7 +149,7 @@ def measured(root: Path) -> Iterator[Score]:
                     for epsilon in EPSILONS:
                         key = method.name, epsilon
                         if key not in choices:
-                            choices[key] = method.chosen(public, owners, size, epsilon)
+                            choices[key] = method.chosen(public, [size] * owners, epsilon)
                         clip, kappa = choices[key]
                         theta = method.run(data, public, epsilon, choices[key], RUNS, 10_000 + deal)
                         value = float(score_of(theta).mean())
@@ -154,16 +158,50 @@ def measured(root: Path) -> Iterator[Score]:
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
 
+def hospitals(root: Path) -> Iterator[Score]:
+    """Yield psi of 17 hospitals with the stays they have; a seed is of the noise and of who answers when."""
+    data, public = stays(root)
+    psi, counts = Collaboration(AsyncLearner(), data).together.psi, data.counts.tolist()
+    ids, local = [str(i) for i in range(len(counts))], psi(alone(data))
+    own = dict(zip(ids, local.tolist(), strict=True))
+
+    def row(role: Any, method: str, epsilon: float, seed: int, by: dict[str, float], said: str = "") -> Score:
+        return Score(HOSPITALS, "psi", False, role, method, epsilon, seed, sum(by.values()) / len(by),
+                     **by_client(by, own, larger=False), chosen=said)  # fmt: skip
+
+    free = float(psi(Collaboration(AsyncLearner(), public).together.optimum.theta))
+    both = dict(zip(ids, psi(with_public(data, public)).tolist(), strict=True))
+    for seed in range(DEALS):
+        yield row("local", "alone (tuned ridge)", 0.0, seed, own, "leave one out")
+        yield row("public", "public rows", 0.0, seed, dict.fromkeys(ids, free))
+        yield row("public", "public rows and own records", 0.0, seed, both)
+    for method in METHODS:
+        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if method.role == "published" else (1.0,)
+        method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
+        for epsilon in EPSILONS:
+            setting = method.chosen(public, counts, epsilon)
+            said = f"clip {setting[0]:g}" + (f", kappa {setting[1]:g}" if method.role == "published" else "")
+            for seed in range(DEALS):
+                value = float(psi(method.run(data, public, epsilon, setting, RUNS, 10_000 + seed)).mean())
+                yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), said)
+
+
 def main() -> None:
     """Parse the command line, simulate, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", type=Path, help="loans_full_schema.csv.gz, or its folder; without it tables only")
+    parser.add_argument("--hospital", type=Path, help="azpro.csv, or its folder; without it their scores stay")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = HERE / "scores.csv"
+    found = scores.read_scores(file) if file.exists() else []
     if arguments.root is not None:
-        write_scores(file, list(measured(arguments.root)))
+        found = [*measured(arguments.root), *(score for score in found if score.setting == HOSPITALS)]
+    if arguments.hospital is not None:
+        found = [*(score for score in found if score.setting != HOSPITALS), *hospitals(arguments.hospital)]
+    write_scores(file, found)
     found = scores.read_scores(file)
+    replace_section(HERE / "README.md", "psi of hospitals", scores.table(found, HOSPITALS, digits=4))
     for (owners, size), training in CELLS.items():
         for metric, count, digits in (("psi", owners, 4), ("test MSE", training, 3)):
             part = [s for s in found if s.setting == f"lending, {count} owners x {size}" and s.metric == metric]
