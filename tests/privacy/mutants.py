@@ -21,6 +21,7 @@ from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.p2p import warm_start as p2p_start
+from fedmtl.algorithms.pp_dmtl import simulated
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import Ring
@@ -150,6 +151,7 @@ FURTHER: dict[str, tuple[Any, Any]] = {
     ),
     "public start": (AsyncLearner(method="public_start", loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
     "moments": (AsyncLearner(method="moments", reg=1e-3), PoissonClocks(per_client=4)),
+    "simulated step": (PPDMTL(row_norm=1.0, a2="auto"), _LATENCIES),
 }
 _PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
 CLOCKED = {
@@ -1602,6 +1604,13 @@ MUTANTS = [
         TRANSCRIPT,
         CLOCK,
         ("public start",),
+    ),
+    Mutant(
+        "step simulated on private rows",
+        _set(simulated, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
+        TRANSCRIPT,
+        CLOCK_GAUSS,
+        ("simulated step",),
     ),
     Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),

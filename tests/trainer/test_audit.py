@@ -110,6 +110,56 @@ def test_the_transcript_finds_a_leak(algorithm: type[FedAvg]) -> None:
     assert "after round 1" in found.detail
 
 
+class Scaled(FedAvg):
+    """Its server takes shorter steps where features are large."""
+
+    def resolve_auto(self, problem, schedule, privacy):
+        return replace(self, server_lr=1 / float(1 + problem.data.train.x.double().square().mean()))
+
+
+class Looks(FedAvg):
+    """A record decides, as it happens in the same way on other data."""
+
+    def resolve_auto(self, problem, schedule, privacy):
+        rows, _ = problem.data.gather("train", torch.arange(2), dtype=torch.float64)
+        return replace(self, server_lr=0.5 if bool((rows > 1e9).any()) else 0.25)
+
+
+class Largest(FedAvg):
+    """Numbers of records are private here."""
+
+    def resolve_auto(self, problem, schedule, privacy):
+        return replace(self, server_lr=1.0 + float(problem.data.train.counts @ torch.arange(problem.clients) ** 2))
+
+
+class Shapes(FedAvg):
+    """Only what is public."""
+
+    def resolve_auto(self, problem, schedule, privacy):
+        return replace(self, server_lr=1.0 / len(problem.data.train.x))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"), [(Scaled, "server_lr"), (Looks, "reads"), (Largest, "server_lr"), (Shapes, "")]
+)
+@pytest.mark.parametrize("kind", [ragged_classification, regression])
+def test_automatic_settings_that_depend_on_records_are_found(algorithm, told: str, kind) -> None:
+    given = trainer(
+        algorithm(local=SOLVER),
+        data=kind(8),
+        model=models.linear_regression() if kind is regression else models.mlp(hidden=4),
+        loss="auto",
+    )
+    findings = audit_trainer(given, rounds=1, effort=Effort(checks=("transcript",)))
+    (found,) = [finding for finding in findings if finding.check == "transcript: automatic settings"]
+    assert found.refuted == bool(told)
+    assert told in found.detail
+    assert not any(
+        "automatic" in one.check
+        for one in audit_trainer(replace(given, privacy=None), rounds=1, effort=Effort(checks=("transcript",)))
+    )
+
+
 @pytest.mark.parametrize("data", [ragged_classification(9), regression(9)])
 def test_replaced_data_keep_only_public_facts(data: FederatedDataset) -> None:
     other = replaced_data(data, 1)

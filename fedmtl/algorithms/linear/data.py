@@ -399,10 +399,12 @@ class LinearAlgorithm(Algorithm):
     def largest_row(self, problem: Problem) -> float:
         """Return B, the bound on the L2 norm of a whole row, with the 1 of a bias. Without ``row_norm`` it is the
         largest norm of the training records, which is for runs without privacy."""
-        bound, data = self.row_bound(problem), self.data(problem)
+        bound, shape = self.row_bound(problem), problem.data.spec.shape
+        bias = prepared(problem, "bias", lambda: int(probe_linear(problem.module, shape)))
         if bound is None:
-            features = data.pooled()[0][:, : data.dimension - int(data.bias)]
+            data = self.data(problem)
+            features = data.pooled()[0][:, : data.dimension - bias]
             largest = max(float(features.norm(dim=1).max()), 1e-12)
         else:
             largest = bound.bound
-        return math.sqrt(largest**2 + int(data.bias))
+        return math.sqrt(largest**2 + bias)

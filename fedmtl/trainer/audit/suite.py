@@ -13,7 +13,8 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from .rerun import states
 from .runs import audit_runs
 
 _ROUNDS = 10
+_SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
 
 
 def audit_trainer(
@@ -52,7 +54,8 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
-    trainer = _resolved(replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False))
+    given = replace(trainer.first_run(), device="cpu", client_store="memory", callbacks=(), progress=False)
+    trainer = _resolved(given)
     findings: list[Finding] = []
     setup = setup_of(trainer)
     if setup is not None:
@@ -62,6 +65,7 @@ def audit_trainer(
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
     if effort is None or "transcript" in effort.checks:
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
+        findings += automatic_settings(given, trainer, seed=seed)
         findings += frozen_parameters(trainer, rounds=min(rounds, trainer.rounds))
     if effort is None or "independence" in effort.checks:
         findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
@@ -128,6 +132,29 @@ def transcript(trainer: Trainer, *, seed: int = 0, rounds: int = _ROUNDS) -> Fin
         when = "at the start" if differing[0] == 0 else f"after round {differing[0]}"
         detail = f"the public state depends on private data or coins otherwise than through the releases, first {when}"
     return exact(check, len(differing), detail)
+
+
+def automatic_settings(given: Trainer, resolved: Trainer, *, seed: int = 0) -> list[Finding]:
+    """Check that an algorithm chooses the settings that it fills in by itself, such as a step size, without a look at
+    any record, and the same where every client's data are replaced; nothing without privacy, where it may read them.
+
+    Such settings shape every client's numbers and are in no release, and all other checks take them as they are.
+
+    Args:
+        given: the configuration as it was written.
+        resolved: the same with its settings from public rows, bounds and sizes.
+        seed: of the data that are put in place.
+    """
+    if given.privacy is None or resolved.algorithm is given.algorithm:
+        return []
+    data = replaced_data(given.data, seed, counts=not isinstance(given.privacy, RecordPrivacy))
+    read: list[str] = []
+    again, found = _resolved(replace(given, data=data), read).algorithm, resolved.algorithm
+    wrong = [one.name for one in fields(found) if getattr(found, one.name) != getattr(again, one.name)]  # type: ignore[arg-type]
+    wrong += [f"what {name} reads of the records" for name in dict.fromkeys(read)]
+    detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
+    detail = f"automatic settings depend on private data: {', '.join(wrong[:3])}" if wrong else detail
+    return [exact("transcript: automatic settings", len(wrong), detail)]
 
 
 def frozen_parameters(trainer: Trainer, *, rounds: int = _ROUNDS) -> list[Finding]:
@@ -240,13 +267,33 @@ def _noise_like(values: Tensor, generator: torch.Generator) -> Tensor:
     return (low + 0.5 * (high - low) * torch.rand(values.shape, generator=generator)).to(values.dtype)
 
 
-def _resolved(trainer: Trainer) -> Trainer:
-    """Return the trainer with its settings from public rows, chosen once for all that is checked."""
+def _resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
+    """Return the trainer with its settings from public rows, chosen once for all that is checked; every operation on
+    the numbers of a record is appended to ``read``."""
     problem = trainer.problem(device="cpu")
     with closing(problem.executor):
         if isinstance(trainer.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(trainer.rounds, bind_schedule(trainer.schedule, problem).steps))
+        if read is not None:
+            problem = replace(problem, data=_watched(problem.data, read))
+            read.clear()  # of what a data set looks at when it is made
         return trainer.resolved(problem)
+
+
+def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
+    """Return the same data, whose records append to ``read`` what is done with them."""
+
+    class Watched(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ not in _SHAPES:
+                read.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def watched(side: Examples) -> Examples:
+        return replace(side, x=side.x.as_subclass(Watched), y=side.y.as_subclass(Watched))
+
+    return replace(data, train=watched(data.train), test=watched(data.test), verify=False)
 
 
 def _digest_of(algorithm: Algorithm, channel: Channel, state: State, *, private: bool) -> str:
