@@ -199,8 +199,10 @@ METHODS = (
 
 
 def scored(errors: Tensor) -> list[dict[str, float]]:
-    """nMSE of each task by its number, of each repetition (R, n)."""
-    return [{str(task): value for task, value in enumerate(one.tolist()) if not math.isnan(value)} for one in errors]
+    """nMSE of each task by its number, of each repetition (R, n); to 12 digits, so that equal models are equally good
+    whatever they are computed with."""
+    found = [[float(f"{value:.12g}") for value in one] for one in errors.tolist()]
+    return [{str(task): value for task, value in enumerate(one) if not math.isnan(value)} for one in found]
 
 
 def choose(method: Method, setup: Setup) -> dict[float, Chosen]:
