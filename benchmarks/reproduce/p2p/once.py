@@ -82,10 +82,10 @@ def published(p: int, seed: int, setting: Setting) -> Array:
     return simulate(peers(p, seed, mu), data, budgets(EFFORT[p].epsilons, clip, DELTA), int(wakeups), seed)[0]
 
 
-def once(p: int, seed: int, setting: Setting) -> Array:
+def once(p: int, seed: int, setting: Setting, power: float = 2.0) -> Array:
     """One release of each agent: models (epsilons, n, p) as they are sent."""
     product, curvature, clip = setting
-    algorithm = peers(p, seed, product / curvature, releases=1, confidence_power=2.0)
+    algorithm = peers(p, seed, product / curvature, releases=1, confidence_power=power)
     algorithm = replace(algorithm, smoothness=curvature)
     return simulate(algorithm, agents(p, seed).data, budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed)[0]
 
@@ -235,6 +235,37 @@ def synthetic(p: int) -> list[Row]:
                 text = words.format(*setting) + f", pull {pull:g}"
                 add(role, f"{title}, last step", epsilon, stepped(p, seed, start[None], pull)[0], text)
     return rows
+
+
+def pieces() -> list[Row]:
+    """What each of the three changes gives, p = 20: gains on local models at fixed settings, with the best pull of the
+    last step on two validation problems."""
+    p, rows = 20, []
+    local = {seed: reached(p, seed, alone(p, seed, 0.5)[None]) for seed in SEEDS}
+    runs: dict[str, Callable[[int, int], Array]] = {
+        "every wake-up a release": lambda seed, e: published(p, seed, ((0.3, 30, 1.0), (1.0, 30, 1.0))[e - 1]),
+        "one release, m_i": lambda seed, e: once(p, seed, (0.1, 0.02, 1.0), 1.0),
+        "one release, m_i^2": lambda seed, e: once(p, seed, (0.3, 0.02, 1.0)),
+    }
+    for (name, run), e, spread in itertools.product(runs.items(), (1, 2), (False, True)):
+        start = {seed: run(seed, e)[e] for seed in (*EFFORT[p].validation[:2], *SEEDS)}
+        start = {seed: (around(p, seed, one) if spread else one)[None] for seed, one in start.items()}
+
+        def value(pull: float) -> float:
+            return float(np.mean([reached(p, s, stepped(p, s, start[s], pull)) for s in EFFORT[p].validation[:2]]))  # noqa: B023
+
+        pull = max((0.5, 1.5, 5.0, 15.0), key=value)
+        gain, half = interval(reached(p, s, stepped(p, s, start[s], pull)) - local[s] for s in SEEDS)
+        rows.append({"method": name, "epsilon": EFFORT[p].epsilons[e], "around": spread, "gain": gain, "half": half})
+    return rows
+
+
+def pieces_table(rows: list[Row]) -> str:
+    """Gains by method, epsilon and where the last step begins."""
+    cells = {(r["method"], r["epsilon"], r["around"]): f"{r['gain']:+.3f} ± {r['half']:.3f}" for r in rows}
+    keys = list(dict.fromkeys((r["method"], r["epsilon"]) for r in rows))
+    lines = [[method, f"{e:g}", cells[method, e, False], cells[method, e, True]] for method, e in keys]
+    return markdown(["", "epsilon:", "last step around the own model:", "around the neighbours' mean:"], lines)
 
 
 # MovieLens, everything inside
@@ -471,6 +502,7 @@ def main() -> None:
         scores += scores_of(rows, setting := f"synthetic agents, p = {p}", "accuracy", True)
         replace_section(readme, f"once {p}", gains(scores, setting))
     replace_section(readme, "sizes", by_size(parts))
+    replace_section(readme, "pieces", pieces_table(kept("pieces", pieces)))
     if films:
         scores += scores_of(films, FILM_SETTING, "RMSE", False)
         replace_section(readme, "films inside", gains(scores, FILM_SETTING))
