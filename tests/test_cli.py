@@ -312,7 +312,8 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
 def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
     assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], ())
-    assert objects("algorithm=mp_mtl")["rounds"] == 10  # its own default
+    assert objects("algorithm=mp_mtl")["rounds"] == 1  # its own default
+    assert objects("algorithm=mp_mtl", "algorithm.release=iterative")["rounds"] == 10
     assert objects("algorithm=mp_mtl")["baselines"] == objects("algorithm=pp_dmtl")["baselines"] == ("local",)
 
 

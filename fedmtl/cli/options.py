@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..report.tables import write_text
 from .config import Config, check, compose, printed_log, resolve
 
 INTERRUPTED = 130  # exit code
@@ -59,8 +60,6 @@ def short_run_options(
 def write_config(folder: Path, command: str, config: Config) -> None:
     """Write the configuration that a resume reads, under the command that it came from."""
     from omegaconf import OmegaConf
-
-    from ..report.tables import write_text
 
     text = OmegaConf.to_yaml(OmegaConf.create(config))
     write_text(folder / "private" / "config.yaml", f"# {command}\n{text}")

@@ -40,9 +40,9 @@ RUNS = {
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "local, records, Laplace": f"{_DIGITS} algorithm=local privacy=record privacy.mechanism=laplace privacy.epsilon=20",
     "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg finetune=none",
-    "mp_mtl": f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
+    "mp_mtl": f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
     "mp_mtl, squared loss, P + Q, curator": (
-        f"algorithm=mp_mtl {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
+        f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
         "algorithm.penalty=l21 algorithm.own_penalty=l2 algorithm.momentum=nesterov algorithm.curator_epsilon=5"
     ),
     "mp_mtl_layers": (
@@ -77,7 +77,7 @@ RUNS = {
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} algorithm.refine=null rounds=40 replicates=3 epsilons=[1,10]",
     "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60",
-    "mp_mtl, repetitions": f"algorithm=mp_mtl {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
+    "mp_mtl, repetitions": f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
 
