@@ -22,6 +22,7 @@ from fedmtl.cli.config import build, compose, resolve
 
 FILE = Path(__file__).parent / "transcripts.json"
 _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"
+_MP_MTL = "algorithm=mp_mtl algorithm.release=iterative"
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
 _PUBLISHED_P2P = (
@@ -40,9 +41,9 @@ RUNS = {
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "local, records, Laplace": f"{_DIGITS} algorithm=local privacy=record privacy.mechanism=laplace privacy.epsilon=20",
     "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg finetune=none",
-    "mp_mtl": f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
+    "mp_mtl": f"{_MP_MTL} {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
     "mp_mtl, squared loss, P + Q, curator": (
-        f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
+        f"{_MP_MTL} {_TASKS} rounds=4 algorithm.row_norm=1.0 data.problem=regression algorithm.loss=squared "
         "algorithm.penalty=l21 algorithm.own_penalty=l2 algorithm.momentum=nesterov algorithm.curator_epsilon=5"
     ),
     "mp_mtl_layers": (
@@ -77,7 +78,7 @@ RUNS = {
     ),
     "p2p, repetitions": f"{_PUBLISHED_P2P} algorithm.refine=null rounds=40 replicates=3 epsilons=[1,10]",
     "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60",
-    "mp_mtl, repetitions": f"algorithm=mp_mtl algorithm.release=iterative {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
+    "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
 
