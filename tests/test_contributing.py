@@ -1,4 +1,4 @@
-"""The programs in CONTRIBUTING.md do what the text says of them."""
+"""The program in CONTRIBUTING.md does what the text says of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from safetensors.torch import load_file
-
 import fedmtl
-from fedmtl import cli
 from fedmtl.cli.config import config_folder
 
 TEXT = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -24,56 +20,6 @@ def blocks(section: str, language: str) -> list[str]:
     text = TEXT.read_text(encoding="utf-8")
     (found,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     return re.findall(rf"^```{language}\n(.*?)^```", found, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory):
-    """A folder outside of the package with the algorithm of the text."""
-    folder = tmp_path_factory.mktemp("mine")
-    section = "Write your own private algorithm"
-    (folder / "my_ditto.py").write_text("\n".join(blocks(section, "python")))
-    (folder / "mine" / "algorithm").mkdir(parents=True)
-    (yaml,) = blocks(section, "yaml")
-    (folder / "mine" / "algorithm" / "my_ditto.yaml").write_text(yaml)
-    return folder
-
-
-@pytest.mark.parametrize("privacy", ["client", "record", "none"])
-def test_the_algorithm_of_the_text_is_ditto(mine, privacy):
-    here = str(Path(fedmtl.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(mine), here])}
-    words = [f"privacy={privacy}", "rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=null"]
-    for name in ("my_ditto", "ditto"):
-        run = [*words, f"algorithm={name}", f"hydra.run.dir={privacy}_{name}"]
-        command = [sys.executable, "-m", "fedmtl", "--config-dir", "mine", *run]
-        done = subprocess.run(command, env=environment, cwd=mine, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "public/   privacy.json, " in done.stdout
-        assert ("a simulation, not private; to publish" in done.stdout) == (privacy != "none")
-        assert ("not private, to be kept like private/" in done.stdout) == (privacy == "none")
-    for file in ("public/model.safetensors", "private/models.safetensors"):
-        own, known = (load_file(mine / f"{privacy}_{name}" / file) for name in ("my_ditto", "ditto"))
-        assert own.keys() == known.keys()
-        assert all((own[key] == known[key]).all() for key in known)
-
-
-def test_the_algorithm_of_the_text_is_audited(mine, monkeypatch, capsys):
-    monkeypatch.chdir(mine)
-    monkeypatch.syspath_prepend(str(mine))
-    words = ["algorithm=my_ditto", "data.clients=20", "schedule.cohort=10", "rounds=10"]
-    assert cli.main(["audit", "--config-dir", "mine", *words]) == 0
-    assert re.search(r"\b0 of \d\d checks refuted", capsys.readouterr().out)
-
-
-def test_a_module_that_python_does_not_find_is_named(mine, monkeypatch, capsys):
-    monkeypatch.chdir(mine)
-    for module in (mine / "mine" / "algorithm").glob("*.yaml"):
-        (module.parent / "lost.yaml").write_text(module.read_text().replace("my_ditto.", "nowhere."))
-    assert cli.main(["--config-dir", "mine", "algorithm=lost"]) == 2
-    assert capsys.readouterr().err == (
-        "fedmtl: error: algorithm._target_ is 'nowhere.MyDitto', which cannot be imported (No module named 'nowhere'); "
-        "it must be MODULE.NAME, with the module's folder on PYTHONPATH.\n"
-    )
 
 
 def test_one_module_and_one_yaml_add_a_data_set(tmp_path):

@@ -1,0 +1,178 @@
+"""The fenced blocks of the documentation's pages, and what it takes to run them at small sizes.
+
+A page is a session: its blocks run in order, in one folder. Blocks of Python share one namespace. A block with a
+``title`` is a file, and blocks of the same title follow one another in it. In a block of commands every line is run,
+with small sizes appended. Before a block a comment ``<!-- small: ... -->`` may add settings to its commands, or say
+what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``; ``<!-- exit: 1 -->`` is the exit code expected.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedmtl import cli
+from fedmtl.cli.config import combinations, compose
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = DOCS / "pages"
+FOLDER, SWEEP = "outputs/DATE/TIME", "multirun/DATE/TIME"  # what the pages call the folder of the run before
+
+_BLOCK = re.compile(
+    r"(?P<comments>(?:^<!--[^\n]*-->\n+)*)^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_SMALL = {
+    "data.clients": 20,
+    "data.tasks": 4,
+    "data.agents": 6,
+    "data.features": 6,
+    "schedule.cohort": 10,
+    "schedule.per_client": 3,
+    "schedule.activations": 3,
+    "rounds": 2,
+    "replicates": 2,
+    "progress": "false",
+}
+_FRAME = {"rounds", "progress", "replicates"}  # settings that a command may override even where it gave them
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file it belongs to, its text, and how the tests change it."""
+
+    language: str
+    text: str
+    title: str = ""
+    small: str = ""
+    code: int = 0
+
+
+def blocks(page: str, language: str | None = None) -> list[Block]:
+    """Return the blocks of a page, all or those of one language."""
+    found = []
+    for match in _BLOCK.finditer((PAGES / page).read_text(encoding="utf-8")):
+        title = re.search(r'title="([^"]+)"', match["options"])
+        small = re.search(r"<!-- small: (.*?) -->", match["comments"])
+        code = re.search(r"<!-- exit: (\d+) -->", match["comments"])
+        found.append(
+            Block(
+                match["language"],
+                match["text"],
+                title[1] if title else "",
+                small[1] if small else "",
+                int(code[1]) if code else 0,
+            )
+        )
+    return [block for block in found if language in (None, block.language)]
+
+
+def lines(text: str) -> Iterator[list[str]]:
+    """Yield the words of every command, without its comment."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+def write(block: Block, folder: Path) -> None:
+    """Add a block to its file."""
+    path = folder / block.title
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(block.text + "\n")
+
+
+def small_settings(words: list[str], extra: Path | None) -> list[str]:
+    """Return a command's settings with those sizes made small that its configuration has."""
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    config = compose(tuple(next(combinations(settings, multirun=True))), extra)
+    sizes = {key: value for key, value in _SMALL.items() if isinstance(OmegaConf.select(config, key), (int, str))}
+    if OmegaConf.select(config, "replicates") == 1:
+        del sizes["replicates"]
+    if "clocks" in OmegaConf.select(config, "schedule._target_", default="").lower():
+        sizes["rounds"] = 30  # activations
+    kept = [word for word in words if word.split("=")[0] not in sizes or "," in word]
+    sizes = {key: value for key, value in sizes.items() if not any(word.startswith(f"{key}=") for word in kept)}
+    return [*kept, *(f"{key}={value}" for key, value in sizes.items())]
+
+
+def fedmtl(words: list[str], small: list[str]) -> int:
+    """Run a documented command at small sizes, its run in :data:`FOLDER`; returns the exit code."""
+    verb = words[0] if words and "=" not in words[0] and not words[0].startswith("-") else ""
+    rest = words[1:] if verb else words
+    if verb in ("", "audit", "search", "profile") and not {"--help", "--version", "--cfg"} & set(rest):
+        where = rest.index("--config-dir") + 1 if "--config-dir" in rest else None
+        rest = small_settings([*rest, *small], None if where is None else Path(rest[where]))
+        if not verb:
+            multirun = {"-m", "--multirun"} & set(rest)
+            rest.append(f"hydra.sweep.dir={_fresh(SWEEP)}" if multirun else f"hydra.run.dir={_fresh(FOLDER)}")
+        elif verb == "search":
+            rest += ["--folder", _fresh(FOLDER)]
+    else:
+        rest = [*rest, *small]
+    return cli.main([verb, *rest] if verb else rest)
+
+
+def _fresh(folder: str) -> str:
+    """Return the name of a folder in which there is nothing any more."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every line of a block of commands."""
+    for words in lines(block.text):
+        if words[0] == "export":
+            name, value = words[1].split("=", 1)
+            assert (name, value) == ("PYTHONPATH", "."), words
+            monkeypatch.syspath_prepend(str(Path.cwd()))
+        elif words[0] == "fedmtl":
+            assert fedmtl(words[1:], shlex.split(block.small)) == block.code, words
+        elif words[0] == "python" and words[1].startswith("docs/examples/"):
+            assert (ROOT / words[1]).exists(), words  # run by test_examples
+        elif words[0] == "python":
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "argv", words[1:])
+                runpy.run_path(words[1], run_name="__main__")
+        else:
+            assert words[:2] == ["pip", "install"], f"{words}: the tests do not know this command"
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> None:
+    """Run a block of Python, with what its comment replaces."""
+    text = block.text
+    for change in filter(None, block.small.split("; ")):
+        before, after = change.split(" -> ")
+        assert before in text, f"{before!r} is not in the block"
+        text = text.replace(before, after)
+    exec(compile(text, "<page>", "exec"), namespace)
+
+
+import time  # TEMP
+
+_fedmtl, _run_python = fedmtl, run_python
+
+
+def fedmtl(words, small):
+    t = time.process_time()
+    r = _fedmtl(words, small)
+    open("/tmp/dw/prof.txt", "a").write(f"{time.process_time() - t:6.2f} {' '.join(words)}\n")
+    return r
+
+
+def run_python(block, namespace):
+    t = time.process_time()
+    _run_python(block, namespace)
+    open("/tmp/dw/prof.txt", "a").write(f"{time.process_time() - t:6.2f} PY {block.text[:40]!r}\n")

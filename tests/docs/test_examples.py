@@ -1,0 +1,41 @@
+"""The programs of docs/examples run, at small sizes, and print lines as those that the documentation shows."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS
+
+EXAMPLES = DOCS / "examples"
+SMALL = {
+    "adapters": ["--clients=20", "--public=5", "--rounds=2"],
+    "bands": ["--agents=8", "--answers=2", "--replicates=2"],
+    "gains": ["--clients=20", "--rounds=2", "--epsilons", "0.5", "2", "8"],
+    "silos": ["--silos=4", "--patients=30", "--rounds=2"],
+}
+
+
+def shape(text: str) -> str:
+    """The text with one mark in the place of every number and of the spaces around it."""
+    return re.sub(r"\s*[\d.,]*\d[\d.,]*\s*", "#", text.strip())
+
+
+def test_every_example_is_tested_and_shown() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SMALL)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.txt")) == sorted(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_prints_what_the_page_shows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *SMALL[name]])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    shown = (EXAMPLES / f"{name}.txt").read_text(encoding="utf-8")
+    assert shape(capsys.readouterr().out) == shape(shown)
