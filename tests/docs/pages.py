@@ -60,7 +60,7 @@ class Block:
 
 
 def blocks(page: str, language: str | None = None) -> list[Block]:
-    """Return the blocks of a page, all or those of one language."""
+    """Return the blocks of a page, all or those of one language, without those that show a file of docs/examples."""
     found = []
     for match in _BLOCK.finditer((PAGES / page).read_text(encoding="utf-8")):
         title = re.search(r'title="([^"]+)"', match["options"])
@@ -75,7 +75,7 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
                 int(code[1]) if code else 0,
             )
         )
-    return [block for block in found if language in (None, block.language)]
+    return [one for one in found if language in (None, one.language) and not one.text.startswith("--8<--")]
 
 
 def lines(text: str) -> Iterator[list[str]]:
@@ -119,7 +119,7 @@ def fedmtl(words: list[str], small: list[str]) -> int:
             multirun = {"-m", "--multirun"} & set(rest)
             rest.append(f"hydra.sweep.dir={_fresh(SWEEP)}" if multirun else f"hydra.run.dir={_fresh(FOLDER)}")
         elif verb == "search":
-            rest += ["--folder", _fresh(FOLDER)]
+            rest += ["--folder", _fresh(FOLDER), "--mean", "1", "--score-noise", "0.2"]
     else:
         rest = [*rest, *small]
     return cli.main([verb, *rest] if verb else rest)
@@ -158,21 +158,3 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
         assert before in text, f"{before!r} is not in the block"
         text = text.replace(before, after)
     exec(compile(text, "<page>", "exec"), namespace)
-
-
-import time  # TEMP
-
-_fedmtl, _run_python = fedmtl, run_python
-
-
-def fedmtl(words, small):
-    t = time.process_time()
-    r = _fedmtl(words, small)
-    open("/tmp/dw/prof.txt", "a").write(f"{time.process_time() - t:6.2f} {' '.join(words)}\n")
-    return r
-
-
-def run_python(block, namespace):
-    t = time.process_time()
-    _run_python(block, namespace)
-    open("/tmp/dw/prof.txt", "a").write(f"{time.process_time() - t:6.2f} PY {block.text[:40]!r}\n")

@@ -24,7 +24,14 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("privacy", ["client", "record", "none"])
 def test_the_algorithm_of_the_text_is_ditto(privacy: str, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"privacy={privacy}", "rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=[]"]
+    words = [
+        f"privacy={privacy}",
+        "rounds=2",
+        "data.clients=20",
+        "schedule.cohort=10",
+        "baselines=[]",
+        "progress=false",
+    ]
     for name in ("my_ditto", "ditto"):
         assert cli.main(["--config-dir", "mine", *words, f"algorithm={name}", f"hydra.run.dir={name}"]) == 0
         covered = "not private, see above" if privacy == "none" else "covered by the epsilon above"
