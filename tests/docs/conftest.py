@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def open_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the stream of pytest open: Hydra closes all handlers of logging when it begins, and absl's its stream, too."""
+    """Keep the stream that pytest writes to open: Hydra closes all handlers of logging, and absl's its stream too."""
     monkeypatch.setattr("absl.logging.PythonHandler.close", logging.StreamHandler.close)
