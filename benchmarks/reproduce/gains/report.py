@@ -44,8 +44,8 @@ SOURCES = (
     Source("starts", "a client", "starts/run.py"),
     Source("mp_mtl", "a client", "mp_mtl/once.py --school FILE"),
     Source("p2p", "a record", "p2p/once.py --root FOLDER"),
-    Source("cost_of_privacy", "a record", "cost_of_privacy/public_start.py --root FOLDER"),
-    Source("pp_dmtl", "a record", "pp_dmtl/steps.py"),
+    Source("cost_of_privacy", "a record", "cost_of_privacy/public_start.py --root FOLDER --hospital FOLDER"),
+    Source("pp_dmtl", "a record", "pp_dmtl/directions.py"),
 )
 
 
