@@ -126,6 +126,8 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["-m", "algorithm=pmtl,fedavgg"], "algorithm has no option 'fedavgg'; did you mean fedavg?"),
         (["resume", "nowhere"], "nowhere holds no run of this command"),
         (["report", "nowhere"], "nowhere is not a folder"),
+        (["--config-dir", "nowhere", "algorithm=own"], "--config-dir is nowhere, which is no folder; give one with "),
+        (["profile", "--config-dir", "nowhere"], "--config-dir is nowhere, which is no folder"),
         (["profile", "roundz=3"], "roundz is no setting; did you mean rounds?"),
         (["profile", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
     ],
@@ -388,6 +390,46 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     for command_name in ("report", "resume", "profile", "-m", "--debug"):
         assert command_name in shown
     assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "words", [["hydra.run.dir=/dev/null/run"], ["-m", "seed=1,2", "hydra.sweep.dir=/dev/null/run"]]
+)
+def test_a_folder_that_cannot_be_made_is_said_in_one_line(tmp_path: Path, words: list[str]) -> None:
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedmtl: error: the folder of the run cannot be made: [Errno 20] Not a directory")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_help_lists_own_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine/algorithm").mkdir(parents=True)
+    (tmp_path / "mine/algorithm/own.yaml").write_text("# A method of mine.\n_target_: own.Own\n")
+    for words in (["--config-dir", str(tmp_path / "mine"), "--help"], ["-h", "-cd", str(tmp_path / "mine")]):
+        assert cli.main(words) == 0
+        shown = capsys.readouterr().out
+        assert f"A method of mine. ({tmp_path / 'mine'})" in shown
+        assert "fedavg" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("import not_here", "No module named 'not_here'"), ("x = 1", "'own_module' has no attribute 'Own'")],
+)
+def test_a_class_that_cannot_be_imported_is_said_with_its_reason(
+    tmp_path: Path, text: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm/own.yaml").write_text("_target_: own_module.Own\n")
+    (tmp_path / "own_module.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    assert cli.main(["--config-dir", str(tmp_path), "algorithm=own"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("fedmtl: error: algorithm._target_ is 'own_module.Own', which cannot be imported (")
+    assert why in shown
+    assert shown.count("\n") == 1
 
 
 def test_help_and_refusals_do_not_import_torch(tmp_path: Path) -> None:

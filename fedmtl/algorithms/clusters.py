@@ -70,7 +70,7 @@ class ClusteredPMTL(Algorithm):
         positive(self, server_lr=self.server_lr)
         if self.server_lr > 1.0:
             raise ConfigError(f"ClusteredPMTL.server_lr is {self.server_lr}; it must be in (0, 1].")
-        self.local.check(self.lam)
+        LocalSolver.check_given(self, self.local, self.lam)
 
     def cluster_of(self, problem: Problem) -> Tensor:
         """Return the number of each client's cluster, int64 (n,), in the order of the clusters' names.
@@ -159,7 +159,7 @@ class IFCA(Algorithm):
         positive_int(self, clusters=self.clusters)
         non_negative(self, spread=self.spread)
         positive(self, server_lr=self.server_lr)
-        self.local.check(0.0)
+        LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = self.clusters * problem.dimension, problem.rounds

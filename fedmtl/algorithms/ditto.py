@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._check import non_negative, positive
+from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
@@ -46,7 +47,7 @@ class Ditto(GlobalModel):
     def __post_init__(self) -> None:
         non_negative(self, lam=self.lam)
         positive(self, server_lr=self.server_lr)
-        self.local.check(self.lam)
+        LocalSolver.check_given(self, self.local, self.lam)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = problem.dimension, problem.rounds

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._check import non_negative, positive
+from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import Own, Problem, Round, State
 from .server import GlobalModel
@@ -33,7 +34,7 @@ class FedAvg(GlobalModel):
 
     def __post_init__(self) -> None:
         positive(self, server_lr=self.server_lr)
-        self.local.check(self.proximal_strength)
+        LocalSolver.check_given(self, self.local, self.proximal_strength)
 
     @property
     def proximal_strength(self) -> float:

@@ -65,7 +65,7 @@ class FedRep(Algorithm):
         positive(self, server_lr=self.server_lr)
         for solver in (self.local, self.head_local):
             if solver is not None:
-                solver.check(0.0)
+                LocalSolver.check_given(self, solver)
 
     def shared_places(self, problem: Problem) -> Tensor:
         """Return (D,) bool: which of the flat parameters are shared.

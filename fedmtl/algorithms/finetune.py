@@ -69,8 +69,7 @@ class Finetune:
         non_negative(self, lam=self.lam, validation=self.validation)
         if not self.validation < 1.0:
             raise ConfigError(f"Finetune.validation is {self.validation!r}; it must be in [0, 1).")
-        if self.kind == "mean":
-            self.local.check(self.lam)
+        LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)
 
     def text(self) -> str:
         """Return the kind and its strength in words."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import ConfigError
+from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models
@@ -49,7 +50,7 @@ class PFedMe(GlobalModel):
     def __post_init__(self) -> None:
         positive(self, lam=self.lam, eta=self.eta, server_lr=self.server_lr)
         positive_int(self, local_rounds=self.local_rounds)
-        self.local.check(self.lam)
+        LocalSolver.check_given(self, self.local, self.lam)
         if self.eta * self.lam >= 2.0:
             raise ConfigError(
                 f"PFedMe.eta * lam = {self.eta:g} * {self.lam:g} = {self.eta * self.lam:g}: from 2 on, every step "

@@ -59,7 +59,7 @@ class PMTL(Algorithm):
     def __post_init__(self) -> None:
         non_negative(self, lam=self.lam)
         one_of(self, ("global", "local"), delta=self.delta)
-        self.local.check(self.lam)
+        LocalSolver.check_given(self, self.local, self.lam)
         if self.server_lr is not None:
             positive(self, server_lr=self.server_lr)
             if self.delta == "global" and self.server_lr > 1.0:

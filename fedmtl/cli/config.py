@@ -46,6 +46,10 @@ def config_folder() -> Path:
 
 def choices(folder: Path) -> dict[str, dict[str, str]]:
     """Return every group with its options; an option comes with the comment that opens its file."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--config-dir is {folder}, which is no folder; give one with groups, such as mine/algorithm/."
+        )
     options: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*/**/*.yaml")):
         group = file.parent.relative_to(folder).as_posix()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 FAILED, REFUSED = 1, 2
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, known before training
 
 _USAGE = """\
@@ -89,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str], debug: bool) -> int:
-    if {"-h", "--help"} & set(words[:1]) or words == ["help"]:
-        print(help_text())
+    if words == ["help"] or ({"-h", "--help"} & set(words) and words[0] not in _COMMANDS):
+        print(help_text(_train_options([word for word in words if word not in ("-h", "--help", "help")]).config_dir))
         return 0
     if words[:1] == ["--version"]:
         print(f"fedmtl {__version__}")
@@ -109,10 +110,14 @@ def _dispatch(words: list[str], debug: bool) -> int:
     return _train(words, debug)
 
 
-def help_text() -> str:
-    """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder."""
+def help_text(extra: Path | None = None) -> str:
+    """Return the page of ``fedmtl --help``, with the groups and options found in the configuration folder, and in the
+    user's own, ``extra``."""
     lines = [_USAGE, "groups: choose with GROUP=OPTION"]
-    for group, options in choices(config_folder()).items():
+    found = choices(config_folder())
+    for group, own in (choices(extra) if extra is not None else {}).items():
+        found[group] = found.get(group, {}) | {name: f"{words} ({extra})".lstrip() for name, words in own.items()}
+    for group, options in found.items():
         if "/" in group:
             continue
         width = max(18, *map(len, options))
@@ -152,10 +157,20 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
     import hydra
 
     before, sys.argv = sys.argv, ["fedmtl", *words]
+    full = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"  # errors come here, and are not printed by Hydra
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(task)()
+    except OSError as error:  # not of the run, which is another block
+        raise ConfigError(
+            f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
+        ) from error
     finally:
         sys.argv = before
+        if full is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = full
 
 
 def _begin(config: Config, folder: Path, command: str, job: Job | None) -> None:

@@ -166,7 +166,8 @@ def group_rows(
     """Return the (x, y) of each client of a table of columns; several feature columns become one feature each.
 
     Args:
-        table: has ``column_names``, and its item at a name is that column, a value a row.
+        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name is that column, a
+            value a row.
         client, target, features: names of columns.
         where: names the table in messages.
 
@@ -174,6 +175,9 @@ def group_rows(
         DataError: a missing column, columns of different lengths, an empty client, or rows that do not agree.
     """
     known = getattr(table, "column_names", None)
+    if known is None and hasattr(table, "columns") and hasattr(table, "iloc"):
+        known = list(table.columns)
+        table = {name: table[name].tolist() for name in dict.fromkeys((client, target, *features)) if name in known}
     if known is None or not hasattr(table, "__getitem__"):
         raise DataError(
             f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."

@@ -270,7 +270,7 @@ class FederatedDataset:
         """Return a dataset from a table of columns with a row an example, such as one of Hugging Face's ``datasets``.
 
         Args:
-            table: an object with ``column_names``, whose item at a column's name is that column.
+            table: an object with ``column_names``, whose item at a column's name is that column, or one of pandas.
             client: the column with each row's client; its values become the ids, as text, in the order in which they
                 first occur.
             target: the column to predict: whole labels, real numbers, or lists of them of one length.

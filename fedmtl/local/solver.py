@@ -62,6 +62,20 @@ class LocalSolver(ABC):
             return torch.full_like(counts, self.steps)
         return self.epochs * batches_per_epoch(counts, self.batch_size)
 
+    @staticmethod
+    def check_given(owner: object, solver: object, lam: float = 0.0) -> None:
+        """Refuse what an algorithm was given as ``local`` that is no solver, or cannot follow a strength ``lam``.
+
+        Raises:
+            ConfigError: naming the class of ``owner``.
+        """
+        if not isinstance(solver, LocalSolver):
+            raise ConfigError(
+                f"{type(owner).__name__}.local is {solver!r}; give a local solver, such as LocalSGD(lr=0.1) or "
+                "LocalOptimizer(optimizer_name='Adam', lr=0.01)."
+            )
+        solver.check(lam)
+
     def check(self, lam: float) -> None:  # noqa: B027 - most solvers follow any
         """Refuse a regularization strength this solver cannot follow."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..algorithms import APFL, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedProx, FedRep, Local, PFedMe
 from ..algorithms.base import Algorithm
@@ -23,7 +23,7 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     Raises:
         ConfigError: an unknown name, or a name twice.
     """
-    if isinstance(baselines, str):
+    if isinstance(baselines, str) or not isinstance(baselines, Iterable):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
     alone = algorithm.local_baseline()
     accepted = ["local"] if alone is not None else []
@@ -44,6 +44,8 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
                 built[item] = alone
                 continue
             item = _NAMES[item]() if solver is None else _NAMES[item](local=solver)
+        if not isinstance(item, Algorithm):
+            raise ConfigError(f"baselines has {item!r}; accepted: {', '.join(_NAMES)}, or algorithm objects.")
         if item.name in built:
             raise ConfigError(f"baselines has {item.name!r} twice.")
         built[item.name] = item

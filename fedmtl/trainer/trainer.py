@@ -31,6 +31,7 @@ from .checkpoint import Checkpoint
 from .evaluation import try_metrics
 from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
+from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_kinds
 from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
@@ -49,8 +50,11 @@ class Trainer:
 
     Args:
         algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...
-        data: the clients' data. Floating targets 0 and 1, or -1 and +1, are two classes under a logistic or hinge loss.
-        model: a module, or a factory called with the data's :class:`~fedmtl.data.DataSpec`.
+        data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
+            torch Dataset, of which a fifth is for test. Floating targets 0 and 1, or -1 and +1, are two classes under a
+            logistic or hinge loss.
+        model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the name of one
+            (``"mlp"``).
         schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
             whose clients act one at a time.
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
@@ -99,7 +103,7 @@ class Trainer:
     """
 
     algorithm: Algorithm
-    data: FederatedDataset
+    data: FederatedDataset  # what else is accepted becomes one
     model: nn.Module | ModelFactory
     schedule: Schedule
     privacy: Privacy | None
@@ -128,7 +132,12 @@ class Trainer:
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
-        object.__setattr__(self, "data", coded_for(self.data, self.algorithm, self.loss))
+        check_kinds(self.algorithm.local, self.early_stopping, self.seed)
+        given: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
+        given |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
+        given |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
         positive_int(self, rounds=self.rounds)
         one_of(self, ("float32", "float64"), dtype=self.dtype)

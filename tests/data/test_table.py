@@ -303,3 +303,48 @@ def test_whole_numbers_beyond_64_bits_are_numbers(tmp_path):
     (tmp_path / "t.csv").write_text("ward,dose,stay\n" + "a,1,0\n" * 4 + f"a,{10**30},1\n")
     data = read_table(tmp_path / "t.csv", client="ward", target="stay", test_fraction=0.2)
     assert sorted(torch.cat([data.train.x, data.test.x]).flatten().tolist())[-1] == float(np.float32(1e30))
+
+
+def test_a_table_of_pandas_is_read_as_its_file_is(tmp_path):
+    table = frame()
+    table.to_parquet(tmp_path / "visits.parquet")
+    given = {"client": "ward", "target": "stay", "one_hot": ["kind"]}
+    one, other = (
+        read_table(table.sample(frac=1.0, random_state=0).sort_index(), **given),
+        read_table(tmp_path / "visits.parquet", **given),
+    )
+    assert one.ids == other.ids
+    assert torch.equal(one.train.x, other.train.x)
+    assert torch.equal(one.train.y, other.train.y)
+    assert one.name == "table"
+    shuffled = table.sample(frac=1.0, random_state=1)  # the index says nothing
+    again = read_table(shuffled, **given)
+    assert [rows_of(again, i) for i in range(3)] == [rows_of(other, i) for i in range(3)]
+    with pytest.raises(DataError, match=r"^visits: client column 'wrd' is missing"):
+        read_table(table, **given | {"client": "wrd"}, name="visits")
+    with pytest.raises(DataError, match="a int is no table; accepted: a file's path, or a DataFrame"):
+        read_table(3, **given)
+
+
+IMAGE = b"\x89PNG" + bytes(range(256)) * 20
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"bytes": IMAGE, "path": "x.png"}, "a mapping of bytes, path"),
+        (IMAGE, "5,124 bytes"),
+        ([1.5] * 500, "[1.5 1.5"),
+    ],
+)
+@pytest.mark.parametrize(
+    "role", [{}, {"one_hot": ["image"]}, {"target": "image", "labels": ["a"]}, {"client": "image"}, {"target": "image"}]
+)
+def test_images_are_refused_without_printing_them(tmp_path, value, said, role):
+    pd.DataFrame({"who": list("aabb"), "image": [value] * 4, "t": [0, 1] * 2}).to_parquet(tmp_path / "i.parquet")
+    with pytest.raises(DataError) as caught:
+        read_table(tmp_path / "i.parquet", **{"client": "who", "target": "t"} | role)
+    text = str(caught.value).removeprefix(str(tmp_path))
+    assert "row 0, column 'image' holds " + said in text
+    assert len(text) < 260
+    assert "\\x" not in text

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedmtl import FedAvg, Local, LocalSGD, Trainer, models
+from fedmtl import PMTL, Ditto, FedAvg, FedRep, Finetune, Local, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
 from fedmtl.privacy import ClientPrivacy, FullParticipation, RecordPrivacy
 from fedmtl.stacked import Layout
+from tests.helpers import ragged_classification
 from tests.test_cli import command
 
 
@@ -329,3 +330,71 @@ def test_a_baseline_that_cannot_train_the_model_is_refused_before_the_run(tmp_pa
     with pytest.raises(ConfigError, match=r"baselines has 'fedrep', which cannot be run here: FedRep\.head is"):
         fit(data, net, **options)
     assert not list(tmp_path.rglob("ledger*"))
+
+
+# What a trainer is given
+
+
+def of_plain_words(**settings):
+    given = {
+        "algorithm": FedAvg(local=LocalSGD(lr=0.1)),
+        "data": ragged_classification(4),
+        "model": models.softmax_regression(),
+        "schedule": FullParticipation(),
+        "privacy": None,
+        "rounds": 1,
+        "progress": False,
+    }
+    return Trainer(**given | settings)
+
+
+class Pairs(Items):
+    def __getitem__(self, i: int):
+        return super().__getitem__(i)[0]["picture"].flatten(), i % 2
+
+
+@pytest.mark.parametrize("data", [{"a": (np.ones((6, 12), np.float32), [0, 1] * 3), "b": Pairs()}, "synthetic_tasks"])
+def test_names_and_mappings_become_data(data):
+    made = of_plain_words(data=data, model="linear_regression" if data == "synthetic_tasks" else "mlp")
+    assert isinstance(made.data, FederatedDataset)
+    if isinstance(data, dict):
+        assert made.data.ids == ("a", "b")
+        assert made.fit().data_name == "data"
+
+
+def test_a_model_by_name_is_the_factory_of_that_name():
+    named, called, made = (of_plain_words(model=one).fit() for one in ("mlp", models.mlp, models.mlp()))
+    assert torch.equal(named.personal, made.personal)
+    assert torch.equal(called.personal, made.personal)
+    assert of_plain_words(execution="threads").execution == Execution(strategy="threads")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model": "mlpp"}, "model is 'mlpp'; give a module, a function of the data's DataSpec"),
+        ({"model": None}, "model is None; give a module"),
+        ({"model": nn.Linear}, "model is <class 'torch.nn.modules.linear.Linear'>; give a module"),
+        ({"callbacks": [print]}, "callbacks has <built-in function print>, without on_start, on_event, on_evaluate"),
+        ({"callbacks": print}, "callbacks is <built-in function print>; give a list of objects"),
+        ({"folder": 3}, "folder is 3; give a path, as text or Path, or None"),
+        ({"data": [1]}, "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping"),
+        ({"data": "digitz"}, "data.name is 'digitz'; accepted: 'adult'"),
+        ({"baselines": None}, "baselines is None; give a list, such as"),
+        ({"baselines": [3]}, "baselines has 3; accepted: local, fedavg"),
+        ({"execution": 3}, "execution is 3; give Execution"),
+        ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
+        ({"seed": "a"}, "seed is 'a'; it must be a whole number"),
+    ],
+)  # fmt: skip
+def test_what_stands_for_nothing_is_refused_by_name(settings, said):
+    with pytest.raises(ConfigError) as caught:
+        of_plain_words(**settings)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("owner", [FedAvg, Local, Ditto, PMTL, FedRep, Finetune])
+def test_an_optimizer_is_no_local_solver(owner):
+    with pytest.raises(ConfigError, match=r"local is <class 'torch.optim.sgd.SGD'>; give a local solver, such as"):
+        of_plain_words(algorithm=owner(local=torch.optim.SGD))

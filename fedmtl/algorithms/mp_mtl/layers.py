@@ -66,7 +66,7 @@ class MPMTLayers(Algorithm):
         object.__setattr__(self, "layers", tuple(self.layers))
         non_negative(self, threshold=self.threshold, **given(rho=self.rho))
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
-        self.local.check(0.0)
+        LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size = int(self.places(problem).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MISSING = ("NA", "NaN", "nan", "")
 """Texts that stand for a value that is not there."""
+_LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -49,6 +50,25 @@ class Table:
     frame: pd.DataFrame
     file: Path
     client_of: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, source: str | Path | pd.DataFrame, text: Sequence[str] = (), name: str | None = None) -> Table:
+        """Return the table in a file, see :meth:`read`, or that of pandas, called ``name`` in messages.
+
+        Raises:
+            DataError: neither, or one without rows.
+        """
+        if isinstance(source, (str, Path)):
+            return cls.read(Path(source), text)
+        import pandas as pd
+
+        if not isinstance(source, pd.DataFrame):
+            raise DataError(
+                f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame of pandas."
+            )
+        if source.empty:
+            raise DataError(f"{name or 'the table'} has no rows; at least 2 a client are needed.")
+        return cls(source, Path(name or "table"))
 
     @classmethod
     def read(cls, file: Path, text: Sequence[str] = ()) -> Table:
@@ -100,7 +120,7 @@ class Table:
             return
         row = int(wrong.argmax())
         value = self.frame[column].iloc[row]
-        state = f"holds {value!r}" if isinstance(value, str) else f"holds {value}"
+        state = f"holds {_shown(value)}"
         client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
@@ -147,9 +167,29 @@ class Table:
         self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
         return values
 
+    def compound(self, column: str) -> np.ndarray:
+        """Return bool (n,), where a value is neither text nor a number: bytes, such as those of an image, a list or a
+        mapping."""
+        import pandas as pd
+
+        series = self.frame[column]
+        if series.dtype != object:
+            return np.zeros(len(series), dtype=bool)
+        return np.array([isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v) for v in series])
+
     def texts(self, column: str) -> np.ndarray:
         """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
         return self.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+
+
+def _shown(value: object) -> str:
+    """Return a value as messages print it: what is no number or short text by its kind alone, such as an image."""
+    if isinstance(value, Mapping) and any(isinstance(one, (bytes, bytearray)) for one in value.values()):
+        return f"a mapping of {', '.join(map(str, value))}"
+    if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
+        return f"{len(value):,} bytes"
+    text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:

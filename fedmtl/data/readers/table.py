@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,12 +19,15 @@ from ..rows import offsets_of
 from ..transforms import Integers, Transform
 from .columns import Table, codes
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _WHOLE = 1 << 24  # whole numbers below it are exact in float32
 
 
 @reader("table")
 def read_table(
-    path: str | Path,
+    path: str | Path | pd.DataFrame,
     *,
     client: str,
     target: str,
@@ -45,7 +49,7 @@ def read_table(
     constants as ``transform=Affine(scale, shift)``.
 
     Args:
-        path: a .csv, .tsv (both also .gz) or .parquet file.
+        path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
         client: the column with each row's client; its values become the ids, as text.
         target: the column to predict.
         features: the columns to predict from; None for all others.
@@ -58,16 +62,16 @@ def read_table(
         integers: keep the features as whole numbers, for models of tokens.
         transform: from storage to what the model takes; None for :class:`~fedmtl.data.Cast`, or
             :class:`~fedmtl.data.Integers` for ``integers``.
-        name: for messages and reports; None for the file's name.
+        name: for messages and reports; None for the file's name, or ``"table"``.
 
     Raises:
         DataError: an unreadable file, a missing column, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
-    file = Path(path)
     positive_int("read_table", min_examples=min_examples)
     check_fraction(test_fraction)
-    table = Table.read(file, (client, *one_hot, *(() if labels is None else (target,))))
+    table = Table.of(path, (client, *one_hot, *(() if labels is None else (target,))), name)
+    file = table.file
     if features is None:
         features = [column for column in table.frame.columns if column not in (client, target)]
     for role, columns in (("client", (client,)), ("target", (target,)), ("features", features)):
@@ -137,4 +141,5 @@ def _texts(
 ) -> np.ndarray:
     """Return a column as it is written, without missing values."""
     table.refuse(table.frame[name].isna().to_numpy(), name, accepted)
+    table.refuse(table.compound(name), name, "texts or numbers here")
     return table.frame[name].astype(str).to_numpy(dtype=str)

@@ -1,0 +1,101 @@
+"""What a trainer is given: names and plain values become the objects they stand for; the rest is refused by name."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .. import models
+from ..data import FederatedDataset, load_data
+from ..errors import ConfigError
+from ..local import Execution, LocalSolver
+from ..models import ModelFactory
+from .callbacks import Callback
+from .stopping import EarlyStopping
+
+_NAMED = ("softmax_regression", "logistic_regression", "linear_regression", "mlp", "femnist_cnn", "celeba_cnn")
+_METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def as_data(data: Any) -> FederatedDataset:
+    """Return the data that were given: a dataset, the name of one, or a mapping from client to (x, y) or Dataset."""
+    if isinstance(data, FederatedDataset):
+        return data
+    if isinstance(data, str):
+        return load_data(data)
+    if isinstance(data, Mapping):
+        return FederatedDataset.from_tensors(data)
+    raise ConfigError(
+        f"data is {_a(data)}; give a FederatedDataset, the name of a reader such as 'digits', or a mapping from client "
+        "to a pair (x, y) or torch Dataset; of a table load_data('table', path=TABLE, client=COLUMN, target=COLUMN)."
+    )
+
+
+def as_model(model: Any) -> nn.Module | ModelFactory:
+    """Return the model that was given: a module, a factory, or the name of one, such as ``"mlp"``."""
+    known = {name: getattr(models, name) for name in _NAMED}
+    if isinstance(model, str) and model in known:
+        return known[model]()  # type: ignore[no-any-return]
+    if any(model is one for one in known.values()):  # the function that makes a factory, not called
+        return model()  # type: ignore[no-any-return]
+    if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, type)):
+        return model  # type: ignore[no-any-return]
+    what = repr(model) if isinstance(model, str) else _a(model)
+    raise ConfigError(
+        f"model is {what}; give a module, a function of the data's DataSpec that returns one, or a name: "
+        f"{', '.join(map(repr, _NAMED))}."
+    )
+
+
+def as_folder(folder: Any) -> str | Path | None:
+    """Return a folder that can be one."""
+    if folder is None or isinstance(folder, (str, Path)):
+        return folder
+    if isinstance(folder, os.PathLike):
+        return Path(folder)
+    raise ConfigError(f"folder is {folder!r}; give a path, as text or Path, or None to keep nothing.")
+
+
+def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    """Return objects with the methods of a callback."""
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects with the methods of Callback.")
+    found = tuple(callbacks)
+    for one in found:
+        lacking = [name for name in _METHODS if not callable(getattr(one, name, None))]
+        if isinstance(one, type) or lacking:
+            why = "a class: make an object of it" if isinstance(one, type) else f"without {', '.join(lacking)}"
+            raise ConfigError(f"callbacks has {one!r}, {why}; derive from fedmtl.Callback, whose methods do nothing.")
+    return found
+
+
+def as_execution(execution: Any) -> Execution:
+    """Return how client work runs; a name is its strategy."""
+    if isinstance(execution, str):
+        return Execution(strategy=execution)  # type: ignore[arg-type]
+    if not isinstance(execution, Execution):
+        raise ConfigError(f"execution is {execution!r}; give Execution(...), or 'auto', 'stacked' or 'threads'.")
+    return execution
+
+
+def check_kinds(local: Any, early_stopping: Any, seed: Any) -> None:
+    """Refuse a local solver, a stopping rule or a seed that is of another kind."""
+    if local is not None and not isinstance(local, LocalSolver):
+        raise ConfigError(f"the algorithm's local is {local!r}; give a local solver, such as LocalSGD(lr=0.1).")
+    if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
+        raise ConfigError(f"early_stopping is {early_stopping!r}; give EarlyStopping(patience=3) or None.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise ConfigError(f"seed is {seed!r}; it must be a whole number.")
+
+
+def _a(value: Any) -> str:
+    """Say what a value is without printing it: it may be data."""
+    if value is None or isinstance(value, type):
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
