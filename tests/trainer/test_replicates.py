@@ -188,7 +188,7 @@ def test_files_and_words_of_several_runs(tmp_path):
     said = result.summary()
     assert "mean of 3 runs, and 5th to 95th percentile" in said
     assert [line.split()[0] for line in said.splitlines()[4:6]] == ["2", "inf"]
-    rows, _ = collect([tmp_path])
+    rows, _, _ = collect([tmp_path])
     groups = sorted(group(rows), key=lambda one: one.epsilon)
     assert [(one.epsilon, one.seeds) for one in groups] == [(2.0, RUNS), (math.inf, RUNS)]
     assert groups[0].mean["accuracy"] == pytest.approx(result.bands[0]["accuracy"])
