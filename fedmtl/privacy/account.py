@@ -413,6 +413,12 @@ class Account:
         before, _, _ = self._counted(members)
         return np.where(before < self.caps[members], members, -1)
 
+    def fitting(self, members: np.ndarray) -> np.ndarray:
+        """Return how many steps of ``members`` (R, S, k) come before the first with a client past its cap: int64 (R,),
+        S where there is none."""
+        past = (self.within_caps(members) != members).any(2)
+        return np.where(past.any(1), past.argmax(1), past.shape[1])
+
     def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take
         part, and their participations after all of it."""

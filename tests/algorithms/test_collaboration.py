@@ -208,3 +208,18 @@ def test_simulations_respect_caps() -> None:
         simulate(AsyncLearner(cap=4), data, privacy, clients)
     with pytest.raises(BudgetExhausted):
         simulate(AsyncLearner(), data, privacy, clients, caps=np.array([4, 9, 9]))
+    caps = np.array([3, 3, 3])
+    clients = torch.tensor([[0, 1, 0, 0, 0, 1], [2, 1, 0, 1, 2, 0]])  # the first repetition ends before its last 0
+    ended = torch.tensor([[0, 1, 0, 0, -1, -1], [2, 1, 0, 1, 2, 0]])
+    short = simulate(AsyncLearner(), data, privacy, clients, caps=caps, shorten=True)
+    assert torch.equal(short, simulate(AsyncLearner(), data, privacy, ended, caps=caps))
+
+
+def test_kappa_is_chosen_where_the_budget_ends_a_run() -> None:
+    """A fixed noise and a budget: fewer answers than the schedule has."""
+    data, clients = owners(3, 20), torch.arange(12)[None] % 3
+    privacy = RecordPrivacy(clip_norm=5.0, epsilon=3.0, noise_multiplier=3.0, delta=1e-5)
+    chosen = choose_kappa(
+        AsyncLearner(), data, counts=(9, 9, 9), privacy=privacy, clients=clients.expand(2, -1), caps=np.full(3, 9)
+    )
+    assert all(math.isfinite(psi) for psi in chosen.psi.values())

@@ -218,6 +218,7 @@ def simulate(
     caps: np.ndarray | None = None,
     seed: int = 0,
     public: LinearData | None = None,
+    shorten: bool = False,
 ) -> Tensor:
     """R repetitions of a run as one program, without a trainer: simulated noise, in memory.
 
@@ -230,12 +231,13 @@ def simulate(
             repetition asks for.
         seed: of the noise.
         public: the public rows, for a learner that starts at their fit.
+        shorten: every repetition ends where an owner is asked beyond its cap, as a run does.
 
     Returns:
         (R, p) float64, theta_L after the last activation.
 
     Raises:
-        BudgetExhausted: an owner is asked beyond its cap.
+        BudgetExhausted: an owner is asked beyond its cap, without ``shorten``.
     """
     names = ids or tuple(map(str, range(len(data.x))))
     work = LearnerData.of(learner, data, names)
@@ -246,6 +248,9 @@ def simulate(
     caps = learner.hard_caps(caps, events)
     plan = learner.released(work.data, names, caps)
     channel = open_channel(privacy, (plan,), "activations as given", seed=seed, replicates=replicates)
+    if shorten:
+        fitting = torch.from_numpy(channel.account.fitting(clients.numpy()[:, :, None]))
+        clients = torch.where(torch.arange(events) < fitting[:, None], clients, -1)
     state = learner.start(work, public, replicates)
     if learner.method != "steps":
         channel.begin(0, clients)
@@ -310,6 +315,6 @@ def choose_kappa(
     psi = {}
     for kappa in kappas:
         tried = replace(learner, step_size="auto", kappa=float(kappa))
-        theta = simulate(tried, data, privacy, clients, ids=ids, caps=caps, seed=seed)
+        theta = simulate(tried, data, privacy, clients, ids=ids, caps=caps, seed=seed, shorten=True)
         psi[float(kappa)] = float(fitness.psi(theta).mean())
     return KappaChoice(min(psi, key=lambda kappa: psi[kappa]), psi)

@@ -125,18 +125,19 @@ def _objective(
     privacy: RecordPrivacy | None,
     seed: int,
 ) -> float:
-    """Return the mean objective at the marks; infinite where it is not a number."""
+    """Return the mean objective at the marks, of the events that the budget allows; infinite where it is not a
+    number."""
     settings = None if privacy is None else replace(privacy, source="seeded")
     plan = algorithm.plan(problem, schedule)
     channel = open_channel(settings, plan, "as given", seed=seed)
     state, found = algorithm.init(problem), []
-    for start, stop in _parts(len(block)):
+    for start, stop in _parts(int(channel.account.fitting(block.client.numpy()[:, :, None])[0])):
         part = block.window(start, stop)
         channel.begin(start, part.client)
         state = algorithm.step(problem, state, part, channel)
         found.append(float(algorithm.objective(problem, state).mean()))
     channel.close()
-    mean = sum(found) / len(found)
+    mean = sum(found) / max(1, len(found))
     return mean if math.isfinite(mean) else math.inf
 
 
