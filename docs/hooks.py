@@ -6,6 +6,7 @@ Figures come along, other files are named by their path.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,28 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return LINK.sub(replaced, markdown)
 
 
+@cache
+def _places() -> dict[str, str]:
+    """Return where the reference has each public name, from its pages."""
+    places = {}
+    for page in (PAGES / "reference").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for module in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
+            source = (ROOT / module.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
+            listed = re.findall(r"^ +- (\w+)$", text, re.MULTILINE)
+            names = listed or re.findall(r'"(\w+)"', source.split("__all__ = [")[1].split("]")[0])
+            places |= {name: f"{module}.{name}" for name in names}
+    return places
+
+
 def on_page_content(html: str, **_: Any) -> str:
     """Link what docstrings name as ``:class:`~package.Name```, where the reference has it."""
 
     def linked(found: re.Match[str]) -> str:
         short, name = found.groups()
-        text = name.rsplit(".", 1)[-1] if short else name
-        return f'<autoref identifier="{name}" optional><code>{text}</code></autoref>'
+        parts = name.split(".")
+        known = next((i for i, part in enumerate(parts) if part in _places()), None)
+        place = name if known is None else ".".join([_places()[parts[known]], *parts[known + 1 :]])
+        return f'<autoref identifier="{place}" optional><code>{parts[-1] if short else name}</code></autoref>'
 
     return ROLE.sub(linked, html)
