@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
 
@@ -17,28 +22,49 @@ INK = "#1f2430"
 MUTED = "#5c6370"
 GRID = "#e4e6ea"
 
-# Okabe and Ito's palette: told apart with every common colour vision.
+# Okabe and Ito's palette, told apart with every common colour vision, and darker colours beside it.
 # A method keeps its colour in every figure.
 _METHOD_COLOURS = {
     "pmtl": "#0072B2",
     "local": "#6b6f76",
     "fedavg": "#D55E00",
     "fedprox": "#009E73",
+    "ditto": "#7a4fa3",
+    "apfl": "#b8860b",
+    "pfedme": "#8c564b",
+    "ppsgd": "#17808c",
+    "fedrep": "#c2187a",
+    "fedper": "#6a8f00",
+    "mp_mtl": "#c1272d",
+    "mp_mtl_layers": "#e05a5f",
+    "pp_dmtl": "#3f51b5",
+    "async_learner": "#00796b",
+    "p2p": "#a0522d",
+    "clustered_pmtl": "#4a8fd0",
+    "ifca": "#5d4037",
+    "private_prior": "#ad1457",
+    "fedavg + finetuning": "#8a3d00",
+    "pmtl + finetuning": "#004a73",
 }
-_SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#7a4fa3", "#8c6d1f")
+_SPARE_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#9467bd", "#8c6d1f")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return a (colour, marker) for each name; known methods always get the same colour, no two share one."""
-    spare = iter(_SPARE_COLOURS * (1 + len(names) // len(_SPARE_COLOURS)))
+    spare = (colour for colours in (_SPARE_COLOURS, _hues()) for colour in colours)
     styles: dict[str, tuple[str, str]] = {}
     for place, name in enumerate(dict.fromkeys(names)):
-        known = _METHOD_COLOURS.get(name.lower())
-        taken = {colour for colour, _ in styles.values()}
-        colour = known if known is not None and known not in taken else next(spare)
+        colour = _METHOD_COLOURS.get(name.lower()) or next(spare)
         styles[name] = (colour, _MARKERS[place % len(_MARKERS)])
     return styles
+
+
+def _hues() -> Iterator[str]:
+    """Yield dark colours without end, each as far from those before as the golden ratio takes it."""
+    for place in count():
+        parts = colorsys.hls_to_rgb((0.05 + place * 0.6180339887) % 1.0, 0.31, 0.75)
+        yield "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -65,8 +91,14 @@ def dress(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") ->
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """Write one muted line under the figure."""
-    figure.supxlabel(text, x=0.012, ha="left", color=MUTED, fontsize=8)
+    """Write a muted note under the figure, in lines that are no longer than it is wide."""
+    letters = int(figure.get_figwidth() * 16)
+    figure.supxlabel(fill(text, letters), x=0.012, ha="left", color=MUTED, fontsize=8)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write the ticks of a logarithmic axis as numbers, such as 0.01."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def spread_out(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
-from ._canvas import dress, footnote, label_ends, new_figure, save, styles_of
+from ._canvas import dress, footnote, label_ends, new_figure, plain_ticks, save, styles_of
 from ._names import title_of
 from .figures import NOT_PRIVATE
 
@@ -60,6 +60,7 @@ def plot_bands(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if number in ("psi", "objective") and _spans_a_decade(history, number):
             axes.set_yscale("log")
+            plain_ticks(axes.yaxis)
         own = []
         for budget, rows in lines.items():
             colour = styles[labels[budget]][0]

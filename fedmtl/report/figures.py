@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -202,8 +203,9 @@ def _epsilon_line(
         return
     if rounds[0] > 0:  # nothing is spent before the first round
         rounds, epsilons = [0, *rounds], [0.0, *epsilons]
-    axes.plot(rounds, epsilons, color=colour, linewidth=2)
-    axes.fill_between(rounds, epsilons, color=colour, alpha=0.08, linewidth=0)
+    # between evaluations no more than at the next one
+    axes.plot(rounds, epsilons, color=colour, linewidth=2, drawstyle="steps-pre")
+    axes.fill_between(rounds, epsilons, color=colour, alpha=0.08, linewidth=0, step="pre")
     axes.set_xlim(0, max(rounds))
     axes.set_ylim(0.0, max(epsilons) * 1.18 if max(epsilons) > 0 else 1.0)
     axes.annotate(
@@ -226,7 +228,7 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
             start += float(share)
     dress(axes, xlabel="share of clients")
     axes.grid(False)
-    whom = f"Clients for whom\n{name} is" if len(name) > 12 else f"Clients for whom {name} is"
+    whom = fill(f"Clients for whom {name} is", 24, break_long_words=False)
     axes.set_title(whom, loc="left", color=INK, fontsize=11, fontweight="bold", pad=26)
     patches = [Patch(facecolor=colour, label=word) for word, colour, _ in parts]
     axes.legend(

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedmtl.errors import ConfigError
-from fedmtl.report import _canvas, figures
+from fedmtl.report import _canvas, _names, bands, figures
 
 
 def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
@@ -118,6 +119,7 @@ def test_epsilon_by_round(tmp_path: Path, drawn: list[Figure]) -> None:
     axes = drawn[0].axes[0]
     assert list(axes.lines[0].get_xdata()) == [0, 1, 5, 10]
     assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.5, 2.25]
+    assert axes.lines[0].get_drawstyle() == "steps-pre"  # never less than was spent, also between evaluations
     assert axes.texts[0].get_text() == "2.25"
     with pytest.raises(ConfigError, match="1 rounds and 2 epsilons"):
         figures.plot_epsilon([1], [0.5, 1.5], tmp_path / "e.png")
@@ -156,13 +158,39 @@ def linear_luminance(colour: str) -> float:
 
 
 def test_lines_stand_out_from_white_and_have_colours_of_their_own() -> None:
-    names = ["pmtl", "local", "fedavg", "fedprox", "mine", "yours"]
+    known = [*_canvas._METHOD_COLOURS]
+    names = [*known, "mine", "yours", *(f"lam {place}" for place in range(30))]
     styles = _canvas.styles_of(names)
     assert len({colour for colour, _ in styles.values()}) == len(names)
-    assert len({marker for _, marker in styles.values()}) == len(names)
-    for name in names[:4]:  # WCAG: 3:1 for graphics
+    assert len({marker for _, marker in _canvas.styles_of(names[:6]).values()}) == 6
+    assert set(_names._TITLES) <= set(known)
+    for name in [*known, *names[-25:]]:  # WCAG: 3:1 for graphics
         assert 1.05 / (linear_luminance(styles[name][0]) + 0.05) >= 3.0, name
-    assert _canvas.styles_of(["fedavg", "pmtl"])["pmtl"][0] == styles["pmtl"][0]
+    for name in known:  # a method has its colour in every figure, whoever else is in it
+        assert _canvas.styles_of(["mine", name, "ditto", "yours"])[name][0] == styles[name][0]
+
+
+@pytest.mark.parametrize("name", ["async_learner", "pmtl + finetuning", "clustered_pmtl + finetuning"])
+def test_titles_and_notes_are_inside_of_the_figure(tmp_path: Path, drawn: list[Figure], name: str) -> None:
+    others = {other: [0.1, 0.4] for other in ("local", "fedavg + finetuning", "clustered_pmtl + finetuning of mine")}
+    figures.plot_clients({name: [0.2, 0.3]} | others, tmp_path / "c.png")
+    history = [{"round": r, "budget": b, "mse": 1 / r, "mse_p50": 1 / r} for r in (1, 10, 100) for b in (1.0, None)]
+    bands.plot_bands(history, tmp_path / "b.png", name=name, metric="mse", step="activation")
+    for figure in drawn:
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        for text in figure.findobj(Text):
+            box = text.get_window_extent(renderer)
+            assert not text.get_text() or (box.x0 >= 0 and box.x1 <= figure.bbox.x1), text.get_text()
+
+
+def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
+    history = [{"round": r, "budget": 1.0, "mse": 1.0, "psi": 10.0 / r**2} for r in (1, 10, 100)]
+    bands.plot_bands(history, tmp_path / "b.png", name="async_learner", metric="mse")
+    axes = drawn[0].axes[1]
+    assert axes.get_yscale() == "log"
+    written = {text.get_text() for text in axes.get_yticklabels()}
+    assert {"0.01", "0.1", "1", "10"} <= written
+    assert not any("$" in text for text in written)
 
 
 @pytest.mark.parametrize("seed", range(20))
