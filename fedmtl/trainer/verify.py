@@ -164,8 +164,9 @@ class _Charges:
             elif kind == "close":
                 closed = True
                 for step in line["unused"]:
-                    if charges.steps.pop((session, step), ()) == ():
+                    if (session, step) not in charges.steps:
                         charges.problems.append(f"line {number}: step {step} is returned and was not charged")
+                    charges.steps.pop((session, step), None)
         return charges
 
     @cached_property

@@ -16,10 +16,23 @@ from dp_accounting.pld import PLDAccountant
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedmtl import ClientPrivacy, CyclicCohorts, EarlyStopping, FedAvg, FixedCohort, RecordPrivacy
+from fedmtl import (
+    ClientPrivacy,
+    CyclicCohorts,
+    EarlyStopping,
+    FedAvg,
+    FixedCohort,
+    PeerToPeer,
+    PoissonClocks,
+    RecordPrivacy,
+    models,
+)
 from fedmtl.cli.config import build, compose, resolve
+from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import DataError
+from fedmtl.graphs import Ring
 from fedmtl.privacy.noise.grid import GridValue
+from fedmtl.trainer import Callback
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, Verification, verify
 
 from ..golden.transcripts import RUNS
@@ -119,6 +132,41 @@ def test_runs_that_were_interrupted_or_stopped_early_fit(tmp_path: Path) -> None
     records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
     run(tmp_path / "records", privacy=records, early_stopping=stopping, eval_every=1)
     assert failed(tmp_path / "records") == {}
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source: str, tmp_path: Path) -> None:
+    """Steps in which nobody is charged return with those that never began."""
+
+    class Stop(Callback):
+        def on_event(self, event: Any, state: Any) -> None:
+            if event.step >= 7:
+                raise KeyboardInterrupt
+
+    settings = {
+        "algorithm": PeerToPeer(row_norm=1.0, graph=Ring(), releases=1),
+        "data": load_synthetic_tasks(tasks=4, train_examples=5, test_examples=3, features=3),
+        "model": models.linear_regression(bias=False),
+        "loss": "auto",
+        "schedule": PoissonClocks(per_client=6),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=3.0, delta=1e-3, source=source),  # type: ignore[arg-type]
+        "rounds": 24,
+        "checkpoint_every": 4,
+    }
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", **settings, callbacks=(Stop(),))
+    trainer(folder=tmp_path / "run", **settings).fit(resume=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/private/ledger.jsonl").read_text().splitlines()]
+    silent = [
+        step
+        for line in lines
+        if line["kind"] == "reserve"
+        for step, who in enumerate(line["cohorts"], line["first"])
+        if not who
+    ]
+    unused = [step for line in lines if line["kind"] == "close" for step in line["unused"]]
+    assert (set(silent) & set(unused)) or source == "secure"
+    assert failed(tmp_path / "run") == {}
 
 
 def test_the_public_part_alone(copy: Path) -> None:
