@@ -79,6 +79,15 @@ def test_the_laws_are_the_stated_ones():
     assert scipy.stats.kstest(sparse[:2].ravel(), scipy.stats.uniform(-3, 6).cdf).pvalue > ALPHA
 
 
+def test_tasks_with_a_model_in_common():
+    made = make_synthetic_tasks(6, features=40, structure="common", deviation=0.0, seed=3)
+    assert torch.equal(made.weights, made.weights[:, :1].expand(40, 6))
+    assert abs(float(made.weights[:, 0].square().sum()) / 40 - 1) < 0.8  # chi-squared with 40 degrees of freedom
+    assert not torch.equal(made.weights, make_synthetic_tasks(6, features=40, structure="common", seed=4).weights)
+    own = make_synthetic_tasks(6, features=40, structure="common", deviation=0.1, seed=3).weights - made.weights
+    assert 0.07 < float(own.std()) < 0.13
+
+
 def test_clusters_of_tasks():
     weights = make_synthetic_tasks(600, train_examples=1, test_examples=1, features=20, rank=4, structure="clustered",
                                    seed=3).weights.numpy()  # fmt: skip

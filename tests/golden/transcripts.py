@@ -25,6 +25,10 @@ _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 p
 _MP_MTL = "algorithm=mp_mtl algorithm.release=iterative"
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
+_STEPS = (
+    f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
+    "algorithm.method=steps algorithm.loss=squared algorithm.reg=1e-5 schedule.per_client=10"
+)
 _PUBLISHED_P2P = (
     f"algorithm=p2p {_AGENTS} algorithm.releases=null algorithm.confidence_power=1 algorithm.smoothness=null "
     "algorithm.mu=0.1 algorithm.refine_from=own schedule.per_client=10"
@@ -57,17 +61,16 @@ RUNS = {
     "pp_dmtl, published": (
         f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 guarantee=paper privacy.mechanism=l2_laplace"
     ),
-    "async_learner": f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression",
+    "async_learner": f"{_STEPS} data.problem=regression",
     "async_learner, public start": (
-        f"algorithm=async_learner {_TASKS} rounds=40 algorithm.method=public_start algorithm.loss=logistic "
-        "data.public_examples=30 schedule.per_client=2"
+        f"{_STEPS} algorithm.method=public_start algorithm.loss=logistic data.public_examples=30 schedule.per_client=2"
     ),
     "async_learner, moments": (
-        f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression algorithm.method=moments "
+        f"{_STEPS} data.problem=regression algorithm.method=moments "
         "schedule.per_client=1 privacy.mechanism=l2_laplace privacy.delta=0 privacy.epsilon=40"
     ),
     "async_learner, sufficient statistics": (
-        f"algorithm=async_learner {_TASKS} rounds=40 data.problem=regression algorithm.bound=domain "
+        f"{_STEPS} data.problem=regression algorithm.bound=domain "
         "algorithm.domain={_target_:fedmtl.DomainBound,x_l1:3.0,y:2.0} privacy.clip_norm=300 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),

@@ -48,7 +48,7 @@ def make_synthetic_tasks(
     train_examples: int = 60,
     test_examples: int = 140,
     features: int = 28,
-    structure: Literal["low_rank", "group_sparse", "clustered"] = "low_rank",
+    structure: Literal["low_rank", "group_sparse", "clustered", "common"] = "low_rank",
     rank: int = 3,
     deviation: float = 0.0,
     outlier_tasks: float = 0.0,
@@ -65,7 +65,8 @@ def make_synthetic_tasks(
     orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
     w_t are uniform within plus or minus ``sqrt(3 d / r)``, the others 0. ``clustered``: ``w_t = s_t u_c`` with a sign
     s_t and one of r centres u_c ~ N(0, I_d), both uniform: given these, each row of W is N(0, Sigma) with a
-    covariance Sigma of tasks that is 1 or -1 within a cluster and 0 between them. All have E||w_t||^2 = d, so that
+    covariance Sigma of tasks that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all,
+    u ~ N(0, I_d). All have E||w_t||^2 = d, so that
     x . w_t has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other; and
     ``w_t += outlier_size * N(0, I_d)`` for tasks, and the same for single entries of W, drawn with the probabilities
     ``outlier_tasks`` and ``outlier_entries``. The score is ``s = x . w_t + noise * N(0, 1)``;
@@ -79,8 +80,8 @@ def make_synthetic_tasks(
         train_examples: training examples a task.
         test_examples: test examples a task.
         features: dimensions d.
-        structure: of W, ``"low_rank"``, ``"group_sparse"`` or ``"clustered"``.
-        rank: r: the rank of W, its rows that are not zero, or the number of clusters.
+        structure: of W, ``"low_rank"``, ``"group_sparse"``, ``"clustered"`` or ``"common"``.
+        rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of ``"common"``.
         deviation: size of each task's own part; above 0, W has full rank.
         outlier_tasks: probability that a task is unlike the others, in [0, 1].
         outlier_entries: probability that an entry of W is, in [0, 1].
@@ -100,7 +101,7 @@ def make_synthetic_tasks(
     positive_int(where, tasks=tasks, train_examples=train_examples, test_examples=test_examples, features=features,
                  rank=rank)  # fmt: skip
     non_negative(where, deviation=deviation, noise=noise, outlier_size=outlier_size)
-    one_of(where, ("low_rank", "group_sparse", "clustered"), structure=structure)
+    one_of(where, ("low_rank", "group_sparse", "clustered", "common"), structure=structure)
     for name, value in (("outlier_tasks", outlier_tasks), ("outlier_entries", outlier_entries)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise ConfigError(f"{where}.{name} is {value!r}; it must be a probability, from 0 to 1.")
@@ -151,6 +152,8 @@ def true_weights(keys: Tensor, features: int, structure: str, rank: int, seed: i
         weights[:rank] = math.sqrt(3 * features / rank) * (2 * uniform.T - 1)
         return weights
     shared = torch.zeros(1, dtype=torch.int64)
+    if structure == "common":
+        return keyed_normal(seed, "tasks/common", shared, 0, features).T.expand(features, len(keys)).clone()
     if structure == "clustered":
         centres = keyed_normal(seed, "tasks/centres", shared, 0, features * rank).view(features, rank)
         uniform = keyed_unit(seed, "tasks/clusters", keys, 0, 2)
