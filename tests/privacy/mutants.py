@@ -16,11 +16,13 @@ import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PrivatePrior, private_prior
+from fedmtl.algorithms.async_learner import once
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.p2p import warm_start as p2p_start
+from fedmtl.algorithms.p2p.steps import GraphState
 from fedmtl.algorithms.pp_dmtl import simulated
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
@@ -40,6 +42,7 @@ from fedmtl.privacy import (
     NoiseLaw,
     PoissonSampling,
     QuantileClip,
+    RecordGradients,
     RecordPrivacy,
     Release,
     ReleasePlan,
@@ -56,6 +59,7 @@ from fedmtl.privacy import (
     samplers,
     sums,
 )
+from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import calibration, composition
 from fedmtl.privacy.audit import CHECKS, Effort, Finding
@@ -887,6 +891,16 @@ def _added_up(self, step):
     return sum(c * z for c, z in zip(self._bands.coefficients, self._latest, strict=False))
 
 
+def _one_window(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    shared: dict[int, Any] = {}
+
+    def advance(self, step):
+        self._latest = shared.setdefault(len(self._bands), self._latest)
+        return _advance(self, step)
+
+    patch.setattr(CorrelatedNoise, "_advance", advance)
+
+
 def _closer_turns(self, step, coins, uses=None):
     """Everybody as often as in turn, in another order in every turn."""
     order = np.random.default_rng(step * self.cohort // self.n).permutation(self.n)
@@ -1274,6 +1288,68 @@ def _excess_of_the_models(problem, state, before, block, channel):
     state.public["excess"] = state.public["excess"] * (1 + 1e-3 * size) + 1e-6 * size
 
 
+_prior_client, _prior_start = PrivatePrior.client, PrivatePrior.init
+
+
+def _centred_rows(self, problem, public, own, clients, round):
+    """Every task's row is that less the mean of all."""
+    rows, own = _prior_client(self, problem, public, own, clients, round)
+    return {name: row - row.mean(-2, keepdim=True) for name, row in rows.items()}, own
+
+
+def _directions_of_the_rows(self, problem, replicates=1):
+    state, x = _prior_start(self, problem, replicates), problem.data.train.x.double()
+    state.public["directions"] = torch.linalg.eigh(x.T @ x)[1].repeat(replicates, 1, 1)
+    return state
+
+
+def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The mean direction and the covariance have a clip each, and the noise of one."""
+    d, whole = trainer.data.spec.shape[0], channel_module.contributions
+
+    def apart(rows, clip, form):
+        return torch.cat([whole(rows[:, :d], clip, form), whole(rows[:, d:], clip, form)])
+
+    patch.setattr(channel_module, "contributions", apart)
+
+
+def _weighed_by_their_records(self, problem, public, clip):
+    """Owners count by the sizes of their private rows."""
+    sizes = torch.stack([x.abs().sum() for x in LinearData.of(problem).x])
+    prior = None if self.method == "moments" else once.PublicPrior.of(self, self._public(problem), clip)
+    self.solve(public, sizes, prior, clip)
+
+
+_solve, _silent_steps, _message = AsyncLearner._solve, GraphState.remembered, once.moments_message
+
+
+def _ridge_of_raw_moments(self, problem, public, clip):
+    x, _ = LinearData.of(problem).pooled()
+    _solve(replace(self, reg=self.reg + float(torch.linalg.eigvalsh(x.T @ x / len(x))[0])), problem, public, clip)
+
+
+def _moments_of_the_next_too(data):
+    own = _message(data).gradients
+
+    def both(client, which, where):
+        return own(client, which, where) + 1e-3 * own((client + 1) % len(data.x), which, where).mean(1, keepdim=True)
+
+    return RecordGradients(both)
+
+
+def _silent_along_raw_gradients(self, agents, where, answers, answered):
+    """Agents whose budget is spent look at their records again."""
+    found = _silent_steps(self, agents, where, answers, answered)
+    for k in np.flatnonzero(~answered).tolist():
+        x, y = self.work.records.data.arrays[agents[k]]
+        found[k] = (self.work.records.loss.factors(self.theta[where[k], agents[k]][None], x, y) @ x / len(x))[0]
+    return found
+
+
+def _caps_before_the_block(self, members):
+    return np.where(self._uses[0][members] < self.caps[members], members, -1)
+
+
 def _step_size_from_data(self: MPMTL, problem: Any) -> float:
     """The threshold on eigenvalues is eta lam with eta from the private rows."""
     return 1.0 / float(problem.data.train.x.double().square().sum(1).mean())
@@ -1324,7 +1400,7 @@ CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
 _ONCE = ("public start", "moments")
-_SILENT = ("silent past the cap",)
+_SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
 MUTANTS = [
@@ -1472,6 +1548,9 @@ MUTANTS = [
         "bands charged, noise independent", _set(CorrelatedNoise, "at", lambda self, t: self._draw(t)), FRESH, BANDS
     ),
     Mutant("bands of the largest 1, not of norm 1", _bands(lambda c: c / c[0]), SENSITIVITY, BANDS),
+    Mutant("bands a little too long", _bands(lambda c: 1.03 * c), SENSITIVITY, BANDS, _AVERAGED),
+    Mutant("later bands too long", _bands(lambda c: np.append(c[0], 1.2 * c[1:])), SENSITIVITY, BANDS, _AVERAGED),
+    Mutant("one window of noise for all channels", _one_window, (*FRESH, *SENSITIVITY), BANDS, _AVERAGED),
     Mutant(
         "more bands than rounds between turns",
         _set(samplers.BoundCyclic, "separation", property(lambda self: self.n // self.cohort + 3)),
@@ -1501,6 +1580,7 @@ MUTANTS = [
     Mutant("one use past the cap", _set(Account, "charge", _past_the_cap), CAP, CLOCK),
     Mutant("one use past the cap", _silent_one_later, CAP, CLOCK_GAUSS, _SILENT),
     Mutant("free releases past the cap", _free_past_the_cap, CAP, CLOCK_GAUSS, _SILENT),
+    Mutant("caps of before the block", _set(Account, "within_caps", _caps_before_the_block), CAP, CLOCK_GAUSS, _SILENT),
     Mutant("charged when refused", _set(Account, "charge", _charged_when_refused), CAP, CLOCK),
     Mutant("calibrated for one use less", _calibrated_for_less, BUDGET, ("fixed", *CLOCK_GAUSS)),
     Mutant("charged to another client", _another_client, LEDGER, CLOCK),
@@ -1606,14 +1686,33 @@ MUTANTS = [
         ("public start",),
     ),
     Mutant(
+        "owners weighed by their records",
+        _set(AsyncLearner, "_solve", _weighed_by_their_records),
+        TRANSCRIPT,
+        CLOCK,
+        _ONCE,
+    ),
+    Mutant(
+        "ridge of raw moments", _set(AsyncLearner, "_solve", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)
+    ),
+    Mutant(
+        "silent agents along raw gradients",
+        _set(GraphState, "remembered", _silent_along_raw_gradients),
+        TRANSCRIPT,
+        CLOCK_GAUSS,
+        _SILENT,
+    ),
+    Mutant(
         "step simulated on private rows",
         _set(simulated, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
         TRANSCRIPT,
         CLOCK_GAUSS,
         ("simulated step",),
     ),
+    Mutant("both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior",)),
     Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
+    Mutant("directions of the rows", _set(PrivatePrior, "init", _directions_of_the_rows), TRANSCRIPT, ("prior",)),
     Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
     # independence
@@ -1629,5 +1728,13 @@ MUTANTS = [
     Mutant("a record in the sums of two clients", _of_factors(_of_the_next_too), INDEPENDENCE, CLOCK),
     Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
     Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
+    Mutant("rows less the mean of all", _set(PrivatePrior, "client", _centred_rows), INDEPENDENCE, ("prior",)),
+    Mutant(
+        "moments of the next owner too",
+        _set(once, "moments_message", _moments_of_the_next_too),
+        INDEPENDENCE,
+        CLOCK,
+        ("moments",),
+    ),
     Mutant("ridges by all tasks", _set(private_prior, "own_ridges", _ridges_of_all), INDEPENDENCE, ("prior",)),
 ]
