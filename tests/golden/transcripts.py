@@ -29,6 +29,11 @@ _STEPS = (
     f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
     "algorithm.method=steps algorithm.loss=squared algorithm.reg=1e-5 schedule.per_client=10"
 )
+_PP_DMTL = (
+    f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 algorithm.lam=0.015 "
+    "algorithm.a2=null "
+    "algorithm.refine_tau=null algorithm.refine_across=null privacy.clip_norm=1.0"
+)
 _PUBLISHED_P2P = (
     f"algorithm=p2p {_AGENTS} algorithm.releases=null algorithm.confidence_power=1 algorithm.smoothness=null "
     "algorithm.mu=0.1 algorithm.refine_from=own schedule.per_client=10"
@@ -53,14 +58,11 @@ RUNS = {
     "mp_mtl_layers": (
         "algorithm=mp_mtl_layers data.clients=12 model.hidden=5 rounds=3 privacy.delta=1e-5 algorithm.local.epochs=1"
     ),
-    "pp_dmtl": f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0",
+    "pp_dmtl": _PP_DMTL,
     "pp_dmtl, subsamples, L2,1 norm": (
-        f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 algorithm.penalty=l21 algorithm.batch_rate=0.4 "
-        "privacy.mechanism=l2_laplace privacy.delta=0"
+        f"{_PP_DMTL} algorithm.penalty=l21 algorithm.batch_rate=0.4 privacy.mechanism=l2_laplace privacy.delta=0"
     ),
-    "pp_dmtl, published": (
-        f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 guarantee=paper privacy.mechanism=l2_laplace"
-    ),
+    "pp_dmtl, published": f"{_PP_DMTL} guarantee=paper privacy.mechanism=l2_laplace",
     "async_learner": f"{_STEPS} data.problem=regression",
     "async_learner, public start": (
         f"{_STEPS} algorithm.method=public_start algorithm.loss=logistic data.public_examples=30 schedule.per_client=2"
