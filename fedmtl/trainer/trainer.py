@@ -227,7 +227,8 @@ class Trainer:
                 ledger was altered or rolled back, or (in secure mode) a copy.
             PrivacyError: a run in secure mode on a system without file locks.
             TrainingError: at the end, that not one finite number was learned. What is not finite counts as zero in a
-                release and never ends a run, whose length is public; a baseline without any is left out.
+                release and never ends a run, whose length is public; a baseline without any is left out. The folder of
+                a run with noise is written all the same: which files can be published says nothing about the data.
         """
         folder = None if self.folder is None else RunFolder(Path(self.folder))
         if folder is None and resume:
@@ -235,7 +236,7 @@ class Trainer:
         if folder is not None and folder.started and not resume:
             raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
         result = self._run(folder, resume)
-        if result.lost:
+        if result.lost and (self.privacy is None or self.privacy.noiseless):
             raise TrainingError(result.lost)
         comparison = {}
         for name, algorithm in named_baselines(self.baselines, self.algorithm).items():
@@ -257,6 +258,8 @@ class Trainer:
         if folder is not None:
             folder.write_result(result, self._settings(result.module), self.data)
             folder.seal()
+        if result.lost:
+            raise TrainingError(result.lost)
         return result
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:

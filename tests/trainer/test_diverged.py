@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl import FedAvg, Finetune, FixedCohort, FullParticipation, Local, LocalSGD, Trainer, models
+from fedmtl import ClientPrivacy, FedAvg, Finetune, FixedCohort, FullParticipation, Local, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.privacy.clip import not_finite
+from fedmtl.trainer.verify import verify
 from tests.trainer.settings import quick_figures
 
 HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
@@ -96,6 +97,23 @@ def test_a_run_in_which_all_are_lost_ends_with_an_error_and_at_its_planned_lengt
         trainer(finetune=finetune).fit()
 
 
+def test_what_is_published_of_a_private_run_does_not_say_that_all_are_lost(tmp_path: Path) -> None:
+    """One client that does not diverge decides on the error, and on nothing outside of the private part."""
+    for source in ("seeded", "secure"):
+        private = ClientPrivacy(clip_norm=0.5, epsilon=4.0, source=source)  # type: ignore[arg-type]
+        files = []
+        for name, solver in (("good", LocalSGD(lr=0.05, batch_size=4)), ("lost", HOT)):
+            folder = tmp_path / source / name
+            if name == "good":
+                trainer(algorithm=FedAvg(local=solver), privacy=private, folder=folder).fit()
+            else:
+                with pytest.raises(TrainingError, match="every local training"):
+                    trainer(algorithm=FedAvg(local=solver), privacy=private, folder=folder).fit()
+            assert verify(folder).fits
+            files.append(sorted(path.name for path in (folder / "public").rglob("*")))
+        assert files[0] == files[1]
+
+
 def test_a_diverged_baseline_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmtl"):
         found = trainer(baselines=("local", FedAvg(local=HOT)), algorithm=Local(local=HOT.__class__(lr=0.05))).fit()
@@ -128,8 +146,6 @@ def test_counts_are_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_secure_and_private_runs_count_too() -> None:
-    from fedmtl import ClientPrivacy
-
     private = ClientPrivacy(clip_norm=0.5, epsilon=4.0)
     found = trainer(data=data(1e25), privacy=private).fit()
     assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
