@@ -88,6 +88,14 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
             writer.writerow([_text(row[name]) for name in names])
 
 
+def renew_scores(path: Path, scores: Sequence[Score]) -> list[Score]:
+    """Write ``scores`` and keep those of other settings and methods in the file; return all of them."""
+    new = {(score.setting, score.method) for score in scores}
+    kept = [score for score in read_scores(path) if (score.setting, score.method) not in new] if path.exists() else []
+    write_scores(path, [*kept, *scores])
+    return [*kept, *scores]
+
+
 def _text(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
@@ -140,6 +148,7 @@ def table(scores: Sequence[Score], setting: str, *, digits: int = 3) -> str:
         for method in methods
         for epsilon in epsilons
     }
+    methods = [method for method in methods if any(cells[method, epsilon] for epsilon in epsilons)]
     local = next((score.method for score in own if score.role == "local"), None)
     sign = 1.0 if own[0].larger else -1.0
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from problems import DELTA, Setup, errors_of, run, setups  # noqa: E402
-from scores import Score, by_client, difference, mark, table, write_scores  # noqa: E402
+from scores import Score, by_client, difference, mark, renew_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
 from fedmtl import ClientPrivacy, Execution, FedAvg, FullParticipation, LocalSGD, Trainer, models  # noqa: E402
@@ -64,6 +64,7 @@ class Method:
     role: Any
     fit: Fit
     grid: tuple[Chosen, ...]
+    epsilons: tuple[float, ...] = EPSILONS
 
 
 def stack_of(data: FederatedDataset) -> TaskStack:
@@ -207,18 +208,19 @@ def scored(errors: Tensor) -> list[dict[str, float]]:
 
 def choose(method: Method, setup: Setup) -> dict[float, Chosen]:
     """The settings with the least mean error over the deals for tuning, at every epsilon."""
+    epsilons = method.epsilons
     if len(method.grid) == 1:
-        return dict.fromkeys(EPSILONS, method.grid[0])
+        return dict.fromkeys(epsilons, method.grid[0])
     totals = []
     for chosen in method.grid:
-        total = torch.zeros(len(EPSILONS), dtype=torch.float64)
+        total = torch.zeros(len(epsilons), dtype=torch.float64)
         for deal in TUNING:
             data = setup.deal(deal)
-            found = errors_of(method.fit(setup, data, EPSILONS, 2, deal, chosen), data).mean
-            total += found if len(found) == 1 else found.view(len(EPSILONS), -1).mean(1)
+            found = errors_of(method.fit(setup, data, epsilons, 2, deal, chosen), data).mean
+            total += found if len(found) == 1 else found.view(len(epsilons), -1).mean(1)
         totals.append(total)
     best = torch.stack(totals).argmin(0).tolist()
-    return {epsilon: method.grid[place] for epsilon, place in zip(EPSILONS, best, strict=True)}
+    return {epsilon: method.grid[place] for epsilon, place in zip(epsilons, best, strict=True)}
 
 
 def evaluate(method: Method, setup: Setup) -> list[Score]:
@@ -228,8 +230,8 @@ def evaluate(method: Method, setup: Setup) -> list[Score]:
     for deal in DEALS:
         data = setup.deal(deal)
         local = scored(errors_of(alone(setup, data, (), 1, deal, reference), data).task)[0]
-        for epsilon in EPSILONS if method.role != "local" else (0.0,):
-            own = chosen[epsilon or EPSILONS[0]]
+        for epsilon in method.epsilons if method.role != "local" else (0.0,):
+            own = chosen[epsilon or method.epsilons[0]]
             tasks = scored(errors_of(method.fit(setup, data, (epsilon,), REPETITIONS, deal, own), data).task)
             counts = [by_client(one, local, larger=False) for one in tasks]
             shares = {key: mean(count[key] for count in counts) for key in counts[0]}
@@ -238,10 +240,21 @@ def evaluate(method: Method, setup: Setup) -> list[Score]:
             words = ", ".join(f"{key} {value}" for key, value in own.items())
             score = mean(mean(one.values()) for one in tasks)
             scores.append(
-                Score(NAMES[setup.name], "nMSE", False, method.role, method.name, epsilon, deal, score,
+                Score(NAMES.get(setup.name, setup.name), "nMSE", False, method.role, method.name, epsilon, deal, score,
                       chosen=words or "defaults", **shares)
             )  # fmt: skip
     return scores
+
+
+def kept(out: Path, setup: Setup, method: Method) -> list[Score]:
+    """The scores of a method, computed where ``out`` does not have them yet."""
+    file = out / f"{setup.name}-{method.name.replace(' ', '_')}.json"
+    if not file.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        file.write_text(json.dumps([vars(score) for score in evaluate(method, setup)]))
+        print(f"{setup.name}, {method.name}: {time.monotonic() - began:.0f} s", flush=True)
+    return [Score(**row) for row in json.loads(file.read_text())]
 
 
 def claims(scores: Sequence[Score]) -> str:
@@ -272,17 +285,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl_once"), help="parts are kept here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    scores = []
-    for setup in setups(arguments.school).values():
-        for method in METHODS:
-            file = arguments.out / f"{setup.name}-{method.name.replace(' ', '_')}.json"
-            if not file.exists():
-                began = time.monotonic()
-                file.write_text(json.dumps([vars(score) for score in evaluate(method, setup)]))
-                print(f"{setup.name}, {method.name}: {time.monotonic() - began:.0f} s", flush=True)
-            scores += [Score(**row) for row in json.loads(file.read_text())]
-    write_scores(HERE / "scores.csv", scores)
+    scores = [
+        score
+        for setup in setups(arguments.school).values()
+        for method in METHODS
+        for score in kept(arguments.out, setup, method)
+    ]
+    renew_scores(HERE / "scores.csv", scores)
     tables = "\n\n".join(f"{name}:\n\n{table(scores, name)}" for name in dict.fromkeys(s.setting for s in scores))
     replace_section(HERE / "README.md", "once", tables)
     replace_section(HERE / "README.md", "once_claims", claims(scores))

@@ -62,11 +62,12 @@ def synthetic(structure: str, seed: int, tasks: int = 320, problem: str = "regre
 
 
 @cache
-def school(root: Path, seed: int) -> FederatedDataset:
-    """The paper's School: z-scores, unit rows, 30% for training; scores centred by the school."""
+def school(root: Path, seed: int, percent: int = 30) -> FederatedDataset:
+    """The paper's School: z-scores, unit rows, ``percent`` for training; scores centred by the school."""
     return read_school(
-        root, test_fraction=0.7, standardize="client", targets="centred", unit_rows=True, min_examples=4, seed=seed
-    )
+        root, test_fraction=1 - percent / 100, standardize="client", targets="centred", unit_rows=True, min_examples=4,
+        seed=seed,
+    )  # fmt: skip
 
 
 def setups(root: Path | None) -> dict[str, Setup]:
@@ -124,7 +125,7 @@ def run(
     delta: float = DELTA,
     seed: int = 0,
     mechanism: str = "gaussian",
-    relation: str = "add_remove",
+    guarantee: str = "sound",
 ) -> Run:
     """MP-MTL at every epsilon, ``repetitions`` times each, as one program: replicate e R + r is repetition r at
     ``epsilons[e]``."""
@@ -132,7 +133,7 @@ def run(
     problem = build_problem(
         data, models.linear_regression(bias=False), "mse", Execution("stacked"), rounds, seed, "cpu", "float64"
     )
-    options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism}
+    options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism, "guarantee": guarantee}
     privacy = tuple(ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions))
     bound = FullParticipation().bind(problem.clients)
     channel = open_channel(
