@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import scores  # noqa: E402
 from run import DELTA, SLOWEST, SMOOTHNESS, TRIALS  # noqa: E402
-from scores import Score, by_client, difference, write_scores  # noqa: E402
+from scores import Score, by_client, difference, renew_scores  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 from tasks import TASKS, Tasks, alone, run, tasks  # noqa: E402
 
@@ -29,22 +29,26 @@ from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
 from fedmtl.algorithms import State  # noqa: E402
 from fedmtl.schedules import UniformLatency  # noqa: E402
 
+FILE = HERE / "scores.csv"
 RECORDS, EPSILONS, PROBLEMS, RUNS = (200, 60, 1000), (1.0, 3.0, 10.0), range(20, 28), 2
 CLIP = 0.5  # a record's gradient at P = 0 has this norm, and is shorter once it is fitted
 RIDGES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+Training = tuple[str, int, float]
+Refinements = dict[str, tuple[tuple[float, float | None], ...]]
 TRAINING = tuple(itertools.product(("l2_laplace", "gaussian"), (1, 2), (0.08, 0.13, 0.2)))
-REFINEMENTS: dict[str, tuple[tuple[float, float | None], ...]] = {
+REFINEMENTS: Refinements = {
     "PP-DMTL, sound": tuple((tau, None) for tau in (*RIDGES, 0.1)),
     "PP-DMTL, shared directions": tuple((tau, tau * k) for tau in (3e-5, 1e-4, 3e-4, 1e-3) for k in (3, 10, 30)),
 }
-Setting = dict[str, Any]
 
 
-def trained(own: Tasks, epsilon: float, training: tuple[str, int, float], runs: int, seed: int) -> tuple[PPDMTL, State]:
-    """Return the learner and the state at the end; ``epsilon`` is each task's total."""
+def trained(
+    own: Tasks, epsilon: float, training: Training, runs: int, seed: int, **options: Any
+) -> tuple[PPDMTL, State]:
+    """Return the learner, with ``options`` of it, and the state at the end; ``epsilon`` is each task's total."""
     mechanism, answers, lam = training
     privacy = RecordPrivacy(clip_norm=CLIP, epsilon=epsilon, mechanism=mechanism, delta=DELTA)
-    learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS)
+    learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
     schedule = Latencies(latency=UniformLatency(0.0, SLOWEST), activations=answers)
     ((_, _, state),) = run(own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed)
     return learner, state
@@ -57,12 +61,14 @@ def errors(own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, f
     return own.errors(models).mean(0)
 
 
-def chosen(trials: list[Tasks], epsilon: float) -> dict[str, tuple[Any, Any]]:
+def chosen(
+    trials: list[Tasks], epsilon: float, methods: Refinements = REFINEMENTS, trainings: Any = TRAINING, **options: Any
+) -> dict[str, tuple[Any, Any]]:
     """Return training and refinement of each method with the least error on the trial problems."""
     best: dict[str, tuple[float, Any, Any]] = {}
-    for training in TRAINING:
-        ends = [(own, *trained(own, epsilon, training, 1, 7)) for own in trials]
-        for name, refinements in REFINEMENTS.items():
+    for training in trainings:
+        ends = [(own, *trained(own, epsilon, training, 1, 7, **options)) for own in trials]
+        for name, refinements in methods.items():
             for refinement in refinements:
                 error = sum(float(errors(*end, refinement).mean()) for end in ends)
                 if name not in best or error < best[name][0]:
@@ -70,33 +76,43 @@ def chosen(trials: list[Tasks], epsilon: float) -> dict[str, tuple[Any, Any]]:
     return {name: found[1:] for name, found in best.items()}
 
 
+def tuned_alone(trials: list[Tasks]) -> float:
+    """Return the ridge of training alone with the least error on the trial problems."""
+    return min(RIDGES, key=lambda tau: sum(float(own.errors(alone(own, tau)).mean()) for own in trials))
+
+
+def score(
+    records: int, seed: int, role: Any, method: str, epsilon: float, by: Tensor, local: Tensor, said: str
+) -> Score:
+    """Return the score of the errors ``by`` task, (T,), beside those of training alone."""
+    own, other = ({str(t): value for t, value in enumerate(values.tolist())} for values in (by, local))
+    return Score(f"synthetic tasks of {records} records", "error", False, role, method, epsilon, seed,
+                 sum(own.values()) / len(own), **by_client(own, other, larger=False), chosen=said)  # fmt: skip
+
+
+def private(
+    records: int, seed: int, method: str, epsilon: float, choice: tuple[Any, Any], local: Tensor, **options: Any
+) -> Score:
+    """Return the score of a private method on a problem, with the ``choice`` of :func:`chosen`."""
+    own, (training, refinement) = tasks("classification", seed, records), choice
+    by = errors(own, *trained(own, epsilon, training, RUNS, 1000 + seed, **options), refinement)
+    said = "{}, {} answers, lam {:g}".format(*training) + f", refinement {refinement[0]:g}"
+    said += "" if refinement[1] is None else f", across {refinement[1]:g}"
+    return score(records, seed, "published" if refinement[1] is None else "new", method, epsilon, by, local, said)
+
+
 def measured(records: int) -> list[Score]:
     """Return the scores of tasks with so many records."""
     trials = [tasks("classification", seed, records) for seed in TRIALS]
-    ridge = min(RIDGES, key=lambda tau: sum(float(own.errors(alone(own, tau)).mean()) for own in trials))
-    found, ids = [], [str(t) for t in range(TASKS)]
+    ridge, found = tuned_alone(trials), []
     choices = {epsilon: chosen(trials, epsilon) for epsilon in EPSILONS}
     for seed in PROBLEMS:
         own = tasks("classification", seed, records)
-        local = dict(zip(ids, own.errors(alone(own, ridge)).tolist(), strict=True))
-
-        def row(
-            role: Any, method: str, epsilon: float, by: dict[str, float], said: str, *, seed: int = seed, local=local
-        ) -> Score:
-            setting = f"synthetic tasks of {records} records"
-            return Score(setting, "error", False, role, method, epsilon, seed, sum(by.values()) / len(by),
-                         **by_client(by, local, larger=False), chosen=said)  # fmt: skip
-
-        found.append(row("local", "alone (tuned ridge)", 0.0, local, f"ridge {ridge:g}"))
+        local = own.errors(alone(own, ridge))
+        found.append(score(records, seed, "local", "alone (tuned ridge)", 0.0, local, local, f"ridge {ridge:g}"))
         for epsilon in EPSILONS:
-            for name, (training, refinement) in choices[epsilon].items():
-                end = trained(own, epsilon, training, RUNS, 1000 + seed)
-                by = dict(zip(ids, errors(own, *end, refinement).tolist(), strict=True))
-                mechanism, answers, lam = training
-                said = f"{mechanism}, {answers} answers, lam {lam:g}, refinement {refinement[0]:g}"
-                said += "" if refinement[1] is None else f", across {refinement[1]:g}"
-                role = "published" if refinement[1] is None else "new"
-                found.append(row(role, name, epsilon, by, said))
+            for name, choice in choices[epsilon].items():
+                found.append(private(records, seed, name, epsilon, choice, local))
         print(f"{records} records, problem {seed}", flush=True)
     return found
 
@@ -104,12 +120,14 @@ def measured(records: int) -> list[Score]:
 def main() -> None:
     """Compute, and write the scores and the tables."""
     torch.set_num_threads(1)
-    file, found = HERE / "scores.csv", []
     if "--collect" not in sys.argv:
         for records in RECORDS:
-            found += measured(records)
-            write_scores(file, found)
-    found = scores.read_scores(file)
+            renew_scores(FILE, measured(records))
+    write_tables(scores.read_scores(FILE))
+
+
+def write_tables(found: list[Score]) -> None:
+    """Write a table for every setting, and what the refinements gain."""
     lines, settings = [], list(dict.fromkeys(score.setting for score in found))
     for setting in settings:
         part = [score for score in found if score.setting == setting]
