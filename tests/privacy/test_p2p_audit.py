@@ -12,6 +12,7 @@ from fedmtl import PeerToPeer, Trainer
 from fedmtl.algorithms.p2p import algorithm as p2p
 from fedmtl.algorithms.p2p.network import Network
 from fedmtl.algorithms.p2p.steps import GraphState
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.graphs import KNNCosine
 from fedmtl.privacy import ClientVectors
 from fedmtl.trainer.audit.suite import transcript
@@ -125,3 +126,11 @@ def test_what_leaks_beside_the_releases_is_caught(leak: _Patch, settings: dict) 
 
 def test_a_graph_of_the_records_is_outside_and_the_transcript_says_so() -> None:
     assert transcript(trainer("gaussian", graph=KNNCosine(2)), rounds=15).refuted
+
+
+def test_agents_that_released_before_a_restore_are_silent_and_have_no_noise_to_compare() -> None:
+    data = make_synthetic_tasks(120, train_examples=4, test_examples=2, features=8, problem="classification").data
+    run = replace(trainer("secure", releases=1), data=data)
+    found = {finding.check: finding for finding in audit(run, checks=("freshness",))}
+    assert not [finding for finding in found.values() if finding.refuted]
+    assert found["freshness: after a restore, gradients"].skipped

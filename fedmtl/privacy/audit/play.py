@@ -286,7 +286,8 @@ class Silent:
 
         Activations before ``start`` happen where they are not charged yet, and are left out. They come in blocks of
         ``block`` activations, or None for uneven ones; clients act in turn up to their caps, all or those of ``who``
-        (n,). Activations without records are left out; fewer are played where the caps end.
+        (n,). Activations without records, or of clients that earlier sessions have brought to their caps, are left
+        out; fewer are played where the caps end.
         """
         order = turns(channel.caps if who is None else np.where(who, channel.caps, 0), stop)
         present = setup.present(order, np.arange(len(order)))
@@ -307,7 +308,8 @@ class Silent:
         for row, client in enumerate(order[first:at].tolist()):
             number[row] = uses[client]
             uses[client] += int(present[first + row] > 0)
-        kept = np.flatnonzero((present[first:at] > 0) & (np.arange(first, at) >= start))
+        loud = (present[first:at] > 0) & (number < channel.caps[order[first:at]])
+        kept = np.flatnonzero(loud & (np.arange(first, at) >= start))
         return cls(order[first:at][kept], number[kept], present[first:at][kept], np.concatenate(values)[kept])
 
     def noise(self, setup: Setup, claims: Claims, replicate: int = 0) -> Noise:
