@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 # Each takes from a tenth of a second to more than one; `fedmtl --help` and an error in a setting need none of them.
 SLOW = (
-    *("dp_accounting", "hydra", "matplotlib", "omegaconf", "pandas", "PIL", "pyarrow"),
+    *("dp_accounting", "hydra", "matplotlib", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
     *("rich", "scipy", "sklearn", "torch", "torchvision"),
 )
 OPTIONAL = ("fcntl", "h5py", "mlflow", "torch.utils.tensorboard")  # not on every system

@@ -173,12 +173,14 @@ def settings(config: Config) -> Config:
     from ..trainer.metrics import check_metrics
     from ..trainer.replicates import Replicates
 
-    model, adapters = _without_adapters(config)
+    model, adapters, fixed = _plain_model(config)
     objects = {group: instantiate_group(config | {"model": model}, group) for group in GROUPS if group != "data"}
     logger = config.get("logger")
     if logger and "_target_" not in logger:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
     with ByKey(config):
+        if fixed:
+            objects["model"] = models.fix(objects["model"])
         if adapters is not None:
             objects["model"] = models.lora(objects["model"], **adapters)
         execution = config["execution"]
@@ -219,15 +221,18 @@ def settings(config: Config) -> Config:
     return objects | {name: config[name] for name in names}
 
 
-def _without_adapters(config: Config) -> tuple[Any, Any]:
-    """Return the description of the model alone, and that of its low-rank adapters: of every model, not its own."""
+def _plain_model(config: Config) -> tuple[Any, Any, bool]:
+    """Return the description of the model alone, that of its low-rank adapters, and whether its layers are replaced: of
+    every model, not its own."""
     model = config.get("model")
     if not isinstance(model, Mapping):
-        return model, None
-    adapters = model.get("lora")
+        return model, None, False
+    adapters, fixed = model.get("lora"), model.get("fix", False)
     if adapters is not None:
         adapters = _named("model.lora", adapters, ("rank", "alpha", "targets"))
-    return {name: value for name, value in model.items() if name != "lora"}, adapters
+    if not isinstance(fixed, bool):
+        raise ConfigError(f"model.fix is {fixed!r}; accepted: true or false.")
+    return {name: value for name, value in model.items() if name not in ("lora", "fix")}, adapters, fixed
 
 
 def _fields(key: str, values: Any, kind: type) -> Config:

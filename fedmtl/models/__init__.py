@@ -4,6 +4,7 @@ A factory takes the shape of the data and returns a module, so that a model can 
 """
 
 from .factory import ModelFactory
+from .fix import fix
 from .images import celeba_cnn, centaur_cnn, femnist_cnn, torchvision_model, with_group_norm
 from .inputs import BoundedInputs, NamedInputs
 from .low_rank import lora, merge_lora
@@ -18,6 +19,7 @@ __all__ = [
     "celeba_cnn",
     "centaur_cnn",
     "femnist_cnn",
+    "fix",
     "linear_regression",
     "logistic_regression",
     "lora",

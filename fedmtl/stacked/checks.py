@@ -115,7 +115,8 @@ def check_stackable(module: nn.Module, sample: Tensor) -> None:
         reason = " ".join(str(error).split(". ")[0].split())[:200]
         raise ModelError(
             f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
-            "takes, or execution={strategy: threads, chunk: 1}, which computes one client after another."
+            "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
+            "execution={strategy: threads, chunk: 1}, which computes one client after another."
         ) from error
 
 

@@ -1,0 +1,93 @@
+"""Layers that can be computed for several clients at once, in the place of those that cannot."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, overload
+
+from torch import nn
+
+from ..errors import ConfigError
+from .factory import ModelFactory
+from .images import with_group_norm
+
+if TYPE_CHECKING:
+    from ..data import DataSpec
+
+
+@overload
+def fix(model: nn.Module) -> nn.Module: ...
+
+
+@overload
+def fix(model: ModelFactory) -> ModelFactory: ...
+
+
+def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
+    """Return the model, or the factory of it, with layers that ``torch.func.vmap`` can batch.
+
+    ``nn.RNN``, ``nn.LSTM``, ``nn.GRU`` and ``nn.MultiheadAttention``, also within a transformer, become Opacus' layers
+    of the same parameters, which are written in single steps; their outputs are those of the given model. Every batch
+    normalization becomes one by groups, which has other outputs (:func:`~fedmtl.models.with_group_norm`). Everything
+    else stays; the given model is not changed.
+
+    Args:
+        model: a module, or a factory.
+
+    Raises:
+        ConfigError: neither of both.
+    """
+    if isinstance(model, nn.Module):
+        return _fixed(copy.deepcopy(model))
+    if isinstance(model, type) or not callable(model):
+        raise ConfigError(f"fix.model is {model!r}; give a module, or a factory such as models.mlp().")
+    factory = model
+
+    def build(spec: DataSpec) -> nn.Module:
+        return _fixed(factory(spec))
+
+    return build
+
+
+def _fixed(module: nn.Module) -> nn.Module:
+    holder = nn.ModuleDict({"model": module})
+    _replace(with_group_norm(holder))
+    return holder["model"]
+
+
+def _replace(module: nn.Module) -> None:
+    for name, child in list(module.named_children()):
+        if type(child) in (nn.RNN, nn.LSTM, nn.GRU) and not getattr(child, "proj_size", 0):
+            layer = _recurrent(child)
+        elif type(child) is nn.MultiheadAttention:
+            layer = _attention(child)
+        else:
+            _replace(child)
+            continue
+        first = next(child.parameters())
+        layer.to(first).load_state_dict(child.state_dict())
+        setattr(module, name, layer.requires_grad_(first.requires_grad).train(child.training))
+
+
+def _recurrent(given: nn.Module) -> nn.Module:
+    from opacus.layers import DPGRU, DPLSTM, DPRNN
+
+    names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
+    kinds = {nn.RNN: (DPRNN, [*names, "nonlinearity"]), nn.LSTM: (DPLSTM, names), nn.GRU: (DPGRU, names)}
+    kind, named = kinds[type(given)]
+    layer: nn.Module = kind(**{name: getattr(given, name) for name in named})
+    return layer
+
+
+def _attention(given: nn.MultiheadAttention) -> nn.Module:
+    from opacus.layers import DPMultiheadAttention
+
+    from .attention import BatchFirstAttention
+
+    kind = BatchFirstAttention if given.batch_first else DPMultiheadAttention
+    layer: nn.Module = kind(
+        embed_dim=given.embed_dim, num_heads=given.num_heads, dropout=given.dropout,
+        bias=given.in_proj_bias is not None, add_bias_kv=given.bias_k is not None, add_zero_attn=given.add_zero_attn,
+        kdim=given.kdim, vdim=given.vdim,
+    )  # fmt: skip
+    return layer
