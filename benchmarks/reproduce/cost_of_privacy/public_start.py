@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import scores  # noqa: E402
 from hospitals import stays  # noqa: E402
-from scores import Score, by_client, difference, write_scores  # noqa: E402
+from scores import Score, by_client, difference, renew_scores  # noqa: E402
 from setting import CANDIDATES, budget, clocks, first_owners, lending  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
@@ -35,6 +35,7 @@ CELLS = {(100, 90): 80, (30, 300): 24, (10, 300): 10}
 """(owners, records of each) -> owners that train where others' records are tests."""
 EPSILONS, DEALS, RUNS, TRIALS = (1.0, 3.0, 10.0), 8, 5, 8
 HOSPITALS = "17 hospitals"
+FILE = HERE / "scores.csv"
 CLIPS = (5.0, 10.0, 20.0, 40.0)
 RIDGES = tuple(10.0**k for k in np.arange(-3, 2.6, 0.5))
 
@@ -46,15 +47,16 @@ class Method:
     role: str
     name: str
     learner: AsyncLearner
-    cap: int | None
+    cap: int | tuple[int, ...] | None
     settings: tuple[tuple[float, float], ...]  # clip, kappa
+    rate: float | tuple[float, ...] = 1.0
 
     def run(self, data: LinearData, public: LinearData, epsilon: float, setting: tuple[float, float],
             runs: int, seed: int) -> Tensor:  # fmt: skip
         """Return theta of ``runs`` runs, (runs, p)."""
         clip, kappa = setting
         learner = replace(self.learner, kappa=kappa)
-        clients = clocks(len(data.x), runs, seed, self.cap)
+        clients = clocks(len(data.x), runs, seed, self.cap, self.rate)
         known = public if learner.method == "public_start" else None
         return simulate(learner, data, budget(epsilon, clip), clients, seed=seed, public=known)
 
@@ -158,7 +160,7 @@ def measured(root: Path) -> Iterator[Score]:
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
 
-def hospitals(root: Path) -> Iterator[Score]:
+def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HOSPITALS) -> Iterator[Score]:
     """Yield psi of 17 hospitals with the stays they have; a seed is of the noise and of who answers when."""
     data, public = stays(root)
     psi, counts = Collaboration(AsyncLearner(), data).together.psi, data.counts.tolist()
@@ -166,7 +168,7 @@ def hospitals(root: Path) -> Iterator[Score]:
     own = dict(zip(ids, local.tolist(), strict=True))
 
     def row(role: Any, method: str, epsilon: float, seed: int, by: dict[str, float], said: str = "") -> Score:
-        return Score(HOSPITALS, "psi", False, role, method, epsilon, seed, sum(by.values()) / len(by),
+        return Score(setting, "psi", False, role, method, epsilon, seed, sum(by.values()) / len(by),
                      **by_client(by, own, larger=False), chosen=said)  # fmt: skip
 
     free = float(psi(Collaboration(AsyncLearner(), public).together.optimum.theta))
@@ -175,14 +177,14 @@ def hospitals(root: Path) -> Iterator[Score]:
         yield row("local", "alone (tuned ridge)", 0.0, seed, own, "leave one out")
         yield row("public", "public rows", 0.0, seed, dict.fromkeys(ids, free))
         yield row("public", "public rows and own records", 0.0, seed, both)
-    for method in METHODS:
+    for method in methods:
         clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if method.role == "published" else (1.0,)
         method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
         for epsilon in EPSILONS:
-            setting = method.chosen(public, counts, epsilon)
-            said = f"clip {setting[0]:g}" + (f", kappa {setting[1]:g}" if method.role == "published" else "")
+            choice = method.chosen(public, counts, epsilon)
+            said = f"clip {choice[0]:g}" + (f", kappa {choice[1]:g}" if method.role == "published" else "")
             for seed in range(DEALS):
-                value = float(psi(method.run(data, public, epsilon, setting, RUNS, 10_000 + seed)).mean())
+                value = float(psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean())
                 yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), said)
 
 
@@ -193,14 +195,11 @@ def main() -> None:
     parser.add_argument("--hospital", type=Path, help="azpro.csv, or its folder; without it their scores stay")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    file = HERE / "scores.csv"
-    found = scores.read_scores(file) if file.exists() else []
     if arguments.root is not None:
-        found = [*measured(arguments.root), *(score for score in found if score.setting == HOSPITALS)]
+        renew_scores(FILE, list(measured(arguments.root)))
     if arguments.hospital is not None:
-        found = [*(score for score in found if score.setting != HOSPITALS), *hospitals(arguments.hospital)]
-    write_scores(file, found)
-    found = scores.read_scores(file)
+        renew_scores(FILE, list(hospitals(arguments.hospital)))
+    found = scores.read_scores(FILE)
     replace_section(HERE / "README.md", "psi of hospitals", scores.table(found, HOSPITALS, digits=4))
     for (owners, size), training in CELLS.items():
         for metric, count, digits in (("psi", owners, 4), ("test MSE", training, 3)):

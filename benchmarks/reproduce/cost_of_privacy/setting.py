@@ -48,9 +48,11 @@ def budget(epsilon: float, clip: float = CLIP) -> RecordPrivacy:
     return RecordPrivacy(clip_norm=clip, epsilon=epsilon, delta=0, mechanism="laplace")
 
 
-def clocks(owners: int, runs: int, seed: int, cap: int | None = None) -> torch.Tensor:
+def clocks(
+    owners: int, runs: int, seed: int, cap: int | Sequence[int] | None = None, rate: float | Sequence[float] = 1.0
+) -> torch.Tensor:
     """Who answers, (runs, ticks): Poisson clocks until every owner has given all its answers."""
-    bound = PoissonClocks(per_client=cap or (CAP if owners <= 10 else CAP_MANY)).bind(owners)
+    bound = PoissonClocks(per_client=cap or (CAP if owners <= 10 else CAP_MANY), rate=rate).bind(owners)
     return bound.events(seed, 0, bound.steps, replicates=runs).client
 
 

@@ -1,0 +1,47 @@
+"""The published learner where owners answer unequally often (Remark 4), and where groups answer together (Remark 2).
+
+Adds its rows to scores.csv and writes two tables of README.md beside this file.
+
+    python benchmarks/reproduce/cost_of_privacy/remarks.py --hospital /path/to/hospital
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from public_start import FILE, HERE, HOSPITALS, METHODS, hospitals
+from scores import renew_scores, table
+from sweep import replace_section
+
+OFTEN, RARELY, OWNERS = 12, 3, 17
+CAPS = tuple(RARELY if owner % 2 else OFTEN for owner in range(OWNERS))
+UNEQUAL = f"{HOSPITALS}, every second one answers a quarter as often"
+GROUPS = tuple(tuple(map(str, range(first, min(first + 4, OWNERS)))) for first in range(0, OWNERS, 4))
+LEARNER = replace(METHODS[0], cap=CAPS, rate=tuple(map(float, CAPS)))
+WEIGHTS = (
+    replace(LEARNER, name="equal weights"),
+    replace(LEARNER, name="weights of known frequencies",
+            learner=replace(LEARNER.learner, frequencies=LEARNER.rate)),
+    replace(LEARNER, name="weights of frequencies so far", learner=replace(LEARNER.learner, frequencies="observed")),
+)  # fmt: skip
+TOGETHER = replace(METHODS[0], name="published learner, groups of 4",
+                   learner=replace(METHODS[0].learner, groups=GROUPS))  # fmt: skip
+
+
+def main() -> None:
+    """Parse the command line, simulate, write scores and tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--hospital", type=Path, required=True, help="azpro.csv, or its folder")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    renew_scores(FILE, list(hospitals(arguments.hospital, WEIGHTS, UNEQUAL)))
+    found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, [TOGETHER]) if s.method == TOGETHER.name])
+    replace_section(HERE / "README.md", "unequal clocks", table(found, UNEQUAL, digits=4))
+    replace_section(HERE / "README.md", "psi of hospitals", table(found, HOSPITALS, digits=4))
+
+
+if __name__ == "__main__":
+    main()
