@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--hospital", type=Path, required=True, help="azpro.csv, or its folder")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    renew_scores(FILE, list(hospitals(arguments.hospital, WEIGHTS, UNEQUAL)))
+    renew_scores(FILE, list(hospitals(arguments.hospital, (*WEIGHTS, METHODS[-1]), UNEQUAL)))
     found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, [TOGETHER]) if s.method == TOGETHER.name])
     replace_section(HERE / "README.md", "unequal clocks", table(found, UNEQUAL, digits=4))
     replace_section(HERE / "README.md", "psi of hospitals", table(found, HOSPITALS, digits=4))

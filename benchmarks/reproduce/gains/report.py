@@ -31,21 +31,28 @@ FREE = ("local", "public")
 
 @dataclass(frozen=True)
 class Source:
-    """A study: its folder, what epsilon protects there, and the command that computes its scores."""
+    """A study: its folder, what epsilon protects there, and the commands that compute its scores."""
 
     folder: str
     unit: str
-    command: str
+    commands: tuple[str, ...]
 
 
 SOURCES = (
-    Source("comparison", "a client, or a record", "comparison/run.py --femnist FILE --school FILE"),
-    Source("adapters", "a client", "adapters/run.py --femnist FILE"),
-    Source("starts", "a client", "starts/run.py"),
-    Source("mp_mtl", "a client", "mp_mtl/once.py --school FILE"),
-    Source("p2p", "a record", "p2p/once.py --root FOLDER"),
-    Source("cost_of_privacy", "a record", "cost_of_privacy/public_start.py --root FOLDER --hospital FOLDER"),
-    Source("pp_dmtl", "a record", "pp_dmtl/directions.py"),
+    Source("comparison", "a client, or a record", ("comparison/run.py --femnist FILE --school FILE",)),
+    Source("adapters", "a client", ("adapters/run.py --femnist FILE",)),
+    Source("starts", "a client", ("starts/run.py",)),
+    Source("mp_mtl", "a client", ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE")),
+    Source("p2p", "a record", ("p2p/once.py --root FOLDER",)),
+    Source(
+        "cost_of_privacy",
+        "a record",
+        (
+            "cost_of_privacy/public_start.py --root FOLDER --hospital FOLDER",
+            "cost_of_privacy/remarks.py --hospital FOLDER",
+        ),
+    ),
+    Source("pp_dmtl", "a record", ("pp_dmtl/directions.py", "pp_dmtl/forms.py")),
 )
 
 
@@ -122,9 +129,10 @@ def sections(scores: dict[str, list[Score]]) -> str:
             way = "Larger is better" if own[0].larger else "Smaller is better"
             seeds = len({score.seed for score in own})
             small = max(abs(score.score) for score in own) < 0.1
+            commands = "\n".join(f"    python benchmarks/reproduce/{command}" for command in source.commands)
             parts.append(
                 f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit}. "
-                f"[Study](../{source.folder}/README.md)\n\n    python benchmarks/reproduce/{source.command}\n\n"
+                f"[Study](../{source.folder}/README.md)\n\n{commands}\n\n"
                 + table(ordered, setting, digits=5 if small else 3)
             )
     return "\n".join(parts)
