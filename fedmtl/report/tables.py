@@ -234,11 +234,11 @@ def csv_text(rows: Sequence[Row]) -> str:
     the machine-readable form of the report."""
     settings_of = [dict(row.configuration + row.settings) for row in rows]
     keys = [key for key in METHOD + PRIVACY if any(key in dict(row.settings) for row in rows)]
-    given = dict.fromkeys(key for row in rows for key, _ in row.configuration if key not in METHOD + PRIVACY)
+    fixed = ("run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped")
+    given = dict.fromkeys(key for row in rows for key, _ in row.configuration if key not in METHOD + PRIVACY + fixed)
     keys += [key for key in given if len({settings.get(key) for settings in settings_of}) > 1]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    fixed = ["run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped"]
     names = [*METRICS, *dict.fromkeys(name for row in rows for name, _ in row.metrics if name not in METRICS)]
     writer.writerow([*fixed, *names, "noise_multiplier", *keys])
     for row, settings in zip(rows, settings_of, strict=True):

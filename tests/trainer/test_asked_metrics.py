@@ -11,10 +11,10 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedmtl import FedAvg, Finetune, Local, LocalSGD, Trainer, models
+from fedmtl import FedAvg, Finetune, LocalSGD, Trainer, models
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError
-from fedmtl.privacy import FullParticipation
+from fedmtl.errors import ConfigError, TrainingError
+from fedmtl.privacy import ClientPrivacy, FullParticipation
 from fedmtl.report import report
 from fedmtl.report.tables import collect, csv_text
 from fedmtl.trainer import evaluation
@@ -227,15 +227,18 @@ class Logarithm(torch.nn.Module):
         return self.linear(x).log()
 
 
-def test_outputs_that_are_not_finite_end_no_run(tmp_path) -> None:
-    result = Trainer(
-        algorithm=Local(local=LocalSGD(lr=0.1)), data=regression(6), model=Logarithm(), schedule=FullParticipation(),
-        privacy=None, rounds=4, metrics=["nmse", "mae"], baselines=["fedavg"], folder=tmp_path / "run", progress=False,
-    ).fit()  # fmt: skip
-    assert not math.isfinite(result.final["mse"])
-    assert result.by_client["mae"] == {}
-    assert "nan" in result.summary()
-    assert json.loads((tmp_path / "run/private/result.json").read_text())["mae"] == "nan"
+@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=5.0)])
+def test_outputs_that_are_not_finite_end_no_run_before_its_last_round(tmp_path, privacy) -> None:
+    with pytest.raises(TrainingError, match="every local training ended in a model that is not finite"):
+        Trainer(
+            algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=regression(6), model=Logarithm(),
+            schedule=FullParticipation(), privacy=privacy, rounds=4, metrics=["nmse", "mae"], baselines=["local"],
+            folder=tmp_path / "run", progress=False,
+        ).fit()  # fmt: skip
+    if privacy is None:
+        return
+    written = json.loads((tmp_path / "run/private/result.json").read_text())
+    assert (written["mae"], written["mse"]) == ("nan", "nan")
     made = report([tmp_path / "run"], show=False)
     assert made.figure is None
     assert made.table.is_file()
