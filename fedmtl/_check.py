@@ -14,6 +14,18 @@ def positive(settings: object, **values: Any) -> None:
     _bounded(settings, values, lambda v: v > 0 and math.isfinite(v), "a finite number above 0")
 
 
+def positive_or(settings: object, *words: str, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is one of ``words`` or a finite number above 0."""
+    others = {name: value for name, value in values.items() if not (isinstance(value, str) and value in words)}
+    also = "".join(f", or {word!r}" for word in words)
+    _bounded(settings, others, lambda v: v > 0 and math.isfinite(v), f"a finite number above 0{also}")
+
+
+def share(settings: object, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is a number from 0 to 1."""
+    _bounded(settings, values, lambda v: 0 <= v <= 1, "a number from 0 to 1")
+
+
 def non_negative(settings: object, **values: Any) -> None:
     """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
     _bounded(settings, values, lambda v: v >= 0 and math.isfinite(v), "a finite number of at least 0")

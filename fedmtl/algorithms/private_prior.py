@@ -36,7 +36,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import one_of, positive
+from .._check import one_of, positive, positive_or, share
 from ..errors import ConfigError
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
@@ -102,14 +102,12 @@ class PrivatePrior(LinearAlgorithm):
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
         one_of(self, ("symmetric", "diagonal"), form=self.form)
-        positive(self, ridge=self.ridge, floor=self.floor)
-        if not (self.edge >= 1 and math.isfinite(self.edge)):
+        one_of(self, (True, False), own_ridge=self.own_ridge)
+        positive(self, ridge=self.ridge, floor=self.floor, edge=self.edge)
+        if self.edge < 1:
             raise ConfigError(f"PrivatePrior.edge is {self.edge!r}; it must be a number of at least 1.")
-        if self.scale != "auto":
-            positive(self, scale=self.scale)
-        for name, value in (("share", self.share), ("floor", self.floor)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"PrivatePrior.{name} is {value!r}; it must be at most 1 and not below 0.")
+        positive_or(self, "auto", scale=self.scale)
+        share(self, share=self.share, floor=self.floor)
         self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:

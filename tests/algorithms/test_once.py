@@ -268,6 +268,8 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
         ({"method": "moments", "bound": "domain", "domain": DomainBound(x_l1=2.0)}, r"use bound='clip'"),
         ({"method": "moments", "groups": (("a", "b"),)}, r"leave groups out"),
         ({"method": "public_start", "frequencies": "observed"}, r"leave frequencies out"),
+        ({"method": "public_start", "step_size": 0.1}, r"leave step_size out"),
+        ({"kappa": "best"}, r"kappa is 'best'; it must be a finite number above 0, or 'auto'"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(settings, said: str) -> None:

@@ -267,6 +267,9 @@ def test_the_last_step_of_an_agent_without_neighbours_is_around_its_own_model() 
         ({"releases": 0}, "releases"),
         ({"confidence_power": -1.0}, "confidence_power is -1.0; it must be a finite number of at least 0"),
         ({"confidence_power": math.inf}, "confidence_power is inf"),
+        ({"confidence_power": "two"}, "confidence_power is 'two'"),
+        ({"warm_start": "half"}, "warm_start is 'half'; it must be a finite number above 0"),
+        ({"lam": "fixed"}, "above 0, or 'inverse'"),
         ({"refine_from": "others"}, "refine_from is 'others'; accepted: 'own', 'neighbours'"),
     ],
 )

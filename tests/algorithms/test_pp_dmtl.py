@@ -676,6 +676,7 @@ def test_the_delay_of_a_schedule() -> None:
         ({"threshold": -1.0}, "threshold"),
         ({"a1": math.nan}, "a1"),
         ({"a2": 0.0}, "a2"),
+        ({"a2": "automatic"}, "a2 is 'automatic'; it must be a finite number above 0, or 'auto'"),
         ({"delay": 0}, "delay"),
         ({"row_norm": 0.0}, "row_norm"),
         ({"tau": 0.0}, "tau is 0"),

@@ -377,10 +377,14 @@ def test_what_is_refused() -> None:
     for settings, match in (
         ({"share": 1.5}, "share"), ({"share": math.nan}, "share"), ({"ridge": 0.0}, "ridge"), ({"edge": 0.9}, "edge"),
         ({"floor": 0.0}, "floor"), ({"floor": 2.0}, "floor"), ({"form": "vector"}, "form"), ({"loss": "hinge"}, "loss"),
-        ({"scale": -1.0}, "scale"),
+        ({"scale": -1.0}, "scale"), ({"share": "half"}, "share is 'half'; it must be a number from 0 to 1"),
+        ({"scale": "clip"}, "above 0, or 'auto'"), ({"edge": "wide"}, "edge"), ({"own_ridge": 3}, "own_ridge is 3"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             PrivatePrior(**settings)  # type: ignore[arg-type]
-    for settings in ({"own_penalty": "l1"}, {"curator_epsilon": 1.0}, {"guarantee": "paper"}, {"start": "zero"}):
+    for settings in (
+        {"own_penalty": "l1"}, {"curator_epsilon": 1.0}, {"guarantee": "paper"}, {"start": "zero"}, {"rho": 0.3},
+        {"momentum": "nesterov"}, {"alpha": 1.0}, {"q": 0.9}, {"smoothness": 2.0},
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="release='once' takes"):
             MPMTL(release="once", **settings)  # type: ignore[arg-type]

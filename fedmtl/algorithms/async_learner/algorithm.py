@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import one_of, positive, positive_int
+from ..._check import one_of, positive, positive_int, positive_or
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
@@ -117,12 +117,10 @@ class AsyncLearner(Algorithm):
         if isinstance(self.kappa, Sequence) and not isinstance(self.kappa, str):
             object.__setattr__(self, "kappa", tuple(self.kappa))
         for kappa in self.kappa if isinstance(self.kappa, tuple) else (self.kappa,):
-            if kappa != "auto":
-                positive(self, kappa=kappa)
+            positive_or(self, "auto", kappa=kappa)
         if self.domain not in (None, "auto") and not isinstance(self.domain, DomainBound):
             raise ConfigError(f"AsyncLearner.domain is {self.domain!r}; accepted: DomainBound(...), 'auto' or None.")
-        if self.step_size != "auto":
-            positive(self, step_size=self.step_size)
+        positive_or(self, "auto", step_size=self.step_size)
         if self.horizon is not None:
             positive_int(self, horizon=self.horizon)
         if isinstance(self.cap, str):

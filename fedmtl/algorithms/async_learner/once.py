@@ -197,6 +197,8 @@ def check(settings: AsyncLearner) -> None:
     for name, value in unused.items():
         if value:
             raise ConfigError(f"{where} weighs owners by what they say; leave {name} out.")
+    if settings.step_size != "auto":
+        raise ConfigError(f"{where} solves for the model and takes no steps; leave step_size out.")
     if settings.method == "public_start" and settings.loss == "hinge":
         raise ConfigError(f"{where} needs a loss with a second derivative: 'squared' or 'logistic', not 'hinge'.")
     if settings.method == "moments" and settings.loss != "squared":

@@ -148,6 +148,7 @@ class MPMTL(LinearAlgorithm):
         self._rows()
         if self.release == "once":
             beyond = {"own_penalty": None, "curator_epsilon": None, "guarantee": "sound", "start": "local"}
+            beyond |= {"momentum": "none", "rho": None, "alpha": None, "q": None, "smoothness": None}  # of iterations
             for name, only in beyond.items():
                 if getattr(self, name) != only:
                     raise ConfigError(f"MPMTL.{name} is {getattr(self, name)!r}; release='once' takes {only!r} alone.")

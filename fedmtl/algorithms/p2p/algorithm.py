@@ -51,7 +51,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import given, one_of, positive, positive_int
+from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
 from ...data import RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
@@ -165,14 +165,10 @@ class PeerToPeer(LinearAlgorithm):
         one_of(self, ("own", "neighbours"), refine_from=self.refine_from)
         if self.releases is not None:
             positive_int(self, releases=self.releases)
-        if not 0 <= self.confidence_power < math.inf:
-            raise ConfigError(
-                f"PeerToPeer.confidence_power is {self.confidence_power!r}; it must be a finite number of at least 0."
-            )
+        non_negative(self, confidence_power=self.confidence_power)
         positive(self, mu=self.mu, idle_confidence=self.idle_confidence)
         self.check_bounds()
-        if self.lam != "inverse":
-            positive(self, lam=self.lam)
+        positive_or(self, "inverse", lam=self.lam)
         positive(self, **given(smoothness=self.smoothness, warm_lam=self.warm_lam, refine=self.refine))
         if self.start is not None and not isinstance(self.start, (int, float, str)):
             object.__setattr__(self, "start", tuple(float(value) for value in self.start))
@@ -185,7 +181,8 @@ class PeerToPeer(LinearAlgorithm):
         self._check_together()
 
     def _check_together(self) -> None:
-        if self.warm_start is not None and not 0 < self.warm_start < 1:
+        positive(self, **given(warm_start=self.warm_start))
+        if self.warm_start is not None and self.warm_start >= 1:
             raise ConfigError(f"PeerToPeer.warm_start is {self.warm_start!r}; it is a share, between 0 and 1.")
         if self.warm_start is not None and self.start is not None:
             raise ConfigError("PeerToPeer has both start and warm_start; a run starts from one of them.")
@@ -195,8 +192,8 @@ class PeerToPeer(LinearAlgorithm):
             if self.smoothness is None:
                 raise ConfigError("PeerToPeer.loss='model' needs smoothness: no bound on the domain is known.")
             fits = {"warm_start": self.warm_start, "start": self.start == "local" or None, "refine": self.refine}
-            for field, given in fits.items():
-                if given is not None:
+            for field, value in fits.items():
+                if value is not None:
                     raise ConfigError(f"PeerToPeer.{field} needs exact local fits, of linear models only.")
             if self.guarantee == "paper":
                 raise ConfigError("PeerToPeer.guarantee='paper' is of linear models only.")

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._check import non_negative, one_of, positive, positive_int
+from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, ScaledRows
 from ...privacy.channel import GRADIENT
@@ -135,9 +135,9 @@ class PPDMTL(LinearAlgorithm):
         one_of(self, ("zero", "single_task"), start=self.start)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
-        for field in ("a2", "smoothness", "query_epsilon", "refine_tau", "refine_across"):
-            if getattr(self, field) is not None and (field, self.a2) != ("a2", "auto"):
-                positive(self, **{field: getattr(self, field)})
+        for field in ("smoothness", "query_epsilon", "refine_tau", "refine_across"):
+            positive(self, **given(**{field: getattr(self, field)}))
+        positive_or(self, "auto", **given(a2=self.a2))
         if self.delay is not None:
             positive_int(self, delay=self.delay)
         if self.threshold is not None:
