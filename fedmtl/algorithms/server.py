@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._check import one_of, positive
+from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from .base import Algorithm, Problem, Released, State
 
@@ -36,12 +37,25 @@ class ServerOptimizer:
             n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS")
         )
         one_of(self, names, optimizer_name=self.optimizer_name)
+        try:
+            self._built(torch.zeros(1, requires_grad=True))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"ServerOptimizer.options is {self.options!r}, which torch.optim.{self.optimizer_name} does not take: "
+                f"{error}."
+            ) from error
+
+    def _built(self, parameter: Tensor) -> torch.optim.Optimizer:
+        built: torch.optim.Optimizer = getattr(torch.optim, self.optimizer_name)(
+            [parameter], lr=self.lr, **dict(self.options)
+        )
+        return built
 
     def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
         """Return ``public`` with ``public[name]`` (D,) moved by one step; it also keeps the optimizer's state."""
         parameter = public[name].clone().requires_grad_()
         parameter.grad = -update.to(parameter)
-        optimizer = getattr(torch.optim, self.optimizer_name)([parameter], lr=self.lr, **dict(self.options))
+        optimizer = self._built(parameter)
         state = {k.removeprefix(_PREFIX): v.clone() for k, v in public.items() if k.startswith(_PREFIX)}
         if state:
             optimizer.state[parameter] = state

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from .. import models
+from ..algorithms import Algorithm, ServerOptimizer
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
@@ -83,10 +84,17 @@ def as_execution(execution: Any) -> Execution:
     return execution
 
 
-def check_kinds(local: Any, early_stopping: Any, seed: Any) -> None:
-    """Refuse a local solver, a stopping rule or a seed that is of another kind."""
+def check_kinds(algorithm: Algorithm, early_stopping: Any, seed: Any) -> None:
+    """Refuse a local solver, an optimizer of the server, a stopping rule or a seed that is of another kind."""
+    local, server = algorithm.local, getattr(algorithm, "server_optimizer", None)
     if local is not None and not isinstance(local, LocalSolver):
         raise ConfigError(f"the algorithm's local is {local!r}; give a local solver, such as LocalSGD(lr=0.1).")
+    if server is not None and not isinstance(server, ServerOptimizer):
+        raise ConfigError(
+            f"the algorithm's server_optimizer is {server!r}; give None or a ServerOptimizer, such as "
+            "ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
+            "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: {momentum: 0.9}}'."
+        )
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise ConfigError(f"early_stopping is {early_stopping!r}; give EarlyStopping(patience=3) or None.")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):

@@ -132,7 +132,7 @@ class Trainer:
             raise ConfigError(f"algorithm is {self.algorithm!r}; give an algorithm object such as PMTL(lam=1.0).")
         if self.privacy is not None and not isinstance(self.privacy, (ClientPrivacy, RecordPrivacy)):
             raise ConfigError(f"privacy is {self.privacy!r}; give ClientPrivacy(...), RecordPrivacy(...) or None.")
-        check_kinds(self.algorithm.local, self.early_stopping, self.seed)
+        check_kinds(self.algorithm, self.early_stopping, self.seed)
         given: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
         given |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
         given |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}

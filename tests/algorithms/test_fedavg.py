@@ -66,6 +66,12 @@ def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
     torch.testing.assert_close(state.public["global"], w.detach(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{"momentun": 0.9}, {"momentum": -1.0}, {"lr": 0.1}])
+def test_options_that_the_optimizer_of_the_server_does_not_take(options):
+    with pytest.raises(ConfigError, match=r"ServerOptimizer.options is .* which torch.optim.SGD does not take"):
+        ServerOptimizer(options=options)
+
+
 def test_server_step_size_scales_the_update():
     data = regression(clients=5)
     half = run(FedAvg(local=SOLVER, server_lr=0.5), problem_of(data, rounds=1)).public["global"]

@@ -398,3 +398,9 @@ def test_what_stands_for_nothing_is_refused_by_name(settings, said):
 def test_an_optimizer_is_no_local_solver(owner):
     with pytest.raises(ConfigError, match=r"local is <class 'torch.optim.sgd.SGD'>; give a local solver, such as"):
         of_plain_words(algorithm=owner(local=torch.optim.SGD))
+
+
+@pytest.mark.parametrize("given", ["adam", {"lr": 0.1}, torch.optim.Adam])
+def test_what_is_no_optimizer_of_the_server(given):
+    with pytest.raises(ConfigError, match=r"server_optimizer is .*; give None or a ServerOptimizer, such as"):
+        of_plain_words(algorithm=FedAvg(server_optimizer=given))

@@ -129,6 +129,7 @@ class AsyncLearner(Algorithm):
             positive_int(self, cap=self.cap)
         one_of(self, ("clip", "domain"), bound=self.bound)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        one_of(self, (True, False), psi=self.psi)
         object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
         if isinstance(self.frequencies, str):
             one_of(self, ("observed", "a number above 0 for each owner"), frequencies=self.frequencies)

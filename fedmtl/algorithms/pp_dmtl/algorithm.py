@@ -133,6 +133,7 @@ class PPDMTL(LinearAlgorithm):
         one_of(self, ("frobenius", "l1", "l2"), own_penalty=self.own_penalty)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
         one_of(self, ("zero", "single_task"), start=self.start)
+        one_of(self, (True, False), exact_q=self.exact_q)
         non_negative(self, lam=self.lam, tau=self.tau, a1=self.a1)
         self.check_bounds()
         for field in ("smoothness", "query_epsilon", "refine_tau", "refine_across"):
