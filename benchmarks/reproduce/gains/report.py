@@ -41,7 +41,7 @@ class Source:
 SOURCES = (
     Source("comparison", "a client, or a record", ("comparison/run.py --femnist FILE --school FILE",)),
     Source("adapters", "a client", ("adapters/run.py --femnist FILE",)),
-    Source("starts", "a client", ("starts/run.py",)),
+    Source("starts", "a client", ("starts/run.py", "starts/femnist.py --femnist FILE")),
     Source("mp_mtl", "a client", ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE")),
     Source("p2p", "a record", ("p2p/once.py --root FOLDER",)),
     Source(

@@ -27,7 +27,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
-from scores import Role, Score, by_client, difference, mark, table, write_scores  # noqa: E402
+from scores import Role, Score, by_client, difference, mark, renew_scores, table  # noqa: E402
 from settings import DELTA, STUDIES, held_out, load  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
@@ -232,7 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = scores(Kept(arguments.out), arguments.seeds)
-    write_scores(HERE / "scores.csv", found)
+    renew_scores(HERE / "scores.csv", found)
     replace_section(HERE / "README.md", "accuracy", table(found, SETTING))
     replace_section(HERE / "README.md", "differences", differences(found))
 
