@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
 from scores import Score, by_client, read_scores, table, write_scores  # noqa: E402
-from settings import DELTA, STUDIES, half_size, held_out  # noqa: E402
+from settings import DELTA, STUDIES, Setting, half_size, held_out  # noqa: E402
 from sweep import replace_section  # noqa: E402
 
 from fedmtl import (  # noqa: E402
@@ -37,8 +37,6 @@ from fedmtl import (  # noqa: E402
     FedAvg,
     FederatedDataset,
     Finetune,
-    FullParticipation,
-    Local,
     LocalSGD,
     PoissonSampling,
     Trainer,
@@ -170,24 +168,14 @@ def evaluated(model: nn.Module, data: FederatedDataset, seed: int) -> tuple[nn.M
 
 
 def alone(found: Writers, seed: int) -> tuple[Mapping[str, float], str]:
-    """Softmax regression of every writer alone, of nine settings."""
+    """Softmax regression of every writer alone, of the nine settings of the comparison."""
+    study = STUDIES["femnist"]
 
-    def train(data: FederatedDataset, lr: float, epochs: int) -> Mapping[str, float]:
-        result = Trainer(
-            algorithm=Local(local=LocalSGD(lr=lr, epochs=epochs, batch_size=10)),
-            data=data,
-            model=models.softmax_regression(),
-            schedule=FullParticipation(),
-            privacy=None,
-            rounds=1,
-            seed=seed,
-            eval_every=1,
-            progress=False,
-        ).fit()
-        return result.personal_accuracy
+    def train(data: FederatedDataset, setting: Setting) -> Mapping[str, float]:
+        return study.train(data, setting, 0.0, seed).personal_accuracy
 
-    lr, epochs = max(STUDIES["femnist"].local, key=lambda pair: average(train(found.inner, *pair)))
-    return train(found.private, lr, epochs), f"lr {lr:g}, {epochs} epochs"
+    best = max(study.methods()["Local"], key=lambda setting: average(train(found.inner, setting)))
+    return train(found.private, best), best.text()
 
 
 def best_way(model: nn.Module, data: FederatedDataset, trainable: tuple[str, ...] | None, seed: int) -> int:

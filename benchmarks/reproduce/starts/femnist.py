@@ -19,21 +19,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
 from scores import Score, by_client, difference, mark, renew_scores, table  # noqa: E402
-from settings import DELTA, STUDIES, held_out, load  # noqa: E402
+from settings import STUDIES, Setting, held_out, load  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
-from fedmtl import (  # noqa: E402
-    ClientPrivacy,
-    FedAvg,
-    FederatedDataset,
-    Finetune,
-    FullParticipation,
-    Local,
-    Result,
-    ServerOptimizer,
-    Trainer,
-    models,
-)
+from fedmtl import FedAvg, FederatedDataset, Finetune, Result, ServerOptimizer  # noqa: E402
 
 SETTING, EPSILONS, SEEDS, TUNING = "FEMNIST: 206 writers, starts for finetuning", (1.0, 3.0, 10.0), range(5), 10
 STUDY = STUDIES["femnist"]
@@ -45,48 +34,24 @@ STARTS = {"FedAvg": None, "FedAvg, server momentum": MOMENTUM}
 
 def train(optimizer: ServerOptimizer | None, clip: float, epsilon: float, data: FederatedDataset, seed: int) -> Result:
     """One run with its finetuning."""
-    return Trainer(
-        algorithm=FedAvg(local=SOLVER) if optimizer is None else FedAvg(local=SOLVER, server_optimizer=optimizer),
-        data=data,
-        model=models.softmax_regression(),
-        schedule=STUDY.schedule,
-        privacy=ClientPrivacy(clip_norm=clip, epsilon=epsilon, delta=DELTA),
-        rounds=STUDY.rounds,
-        finetune=WAY,
-        seed=seed,
-        eval_every=STUDY.rounds,
-        progress=False,
-    ).fit()
-
-
-def alone(data: FederatedDataset, lr: float, epochs: int, seed: int) -> Mapping[str, float]:
-    """Test accuracy by writer of training alone."""
-    result = Trainer(
-        algorithm=Local(local=replace(STUDY.solver, lr=lr, epochs=epochs)),
-        data=data,
-        model=models.softmax_regression(),
-        schedule=FullParticipation(),
-        privacy=None,
-        rounds=1,
-        seed=seed,
-        eval_every=1,
-        progress=False,
-    ).fit()
-    return result.personal_accuracy
+    return STUDY.train(data, Setting(FedAvg(local=SOLVER, server_optimizer=optimizer), clip, WAY), epsilon, seed)
 
 
 def scores(root: str) -> Iterator[Score]:
     """Tune on the training rows of another split, and score."""
     trial = held_out(load("femnist", root, TUNING), TUNING)
-    lr, epochs = max(STUDY.local, key=lambda pair: mean(alone(trial, *pair, TUNING).values()))
+
+    def alone(setting: Setting, data: FederatedDataset, seed: int) -> Mapping[str, float]:
+        return STUDY.train(data, setting, 0.0, seed).personal_accuracy
+
+    best = max(STUDY.methods()["Local"], key=lambda setting: mean(alone(setting, trial, TUNING).values()))
     data = {seed: load("femnist", root, seed) for seed in SEEDS}
-    local = {seed: alone(data[seed], lr, epochs, seed) for seed in SEEDS}
+    local = {seed: alone(best, data[seed], seed) for seed in SEEDS}
     base = {"setting": SETTING, "metric": "accuracy", "larger": True}
     for seed, own in local.items():
         shares = by_client(own, own, larger=True)
-        text = f"lr {lr:g}, {epochs} epochs"
         yield Score(**base, role="local", method="Local", epsilon=0.0, seed=seed, score=mean(own.values()),
-                    chosen=text, **shares)  # fmt: skip
+                    chosen=best.text(), **shares)  # fmt: skip
     for epsilon, (name, optimizer) in itertools.product(EPSILONS, STARTS.items()):
 
         def validated(clip: float, epsilon: float = epsilon, optimizer: ServerOptimizer | None = optimizer) -> float:

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
 from scores import Role, Score, by_client, difference, mark, renew_scores, table  # noqa: E402
-from settings import DELTA, STUDIES, held_out, load  # noqa: E402
+from settings import DELTA, STUDIES, Setting, held_out, load  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
 from fedmtl import (  # noqa: E402
@@ -147,11 +147,9 @@ def train(start: Start, index: int, epsilon: float, seed: int) -> Result:
 def alone(seed: int) -> Result:
     """Training alone."""
     lr, epochs = ALONE
-    return Trainer(
-        algorithm=Local(local=replace(STUDY.solver, lr=lr, epochs=epochs)), data=data_of(seed),
-        model=models.softmax_regression(), schedule=FullParticipation(), privacy=None, rounds=1, seed=seed,
-        eval_every=1, progress=False,
-    ).fit()  # fmt: skip
+    return STUDY.train(
+        data_of(seed), Setting(Local(local=replace(STUDY.solver, lr=lr, epochs=epochs)), None), 0.0, seed
+    )
 
 
 class Kept:
