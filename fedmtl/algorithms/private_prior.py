@@ -111,7 +111,8 @@ class PrivatePrior(LinearAlgorithm):
         self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PrivatePrior:
-        """As the base class, and the clip norm for ``scale``; 1 without privacy. No step size rests on a bound."""
+        """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy; no step rests on
+        a bound."""
         found = super().resolve_auto(problem, schedule, None)
         if found.scale != "auto":
             return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
@@ -35,7 +36,8 @@ def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
         model: a module, or a factory.
 
     Raises:
-        ConfigError: neither of both.
+        ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen and others not; for
+            a factory, when the model is built.
     """
     if isinstance(model, nn.Module):
         return _fixed(copy.deepcopy(model))
@@ -51,22 +53,33 @@ def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
 
 def _fixed(module: nn.Module) -> nn.Module:
     holder = nn.ModuleDict({"model": module})
-    _replace(with_group_norm(holder))
+    _replace(with_group_norm(holder), {})
     return holder["model"]
 
 
-def _replace(module: nn.Module) -> None:
-    for name, child in list(module.named_children()):
-        if type(child) in (nn.RNN, nn.LSTM, nn.GRU) and not getattr(child, "proj_size", 0):
-            layer = _recurrent(child)
-        elif type(child) is nn.MultiheadAttention:
-            layer = _attention(child)
-        else:
-            _replace(child)
+def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
+    """Replace the layers within ``module``, in place; a layer with several places has one successor, in ``made``."""
+    for name, child in list(module._modules.items()):
+        if child is None:
             continue
-        first = next(child.parameters())
-        layer.to(first).load_state_dict(child.state_dict())
-        setattr(module, name, layer.requires_grad_(first.requires_grad).train(child.training))
+        if type(child) in (nn.RNN, nn.LSTM, nn.GRU) and not getattr(child, "proj_size", 0):
+            build: Callable[[Any], nn.Module] = _recurrent
+        elif type(child) is nn.MultiheadAttention:
+            build = _attention
+        else:
+            _replace(child, made)
+            continue
+        if child not in made:
+            moving = {p.requires_grad for p in child.parameters()}
+            if len(moving) > 1:
+                raise ConfigError(
+                    f"fix.model has a layer {name!r} of which some parameters are frozen and others not; fix the model "
+                    "first, and freeze by trainable=[...]."
+                )
+            layer = build(child).to(next(child.parameters()))
+            layer.load_state_dict(child.state_dict())
+            made[child] = layer.requires_grad_(moving.pop()).train(child.training)
+        setattr(module, name, made[child])
 
 
 def _recurrent(given: nn.Module) -> nn.Module:

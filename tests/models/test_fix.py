@@ -87,6 +87,24 @@ def test_clients_train_together_what_was_refused(name: str, privacy: ClientPriva
     assert bool(torch.isfinite(result.shared).all())  # type: ignore[arg-type]
 
 
+def test_a_layer_with_two_places_stays_one() -> None:
+    model = nn.ModuleDict({"one": Recurrent(nn.LSTM), "other": nn.ModuleList()})
+    model["other"].append(model["one"].layer)
+    model["one"].again = model["one"].layer
+    fixed = models.fix(model)
+    assert fixed["one"].layer is fixed["one"].again is fixed["other"][0]
+    assert sum(p.numel() for p in fixed.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+def test_frozen_layers_stay_frozen_and_a_part_of_one_is_refused() -> None:
+    model = Recurrent(nn.GRU)
+    model.layer.requires_grad_(False)
+    assert not any(p.requires_grad for p in models.fix(model).layer.parameters())
+    model.layer.bias_hh_l0.requires_grad_(True)
+    with pytest.raises(ConfigError, match="layer 'layer' of which some parameters are frozen"):
+        models.fix(model)
+
+
 def test_batch_normalization_becomes_normalization_by_groups() -> None:
     model = nn.Sequential(nn.Conv1d(5, 8, 1), nn.BatchNorm1d(8), nn.Flatten(), nn.Linear(32, 3))
     fixed = models.fix(lambda spec: model)(None)  # type: ignore[arg-type]
