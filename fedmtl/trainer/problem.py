@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
-from ..data.transforms import Packed
+from ..data.transforms import Cast, Integers, Packed
 from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor
 from ..models import MeanEmbedding, ModelFactory, NamedInputs
@@ -29,6 +31,7 @@ from ..stacked.losses import Loss, binary_cross_entropy
 
 SIDES: tuple[Side, ...] = ("train", "test")
 _ROWS = 1 << 16
+logger = logging.getLogger("fedmtl")
 
 
 def build_problem(
@@ -70,6 +73,7 @@ def build_problem(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_key(seed, "model") >> 1)
             module = model(data.spec)
+    data = _kept_whole(data, module, kind)
     _check_tokens(data, module)
     sample = data.spec.sample(2, kind)
     named = isinstance(loss, str) and loss != "auto"
@@ -82,7 +86,14 @@ def build_problem(
         _check_loss(str(loss), template, sample, data)
     resolved = execution.resolve(template, place)
     if resolved.chunk != 1:
-        check_stackable(template, sample)
+        try:
+            check_stackable(template, sample)
+        except ModelError as error:
+            if execution != Execution() or protects_records:  # gradients of single records need a batching rule as well
+                raise
+            name = type(module).__name__
+            logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
+            resolved = Execution("threads", chunk=1).resolve(template, place)
     executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
@@ -95,6 +106,25 @@ def build_problem(
         store_folder=store_folder,
         protects_records=protects_records,
     )
+
+
+def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
+    """The data with their whole numbers as they are stored, where an embedding of the module looks them up and no
+    transform says otherwise; else the data as they are."""
+    lookups = any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules())
+    if not lookups or type(data.transform) is not Cast or data.train.x.is_floating_point():
+        return data
+    kept = replace(data, transform=Integers())
+    return kept if _takes(module, kept, dtype) and not _takes(module, data, dtype) else data
+
+
+def _takes(module: nn.Module, data: FederatedDataset, dtype: torch.dtype) -> bool:
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).to("cpu", dtype).eval()(data.spec.sample(2, dtype))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:

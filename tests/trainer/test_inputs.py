@@ -1,6 +1,7 @@
 """Models of tokens, of several inputs and of dictionaries; models that cannot be stacked."""
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmtl import PMTL, Ditto, FedAvg, FedRep, Finetune, Local, LocalSGD, Trainer, models
-from fedmtl.data import FederatedDataset, Integers, read_leaf
+from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
 from fedmtl.models import MeanEmbedding, NamedInputs
@@ -223,7 +224,7 @@ def test_models_that_do_not_fit_are_refused_in_one_line():
     with pytest.raises(
         ModelError, match=r"cannot be computed for several clients at once .*; use layers that"
     ) as error:
-        fit(sentences(), Choosing())
+        fit(sentences(), Choosing(), execution=Execution("stacked"))
     assert "\n" not in str(error.value)
 
 
@@ -237,19 +238,25 @@ def test_what_cannot_be_stacked_is_computed_one_by_one():
         torch.testing.assert_close(run.personal[client], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_a_recurrent_network_trains_or_is_refused_in_one_line():
+@pytest.mark.parametrize("network", [Recurrent, Choosing])
+def test_without_a_batching_rule_clients_are_computed_one_after_another_by_themselves(network, caplog):
     data = sentences()
     torch.manual_seed(0)
-    net = Recurrent()
-    run = fit(data, net, algorithm=WHOLE, execution=Execution("threads", chunk=1))
+    net = network()
+    run = fit(data, net, algorithm=WHOLE)
+    assert "clients are computed one after another, since" in caplog.text
     expected = by_hand(net, data, 1, lambda m, own: m(data.train.x[own]))
     torch.testing.assert_close(run.personal[1], expected, rtol=1e-10, atol=1e-12)
-    try:
-        stacked = fit(data, net, algorithm=WHOLE)
-    except ModelError as error:
-        assert "execution={strategy: threads, chunk: 1}" in str(error)  # noqa: PT017
-    else:
-        torch.testing.assert_close(stacked.personal, run.personal, rtol=1e-9, atol=1e-11)
+
+
+def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
+    data = sentences()
+    floats = dataclasses.replace(data, transform=Cast())
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(21, 2), nn.Flatten(), nn.Linear(12, 2))
+    torch.testing.assert_close(fit(floats, net).personal, fit(data, net).personal, rtol=0, atol=0)
+    dense = nn.Sequential(nn.Linear(6, 2))
+    fit(floats, dense)  # takes the same numbers as floats
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -309,7 +316,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_training():
 
 
 def test_embeddings_of_real_numbers_are_refused_with_the_way_out():
-    data = FederatedDataset.from_tensors({"a": (np.zeros((4, 2), dtype=np.int64), [0, 1, 1, 0])})
+    data = FederatedDataset.from_tensors({"a": (np.zeros((4, 2)), [0, 1, 1, 0])})
     with pytest.raises(ModelError, match=r"embeddings take whole numbers, which data keep with transform=Integers\(\)"):
         fit(data, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)))
     with pytest.raises(ModelError, match=r"fails on a batch of whole numbers of shape \(2, 6\)"):
