@@ -66,8 +66,8 @@ class Finetune:
     def __post_init__(self) -> None:
         one_of(self, ("vanilla", "mean", "kl", "ewc"), kind=self.kind)
         one_of(self, ("auto", "shared", "personal"), start=self.start)
-        non_negative(self, lam=self.lam, validation=self.validation)
-        if not self.validation < 1.0:
+        non_negative(self, lam=self.lam)
+        if not (isinstance(self.validation, (int, float)) and 0.0 <= self.validation < 1.0):
             raise ConfigError(f"Finetune.validation is {self.validation!r}; it must be in [0, 1).")
         LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)
 
