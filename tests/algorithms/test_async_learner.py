@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import optimize, special
 from sklearn.linear_model import Ridge
 
 from fedmtl import models
@@ -14,7 +16,7 @@ from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import BudgetExhausted, ConfigError, DataError, PrivacyError
-from fedmtl.privacy import RecordPrivacy
+from fedmtl.privacy import RecordPrivacy, SeededSource
 from tests.algorithms.harness import block_of, noise_of, open_activations
 
 from .harness import problem_of
@@ -60,8 +62,26 @@ def slope(loss: str, margin: float, y: float) -> float:
     return -y / (1 + np.exp(y * margin))
 
 
-def scalar_loop(x, y, loss, reg, top, a, owners, noise, clip, *, groups, paper=False, weights=None, observed=False):
-    """Equations (3) to (7) of one repetition, one record at a time; ``groups`` is a partition of the owners."""
+def scalar_loop(
+    x,
+    y,
+    loss,
+    reg,
+    top,
+    a,
+    owners,
+    noise,
+    clip,
+    *,
+    groups,
+    paper=False,
+    weights=None,
+    observed=False,
+    kept=None,
+    rate=1.0,
+):
+    """Equations (3) to (7) of one repetition, one record at a time; ``groups`` is a partition of the owners, ``kept``
+    the records of each answer, the mean of whose gradients is over ``rate`` times all."""
     total, p, n_groups = sum(map(len, x)), x[0].shape[1], len(groups)
     project = lambda v: np.array([min(top, max(-top, c)) for c in v])  # noqa: E731
     central, own = np.zeros(p), [np.zeros(p) for _ in groups]
@@ -73,9 +93,11 @@ def scalar_loop(x, y, loss, reg, top, a, owners, noise, clip, *, groups, paper=F
         if g not in asked:
             asked[g], heard[g] = (central + own[g]) / 2, {m: [] for m in groups[g]}  # (6)
         mean = np.zeros(p)
-        for row, target in zip(x[owner], y[owner], strict=True):
+        for row, target, taken in zip(x[owner], y[owner], kept[step] if kept else [True] * len(x[owner]), strict=True):
+            if not taken:
+                continue
             gradient = slope(loss, float(row @ asked[g]), target) * row
-            mean += gradient * min(1.0, clip / max(np.abs(gradient).sum(), 1e-300)) / len(x[owner])
+            mean += gradient * min(1.0, clip / max(np.abs(gradient).sum(), 1e-300)) / (rate * len(x[owner]))
         heard[g][owner].append(mean + noise[step])  # (4)
         if not all(heard[g].values()):
             continue
@@ -140,6 +162,51 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str, replicates: int) -> 
     assert torch.equal(learner.shared(state), state.public["theta_l"][0])
     everyone = learner.personalize(work, state, torch.arange(4))
     assert torch.equal(everyone, state.public["theta_l"][:1].expand(4, -1))
+
+
+@pytest.mark.parametrize("replicates", [1, 3])
+@pytest.mark.parametrize("settings", [{}, {"groups": (("c", "a"), ("b",))}, {"bound": "domain"}], ids=str)
+def test_subsampled_answers_are_the_scalar_loop_on_the_records_drawn(settings: dict, replicates: int) -> None:
+    domain = DomainBound(4.0, y=1.5) if "bound" in settings else None
+    learner = AsyncLearner(reg=0.05, step_size=0.08, theta_max=0.6, batch_rate=0.4, domain=domain, **settings)
+    work, clip = problem(), 2.0 if domain is None else learner.xi * 1.001
+    privacy = RecordPrivacy(clip_norm=clip, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
+    clients = torch.from_numpy(np.random.default_rng(1).integers(-1, 4, (replicates, 40)))
+    noise = noise_of(replace(learner, bound="clip"), work, clients, privacy, caps=np.full(4, 40), seed=0)
+    state, channel = run(learner, work, clients, privacy, cuts=(9, 30))
+    rows, sizes = learner._work(work).data, []
+    for r in range(replicates):
+        kept = []
+        for k, owner in enumerate(clients[r].tolist()):
+            use, key = clients[r, :k].tolist().count(owner), work.data.keys[max(owner, 0)][None]
+            _, tail = SeededSource(0, r).tails("records", torch.tensor([use]), COUNTS[owner], key)
+            kept.append(2 * tail[0] < 0.4)
+            sizes.append(kept[-1].mean() if owner >= 0 else 0.4)
+        of = {"groups": [(0, 2), (1,), (3,)] if "groups" in settings else [(0,), (1,), (2,), (3,)]}
+        x, y = [v.numpy() for v in rows.x], [v.numpy() for v in rows.y]
+        args = (x, y, "squared", 0.05, 0.6, 0.08, clients[r].tolist(), noise[:, r], clip)
+        central, own = scalar_loop(*args, kept=kept, rate=0.4, **of)
+        assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=5e-7)
+        assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=5e-7)
+    assert 0.3 < np.mean(sizes) < 0.5
+    assert "Poisson over the records of a client, q = 0.4" in channel.report.text()
+    full = run(replace(learner, batch_rate=1.0), work, clients, privacy)[1]
+    assert 0 < channel.epsilon < full.epsilon, "the same noise over the sensitivity, amplified"
+
+
+def test_a_clipped_squared_loss_is_a_huber_loss() -> None:
+    """(1/n) sum_j 2 huber(residual_j) + reg ||theta||^2, each record with its own threshold C / (2 ||x_j||_1)."""
+    work, reg, clip = problem(), 0.05, 1.5
+    x, y = (v.numpy() for v in LinearData.of(work).pooled())
+    threshold = clip / (2 * np.abs(x).sum(1))
+    fitness = lambda theta: 2 * special.huber(threshold, x @ theta - y).mean() + reg * theta @ theta  # noqa: E731
+    expected = optimize.minimize(fitness, np.zeros(x.shape[1]), method="BFGS", options={"gtol": 1e-8}).x
+    assert (np.abs(x @ expected - y) > threshold).mean() > 0.3, "many records are clipped at the optimum"
+    order = torch.from_numpy(np.concatenate([np.random.default_rng(k).permutation(4) for k in range(3000)]))[None]
+    wide = RecordPrivacy(clip_norm=clip, epsilon=np.inf, mechanism="laplace")
+    end = run(AsyncLearner(reg=reg, step_size=0.01), work, order, wide)[0].public["theta_l"][0].numpy()
+    assert np.linalg.norm(end - expected) < 0.02 * np.linalg.norm(expected)
+    assert np.linalg.norm(end - exact_ridge(work, reg)) > 0.2 * np.linalg.norm(expected)
 
 
 def exact_ridge(work, reg: float) -> np.ndarray:
@@ -313,6 +380,8 @@ def test_bad_settings_are_refused_by_name() -> None:
         ({"bound": "domain"}, "needs domain"),
         ({"guarantee": "claimed"}, "'sound', 'paper'"),
         ({"frequencies": (1.0, 0.0)}, "frequencies"),
+        ({"batch_rate": 0.0}, "batch_rate"),
+        ({"batch_rate": 1.5}, r"batch_rate is 1\.5; the share of records must be in"),
     ):
         with pytest.raises(ConfigError, match=says):
             AsyncLearner(**wrong)

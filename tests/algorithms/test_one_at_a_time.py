@@ -33,6 +33,7 @@ ALGORITHMS = {
     "async_learner, published": AsyncLearner(loss="logistic", reg=0.01, guarantee="paper"),
     "async_learner, observed frequencies": AsyncLearner(loss="logistic", reg=0.01, frequencies="observed"),
     "async_learner, groups": AsyncLearner(loss="hinge", reg=0.01, groups=(("task-1", "task-4"), ("task-2", "task-0"))),
+    "async_learner, subsets": AsyncLearner(loss="logistic", reg=0.01, batch_rate=0.5),
     "async_learner, public start": AsyncLearner(method="public_start", loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, records that arrive": PeerToPeer(

@@ -144,6 +144,7 @@ ONE_AT_A_TIME = {
 FURTHER: dict[str, tuple[Any, Any]] = {
     "featured": (Featured(loss="logistic", reg=1e-3), _CLOCKS),
     "subsampled": (PPDMTL(row_norm=1.0, a1=0.05, batch_rate=0.4), _LATENCIES),
+    "subsampled learner": (AsyncLearner(loss="logistic", reg=1e-3, batch_rate=0.4), _CLOCKS),
     "warm start": (
         PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, warm_start=0.3, warm_lam=0.05, allocation=2.0),
         _CLOCKS,
@@ -1399,7 +1400,7 @@ BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 CLOCK_SECURE, RECORDS, LAPLACE, L2_LAPLACE = ("clocks, secure",), ("records",), ("laplace",), ("l2_laplace",)
 _FEATURED, _SUBSAMPLED, _WARM, _LOOPED = ("featured",), ("subsampled",), ("warm start",), ("async_learner",)
-_ONCE = ("public start", "moments")
+_ONCE, _SUBSETS = ("public start", "moments"), ("subsampled", "subsampled learner")
 _SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
 _LATER_SUBSETS = RecordDraws, "_subsets"
 
@@ -1570,8 +1571,8 @@ MUTANTS = [
         "batches of a fixed size accounted as Poisson", _set(RecordDraws, "batch", _shuffled_batches), SAMPLER, RECORDS
     ),
     Mutant("one batch for all local steps", _set(LocalSteps, "batch", _one_batch_a_round), SAMPLER, RECORDS),
-    Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSAMPLED),
-    Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSETS),
+    Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSETS),
     Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subsets of a fixed size", _set(*_LATER_SUBSETS, _fixed_subsets), SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subset of a known seed", _set(*_LATER_SUBSETS, _known_subset), SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
@@ -1649,7 +1650,7 @@ MUTANTS = [
         _kinds(lambda self, *of: _events(replace(self, rate=self.rate / 2), *of)),
         (*NOISE, *CHARGES),
         CLOCK,
-        _SUBSAMPLED,
+        _SUBSETS,
     ),
     # the public grid
     Mutant(
@@ -1674,7 +1675,7 @@ MUTANTS = [
         "size of the cohort in the public state", _in_public(lambda p, b, c: torch.tensor(len(b.cohort))), TRANSCRIPT
     ),
     Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
-    Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSAMPLED),
+    Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSETS),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),

@@ -5,12 +5,14 @@ with five trainings, by its score on a fifth of the training rows; it is then tr
 the test rows. Nothing is chosen on test rows.
 
     python benchmarks/reproduce/comparison/run.py --femnist leaf_femnist_206.json.zip --school school.mat
+    python benchmarks/reproduce/comparison/run.py --chosen       # with the settings that table.csv says were chosen
     python benchmarks/reproduce/comparison/run.py --collect      # only the tables and the figure
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import sys
@@ -28,17 +30,32 @@ from settings import STUDIES, Study, held_out, load  # noqa: E402
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 
 
-def work(study: Study, root: str | None, seed: int, out: Path) -> None:
-    """Tune and score every method that has no file in ``out`` yet."""
+def recorded(study: Study) -> dict[tuple[str, float, int], str]:
+    """What table.csv says was chosen, by method, epsilon and seed."""
+    with open(HERE / "table.csv", newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == study.name]
+    return {
+        (row["method"], 0.0 if row["method"] == "Local" else float(row["epsilon"]), seed): text
+        for row in rows
+        for seed, text in enumerate(row["chosen"].split("; "))
+    }
+
+
+def work(study: Study, root: str | None, seed: int, out: Path, *, search: bool = True) -> None:
+    """Tune and score every method that has no file in ``out`` yet; without ``search`` with what table.csv says."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
+    known = {} if search else recorded(study)
     for name, settings in study.methods().items():
         for epsilon in EPSILONS if name != "Local" else (0.0,):
             file = out / f"{study.name}-{seed}-{epsilon:g}-{name}.json"
             if file.exists():
                 continue
             began = time.process_time()
-            best, _, scores = study.choose(inner, settings, epsilon, seed)
+            if search:
+                best, _, scores = study.choose(inner, settings, epsilon, seed)
+            else:
+                best, scores = [one.text() for one in settings].index(known[name, epsilon, seed]), {}
             result = study.train(data, settings[best], epsilon, seed)
             found = {
                 "study": study.name,
@@ -69,6 +86,7 @@ def main() -> None:
     parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
     parser.add_argument("--school", help="school.mat")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/comparison"))
+    parser.add_argument("--chosen", action="store_true", help="search nothing: the settings that table.csv names")
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,7 +98,7 @@ def main() -> None:
             if name != "digits" and roots[name] is None:
                 parser.error(f"the study {name} needs --{name.split()[0]} FILE; or leave it out: --studies digits")
             for seed in arguments.seeds:
-                work(STUDIES[name], roots[name], seed, arguments.out)
+                work(STUDIES[name], roots[name], seed, arguments.out, search=not arguments.chosen)
     write_report(arguments.out, HERE)
 
 

@@ -155,7 +155,7 @@ def measured(root: Path) -> Iterator[Score]:
                         clip, kappa = choices[key]
                         theta = method.run(data, public, epsilon, choices[key], RUNS, 10_000 + deal)
                         value = float(score_of(theta).mean())
-                        said = f"clip {clip:g}" + (f", kappa {kappa:g}" if method.role == "published" else "")
+                        said = f"clip {clip:g}" + (f", kappa {kappa:g}" if method.learner.method == "steps" else "")
                         yield row(method.role, method.name, epsilon, value, dict.fromkeys(ids, value), said)
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
@@ -178,11 +178,11 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
         yield row("public", "public rows", 0.0, seed, dict.fromkeys(ids, free))
         yield row("public", "public rows and own records", 0.0, seed, both)
     for method in methods:
-        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if method.role == "published" else (1.0,)
+        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if method.learner.method == "steps" else (1.0,)
         method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
         for epsilon in EPSILONS:
             choice = method.chosen(public, counts, epsilon)
-            said = f"clip {choice[0]:g}" + (f", kappa {choice[1]:g}" if method.role == "published" else "")
+            said = f"clip {choice[0]:g}" + (f", kappa {choice[1]:g}" if method.learner.method == "steps" else "")
             for seed in range(DEALS):
                 value = float(psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean())
                 yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), said)

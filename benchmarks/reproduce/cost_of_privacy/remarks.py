@@ -1,4 +1,5 @@
-"""The published learner where owners answer unequally often (Remark 4), and where groups answer together (Remark 2).
+"""The published learner where owners answer unequally often (Remark 4), where groups answer together (Remark 2), and
+where an answer is of a secret subset of the records.
 
 Adds its rows to scores.csv and writes two tables of README.md beside this file.
 
@@ -27,8 +28,14 @@ WEIGHTS = (
             learner=replace(LEARNER.learner, frequencies=LEARNER.rate)),
     replace(LEARNER, name="weights of frequencies so far", learner=replace(LEARNER.learner, frequencies="observed")),
 )  # fmt: skip
-TOGETHER = replace(METHODS[0], name="published learner, groups of 4",
-                   learner=replace(METHODS[0].learner, groups=GROUPS))  # fmt: skip
+FURTHER = (
+    replace(METHODS[0], name="published learner, groups of 4", learner=replace(METHODS[0].learner, groups=GROUPS)),
+    *(
+        replace(METHODS[0], role="new", name=f"learner, {part} of the records an answer",
+                learner=replace(METHODS[0].learner, batch_rate=rate))
+        for part, rate in (("half", 0.5), ("a quarter", 0.25))
+    ),
+)  # fmt: skip
 
 
 def main() -> None:
@@ -38,7 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     renew_scores(FILE, list(hospitals(arguments.hospital, (*WEIGHTS, METHODS[-1]), UNEQUAL)))
-    found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, [TOGETHER]) if s.method == TOGETHER.name])
+    names = {method.name for method in FURTHER}
+    found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, FURTHER) if s.method in names])
     replace_section(HERE / "README.md", "unequal clocks", table(found, UNEQUAL, digits=4))
     replace_section(HERE / "README.md", "psi of hospitals", table(found, HOSPITALS, digits=4))
 

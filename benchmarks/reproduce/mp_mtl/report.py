@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import t as student
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report._canvas import dress, footnote, new_figure, save
+from fedmtl.report._canvas import dress, footnote, new_figure, plain_ticks, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",
@@ -334,17 +334,23 @@ def plot_noise(rows: list[Row], path: Path) -> None:
 
 def plot_tasks(rows: list[Row], path: Path) -> None:
     """Figure 8."""
-    figure = new_figure(6.5, 3.8)
+    figure = new_figure(7.6, 3.8)
     axes = figure.subplots()
     dress(axes, xlabel="tasks that learn", title="nMSE of the first 20 tasks")
-    axes.set_xscale("log", base=2)
-    for place, (method, epsilon) in enumerate(dict.fromkeys((r["method"], r["epsilon"]) for r in rows)):
+    counts = sorted({r["tasks"] for r in rows})
+    axes.set_xscale("log")
+    axes.set_xticks(counts)
+    axes.minorticks_off()
+    plain_ticks(axes.xaxis)
+    lines = dict.fromkeys((r["method"], r["epsilon"]) for r in rows)
+    lines.pop(("MP-MTL-LR 0.25", math.inf), None)  # without noise rho has no meaning
+    for place, (method, epsilon) in enumerate(lines):
         own = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
         budget = f"ε {epsilon:g}" if math.isfinite(epsilon) else name_of(epsilon)
         label = method if method == ALONE else f"{NAMES[method]}, {budget}"
         axes.errorbar([r["tasks"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
                       fmt="o-", markersize=3.5, color=COLOURS[place], label=label)  # fmt: skip
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     footnote(figure, "Synthetic, low rank; 10 deals x 10 repetitions; bars are standard errors over deals.")
     save(figure, path)
 

@@ -3,11 +3,12 @@
 FedAvg's model, finetuned by every client on its own rows at no further epsilon, is the strongest simple private method
 on the embedded digits. Here the way it is trained varies, and the finetuning stays: who takes part (secret Poisson
 cohorts, all clients, clients in turn), how noise is drawn (independent over rounds, or correlated in bands), how the
-server steps, and what is shared (FedAvg's model or PMTL's mean). Every way has four settings and chooses one of them
-for each epsilon by its score on validation rows of another seed, a fifth of its training rows. Nothing is chosen on
-test rows.
+clip norm is found (a number, or a private quantile), how the server steps, and what is shared (FedAvg's model or PMTL's
+mean). Every way has four settings and chooses one of them for each epsilon by its score on validation rows of another
+seed, a fifth of its training rows. Nothing is chosen on test rows.
 
     python benchmarks/reproduce/starts/run.py
+    python benchmarks/reproduce/starts/run.py --starts "PMTL, secret cohorts, lambda"      # only these; others stay
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from fedmtl import (  # noqa: E402
     FullParticipation,
     Local,
     PoissonSampling,
+    QuantileClip,
     Result,
     ServerOptimizer,
     Trainer,
@@ -59,6 +61,9 @@ MOMENTUM = ServerOptimizer(optimizer_name="SGD", lr=0.3, options={"momentum": 0.
 ADAM = ServerOptimizer(optimizer_name="Adam", lr=0.1)
 
 
+Settings = tuple[tuple[Algorithm, float | QuantileClip, int], ...]  # algorithm, clip norm, rounds
+
+
 @dataclass(frozen=True)
 class Start:
     """A way to train the shared model.
@@ -66,13 +71,13 @@ class Start:
     Attributes:
         role: in tables.
         schedule: who takes part.
-        settings: (algorithm, clip, rounds), four of them.
+        settings: four of them.
         bands: of the noise.
     """
 
     role: Role
     schedule: Any
-    settings: tuple[tuple[Algorithm, float, int], ...]
+    settings: Settings
     bands: Any = None
 
     def text(self, index: int) -> str:
@@ -84,13 +89,17 @@ class Start:
             if optimizer is None
             else f", {'Adam' if optimizer.optimizer_name == 'Adam' else 'momentum'}, lr {optimizer.lr:g}"
         )
-        return f"clip {clip:g}, {rounds} rounds{server}"
+        pull = f"lambda {algorithm.lam:g}, " if isinstance(algorithm, PMTL) else ""
+        bound = f"quantile {clip.quantile:g}" if isinstance(clip, QuantileClip) else f"{clip:g}"
+        return f"{pull}clip {bound}, {rounds} rounds{server}"
 
 
-def settings(rounds: int, fewer: int, algorithm: Algorithm | None = None) -> tuple[tuple[Algorithm, float, int], ...]:
+def settings(
+    rounds: int, fewer: int, algorithm: Algorithm | None = None, clips: tuple[Any, Any, Any] = STUDY.clips
+) -> Settings:
     """Three clips, and the middle one with fewer rounds."""
     own = algorithm or FedAvg(local=STUDY.solver)
-    low, middle, high = STUDY.clips
+    low, middle, high = clips
     return (own, low, rounds), (own, middle, rounds), (own, high, rounds), (own, middle, fewer)
 
 
@@ -98,25 +107,36 @@ def with_server(optimizer: ServerOptimizer) -> FedAvg:
     return FedAvg(local=STUDY.solver, server_optimizer=optimizer)
 
 
-def stepped(rounds: int) -> tuple[tuple[Algorithm, float, int], ...]:
+def stepped(rounds: int, clips: tuple[Any, Any, Any] = STUDY.clips) -> Settings:
     """Three clips with momentum, and the middle one with Adam."""
-    ways = [(MOMENTUM, clip) for clip in STUDY.clips] + [(ADAM, STUDY.clips[1])]
+    ways = [(MOMENTUM, clip) for clip in clips] + [(ADAM, clips[1])]
     return tuple((with_server(optimizer), clip, rounds) for optimizer, clip in ways)
+
+
+def pmtl(lam: float = 1.0, **settings: Any) -> PMTL:
+    return PMTL(lam=lam, local=STUDY.solver, **settings)
 
 
 _RATES = tuple(
     (with_server(replace(ADAM, lr=lr)), clip, 50) for lr, clip in ((0.05, 1.0), (0.1, 1.0), (0.2, 1.0), (0.1, 0.3))
 )
+_QUANTILES = tuple(QuantileClip(initial=1.0, quantile=quantile, count_noise=20.0) for quantile in (0.05, 0.2, 0.5))
 STARTS = {
     "FedAvg, secret cohorts": Start("fedavg", SECRET, settings(50, 20)),
     "FedAvg, secret cohorts, server momentum": Start("fedavg", SECRET, stepped(50)),
     "FedAvg, secret cohorts, server Adam": Start("fedavg", SECRET, _RATES),
+    "FedAvg, secret cohorts, quantile clip": Start("fedavg", SECRET, settings(50, 20, clips=_QUANTILES)),
+    "FedAvg, secret cohorts, quantile clip, server momentum": Start("fedavg", SECRET, stepped(50, _QUANTILES)),
     "FedAvg, all clients": Start("fedavg", FullParticipation(), settings(20, 10)),
     "FedAvg, all clients, server momentum": Start("fedavg", FullParticipation(), stepped(20)),
     "FedAvg, in turn": Start("fedavg", TURNS, settings(50, 20)),
     "FedAvg, in turn, bands": Start("new", TURNS, settings(50, 20), "auto"),
     "FedAvg, in turn, bands, server momentum": Start("new", TURNS, stepped(50), "auto"),
-    "PMTL, secret cohorts": Start("published", SECRET, settings(50, 20, PMTL(lam=1.0, local=STUDY.solver))),
+    "PMTL, secret cohorts": Start("published", SECRET, settings(50, 20, pmtl())),
+    "PMTL, secret cohorts, lambda": Start(
+        "published", SECRET, tuple((pmtl(lam), STUDY.clips[1], 50) for lam in (0.1, 0.3, 1.0, 3.0))
+    ),
+    "PMTL, secret cohorts, running mean": Start("published", SECRET, settings(50, 20, pmtl(delta="local"))),
 }
 
 
@@ -171,8 +191,8 @@ class Kept:
         return json.loads(file.read_text())
 
 
-def scores(kept: Kept, seeds: Sequence[int]) -> list[Score]:
-    """Tune and score what is missing; return all scores."""
+def scores(kept: Kept, seeds: Sequence[int], names: Sequence[str]) -> list[Score]:
+    """Tune and score what is missing of the starts ``names``; return their scores, and those of training alone."""
     base = {"setting": SETTING, "metric": "accuracy", "larger": True}
     local = {seed: kept.get(f"alone-{seed}", alone, seed) for seed in seeds}
     found = [
@@ -181,7 +201,8 @@ def scores(kept: Kept, seeds: Sequence[int]) -> list[Score]:
         for seed, one in local.items()
     ]  # fmt: skip
     for epsilon in EPSILONS:
-        for name, start in STARTS.items():
+        for name in names:
+            start = STARTS[name]
             tried = [
                 mean(kept.get(f"tune-{name}-{epsilon:g}-{i}-{seed}", train, start, i, epsilon, seed)["score"]
                      for seed in TUNING)
@@ -198,12 +219,14 @@ def scores(kept: Kept, seeds: Sequence[int]) -> list[Score]:
 
 
 FIRST, TURN, BANDS = "FedAvg, secret cohorts", "FedAvg, in turn", "FedAvg, in turn, bands"
-STEPPED = "server momentum"
+STEPPED, QUANTILE, MEAN = "server momentum", "quantile clip", "PMTL, secret cohorts"
 PAIRS = (
     *((name, FIRST) for name in STARTS if name != FIRST),
     (BANDS, TURN),
     (f"{BANDS}, {STEPPED}", f"{FIRST}, {STEPPED}"),
     (f"FedAvg, all clients, {STEPPED}", f"{FIRST}, {STEPPED}"),
+    (f"{FIRST}, {QUANTILE}, {STEPPED}", f"{FIRST}, {STEPPED}"),
+    *((f"{MEAN}, {change}", MEAN) for change in ("lambda", "running mean")),
 )
 
 
@@ -226,11 +249,13 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of rows, start, cohorts and noise")
+    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS), metavar="NAME")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/starts"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = scores(Kept(arguments.out), arguments.seeds)
-    renew_scores(HERE / "scores.csv", found)
+    found = renew_scores(HERE / "scores.csv", scores(Kept(arguments.out), arguments.seeds, arguments.starts))
+    order = ["Local", *(f"{name}, {after}" for name in STARTS for after in ("finetuned", "not finetuned"))]
+    found = sorted((s for s in found if s.setting == SETTING), key=lambda s: order.index(s.method))
     replace_section(HERE / "README.md", "accuracy", table(found, SETTING))
     replace_section(HERE / "README.md", "differences", differences(found))
 

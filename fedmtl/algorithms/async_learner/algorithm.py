@@ -61,7 +61,8 @@ class AsyncLearner(Algorithm):
             learner takes the posterior mean. ``"moments"``: they release second moments, and the learner solves a ridge
             regression (AdaSSP). For these two, one answer of each owner (``per_client=1`` of the clocks) is best, and
             several are averaged; the step, its horizon and ``guarantee`` have no meaning. See :mod:`.once`.
-        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
+        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`. A
+            squared loss whose gradients are clipped at C is a Huber loss, quadratic in a residual up to C / (2 ||x||).
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
         theta_max: bound on ||theta||_inf, above 0.
         step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for
@@ -85,6 +86,10 @@ class AsyncLearner(Algorithm):
             the data state.
         guarantee: ``"sound"``: equation (7'); ``"paper"``: the printed (7), for reproduction. The privacy of both is
             the same: (7) reads no data.
+        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the owner's records, each of them with
+            this public probability, and divides by the constant q n_i. The privacy of an answer is amplified, and its
+            noise at equal epsilon of the release grows by 1 / q. Not in the paper, whose query (3) is of all records;
+            only ``"steps"``.
         psi: also solve for the exact minimizer theta* of f, so that a run states the cost of privacy f / f(theta*) - 1.
             Both read the training records without noise: the numbers are not private.
 
@@ -105,6 +110,7 @@ class AsyncLearner(Algorithm):
     bound: Literal["clip", "domain"] = "clip"
     domain: DomainBound | Literal["auto"] | None = None
     guarantee: Literal["sound", "paper"] = "sound"
+    batch_rate: float = 1.0
     psi: bool = False
 
     name = "async_learner"
@@ -129,6 +135,11 @@ class AsyncLearner(Algorithm):
             positive_int(self, cap=self.cap)
         one_of(self, ("clip", "domain"), bound=self.bound)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
+        positive(self, batch_rate=self.batch_rate)
+        if self.batch_rate > 1:
+            raise ConfigError(
+                f"AsyncLearner.batch_rate is {self.batch_rate!r}; the share of records must be in (0, 1]."
+            )
         one_of(self, (True, False), psi=self.psi)
         object.__setattr__(self, "groups", tuple(tuple(group) for group in self.groups))
         if isinstance(self.frequencies, str):
@@ -196,6 +207,7 @@ class AsyncLearner(Algorithm):
             dimension=once.moments_size(data.dimension) if moments else data.dimension,
             caps=caps,
             x=None if moments else data.x,
+            rate=self.batch_rate,
         )
 
     def hard_caps(self, scheduled: np.ndarray, events: int) -> np.ndarray:
@@ -312,6 +324,7 @@ class AsyncLearner(Algorithm):
     def updates(self, work: LearnerData, public: Mapping[str, Tensor], a: Step, *, clipped: bool) -> Updates:
         """Return the updates with step ``a`` on arrays of ``public``; ``clipped`` where the channel clips at all."""
         means = self.bound == "domain" or (work.statistics is not None and not clipped)
+        means = means and self.batch_rate == 1  # means are of all records
         return Updates(work, {name: value.numpy() for name, value in public.items()}, a, clipped=not means)
 
     def effective_step(self, copies: int, owners: int, events: int) -> Step:

@@ -199,6 +199,10 @@ def check(settings: AsyncLearner) -> None:
             raise ConfigError(f"{where} weighs owners by what they say; leave {name} out.")
     if settings.step_size != "auto":
         raise ConfigError(f"{where} solves for the model and takes no steps; leave step_size out.")
+    if settings.batch_rate != 1:
+        raise ConfigError(
+            f"{where} asks an owner once, of which a subset of its records says less; leave batch_rate out."
+        )
     if settings.method == "public_start" and settings.loss == "hinge":
         raise ConfigError(f"{where} needs a loss with a second derivative: 'squared' or 'logistic', not 'hinge'.")
     if settings.method == "moments" and settings.loss != "squared":
