@@ -8,7 +8,7 @@ mean). Every way has four settings and chooses one of them for each epsilon by i
 seed, a fifth of its training rows. Nothing is chosen on test rows.
 
     python benchmarks/reproduce/starts/run.py
-    python benchmarks/reproduce/starts/run.py --starts "PMTL, secret cohorts, lambda"      # only these; others stay
+    python benchmarks/reproduce/starts/run.py --starts "PMTL, secret cohorts, lambda chosen"  # only these; others stay
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ STARTS = {
     "FedAvg, in turn, bands": Start("new", TURNS, settings(50, 20), "auto"),
     "FedAvg, in turn, bands, server momentum": Start("new", TURNS, stepped(50), "auto"),
     "PMTL, secret cohorts": Start("published", SECRET, settings(50, 20, pmtl())),
-    "PMTL, secret cohorts, lambda": Start(
+    "PMTL, secret cohorts, lambda chosen": Start(
         "published", SECRET, tuple((pmtl(lam), STUDY.clips[1], 50) for lam in (0.1, 0.3, 1.0, 3.0))
     ),
     "PMTL, secret cohorts, running mean": Start("published", SECRET, settings(50, 20, pmtl(delta="local"))),
@@ -226,7 +226,7 @@ PAIRS = (
     (f"{BANDS}, {STEPPED}", f"{FIRST}, {STEPPED}"),
     (f"FedAvg, all clients, {STEPPED}", f"{FIRST}, {STEPPED}"),
     (f"{FIRST}, {QUANTILE}, {STEPPED}", f"{FIRST}, {STEPPED}"),
-    *((f"{MEAN}, {change}", MEAN) for change in ("lambda", "running mean")),
+    *((f"{MEAN}, {change}", MEAN) for change in ("lambda chosen", "running mean")),
 )
 
 
