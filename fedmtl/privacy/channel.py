@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .account import Account
 from .chain import Head
-from .clip import MARGIN, Clip, clip_rows, contributions, row_norms
+from .clip import MARGIN, Clip, clip_rows, contributions, largest_norm, row_norms, sum_width
 from .gradients import GradientPlan, NoiseTerms, first_law
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
@@ -362,11 +362,19 @@ class Channel:
             rows = self._hidden(name, rows, clients, step)
             if name in self.rows:
                 self._note(step, f"{name}/rows", rows)
-            value = self._noised_sum(name, contributions(rows, self._clip(name), self._plans[name].form), step)
+            value = self._noised_sum(name, self._sum(name, rows), step)
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
         return value
+
+    def _sum(self, name: str, rows: Tensor) -> Tensor:
+        """Return the clipped sum of the rows of a cohort, as it is noised; of vectors exact, whatever their order."""
+        clip, form = self._clip(name), self._plans[name].form
+        if form != "vector" or self.sampler is None:
+            return contributions(rows, clip, form)
+        bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
+        return contributions(rows, clip, form, sum_width(bound, self.sampler.n))
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Return the rows as the server gets them: with noise of their own, where the release asks for it."""

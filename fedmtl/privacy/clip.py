@@ -1,7 +1,19 @@
-"""Clipping: the only thing that bounds what one client, or one record, can do to a sum."""
+"""Clipping: the only thing that bounds what one client, or one record, can do to a sum.
+
+Rows of clients are summed exactly. A clipped row is truncated to multiples of a public power of two g, each coordinate
+toward zero; g is such that sums of all clients' rows are at most 2**53 g, which float64 adds without rounding. The sum
+is then the same to the last bit in any order, and for any division of the clients over stacks, devices and processes.
+
+Sensitivity. Write t(v) for the truncated vector: abs(t(v)_j) <= abs(v_j) for every coordinate j, so ||t(v)|| <= ||v||
+<= C in the L1 and in the L2 norm, C being the bound of the clip. As the sum is exact, neighbours that differ in one row
+v move it by t(v) itself where the row is added, removed or replaced by zero, so by at most C; and by t(v) - t(v') where
+another row replaces it, by at most ||t(v)|| + ||t(v')|| <= 2 C. Both are what the clip gives without truncation, and
+there is no further term. (Rounding to the nearest multiple would have one: it can make a row longer than C.)
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -111,32 +123,60 @@ def not_finite(rows: Tensor) -> int:
     return int((~torch.isfinite(rows).all(-1)).sum())
 
 
-def clipped_sum(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Sum of clipped rows, in float64, without a float64 copy of the whole matrix.
+def sum_width(bound: float, rows: int) -> float:
+    """Return g, the width of the grid on which sums of clipped rows are exact: a power of two.
+
+    A coordinate is at most ``bound`` <= 2**e, and a sum of ``rows`` <= 2**l of them at most 2**(e + l), so with
+    g = 2**(e + l - 53) it is a multiple of g up to 2**53 g. For a thousand rows g is about ``bound * 2**-43``.
+
+    Args:
+        bound: on the absolute value of a coordinate; the clip's C, public.
+        rows: most rows that are summed; the public number of clients, at least 1.
+    """
+    mantissa, exponent = math.frexp(bound)
+    exponent += (rows - 1).bit_length() - 53 - int(mantissa == 0.5)
+    return math.ldexp(1.0, max(exponent, -1021))  # no smaller than that its inverse is a double
+
+
+def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> Tensor:
+    """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
 
     Args:
         rows: (k, D), any float dtype and device; k may be 0.
         clip: the bound, or None for no clipping.
+        width: g from :func:`sum_width`, the same for all parts of one sum; None for that of these rows alone, by the
+            bound of the clip or, without one, by their largest norm.
 
     Returns:
-        (D,) float64 on the CPU.
+        (D,) float64 on the CPU, whole multiples of g.
     """
-    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    if width is None:
+        width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
+    cells = torch.zeros(rows.shape[1], dtype=torch.float64)
     for chunk in rows.detach().split(_block_rows(rows)):
         wide, norms = _with_norms(chunk, clip)
-        total += (clip_factors(norms, clip) @ wide).cpu()
-    return total
+        scale = (clip_factors(norms, clip) / width)[:, None]
+        scaled = wide * scale if wide.dtype == rows.dtype else wide.mul_(scale)  # a copy, so the rows stay as they are
+        cells += scaled.trunc_().sum(0).cpu()
+    return cells.mul_(width)
 
 
-def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
+def largest_norm(rows: Tensor) -> float:
+    """Return the largest finite L2 norm of rows (k, D), 0 without any."""
+    norms = row_norms(rows, None)
+    return float(torch.where(torch.isfinite(norms), norms, 0.0).max()) if len(norms) else 0.0
+
+
+def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | None = None) -> Tensor:
     """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
 
     Args:
         rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
         clip: the bound on one row, or None.
-        form: see :class:`~fedmtl.privacy.ReleasePlan`.
+        form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
+        width: of that grid, see :func:`clipped_sum`.
 
     Returns:
         float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
@@ -144,8 +184,8 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form) -> Tensor:
     """
     if form == "vector":
         if rows.ndim == 2:
-            return clipped_sum(rows, clip)
-        return torch.stack([contributions(one, clip, form) for one in rows])
+            return clipped_sum(rows, clip, width)
+        return torch.stack([contributions(one, clip, form, width) for one in rows])
     wide = rows.detach().cpu().double()
     if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
         parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))

@@ -620,7 +620,20 @@ _clipped_sum, _clip_rows = clip.clipped_sum, clip.clip_rows
 
 
 def _sum(make: Callable) -> _Patch:
+    return _set(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
+
+
+def _sum_on(cells: Callable, finer: float = 1.0) -> _Patch:
+    """Rows that are taken to the grid of the sum in another way, or to a finer grid."""
+
+    def make(rows, bound, width):
+        return cells(_clip_rows(rows.double(), bound) / (width * finer)).sum(0) * (width * finer)
+
     return _set(clip, "clipped_sum", make)
+
+
+def _away_from_zero(cells):
+    return torch.sign(cells) * torch.ceil(cells.abs())
 
 
 def _per_layer(rows, bound):
@@ -685,7 +698,7 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
 
-    patch.setattr(clip, "clipped_sum", make)
+    patch.setattr(clip, "clipped_sum", lambda rows, bound, width=None: make(rows, bound))
 
 
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1394,6 +1407,7 @@ NO_OP = [
 ]
 
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
+EXACT = ("exact sum",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
 BANDS = ("bands", "bands, secure")
@@ -1482,6 +1496,10 @@ MUTANTS = [
     Mutant("row noise reused", _addressed(_one_step, "/rows"), FRESH, ("curator",)),
     # sensitivity
     Mutant("clip skipped", _sum(lambda rows, bound: _clipped_sum(rows, None)), SENSITIVITY),
+    Mutant("rows rounded away from zero", _sum_on(_away_from_zero), EXACT),
+    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT),
+    Mutant("rows on too fine a grid", _sum_on(torch.trunc, 2.0**-20), EXACT),
+    Mutant("rows on no grid", _sum_on(lambda cells: cells), EXACT),
     Mutant(
         "clip skipped",
         _set(clip, "clip_rows", lambda rows, bound: _clip_rows(rows, None)),

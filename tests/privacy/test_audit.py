@@ -289,7 +289,7 @@ def test_claims_follow_from_the_settings() -> None:
 def test_without_noise_only_the_clip_and_the_cohorts_are_checked() -> None:
     findings = audit_channel(setup(epsilon=math.inf), effort=SMALL)
     checked = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
-    assert checked == {"sensitivity", "sampler"}
+    assert checked == {"sensitivity", "sampler", "exact sum"}
     assert not any_refuted(findings)
 
 

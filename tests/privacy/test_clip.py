@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -6,7 +7,16 @@ import torch
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import clip as module
-from fedmtl.privacy.clip import L1Clip, L2Clip, clip_factors, clip_rows, clipped_segment_sums, clipped_sum
+from fedmtl.privacy.clip import (
+    L1Clip,
+    L2Clip,
+    clip_factors,
+    clip_rows,
+    clipped_segment_sums,
+    clipped_sum,
+    largest_norm,
+    sum_width,
+)
 
 CLIPS = [L1Clip(2.5), L2Clip(0.3), None]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -122,6 +132,58 @@ def test_clipped_rows_are_what_the_sum_counts(clip, dtype, monkeypatch):
     assert torch.equal(once[small], rows[small])
     assert torch.equal(clip_rows(once, clip), once)
     assert torch.equal(clipped_sum(once, clip), clipped_sum(once, None))
+
+
+def exact_sum(rows: torch.Tensor, clip, width: float) -> tuple[list[Fraction], list[list[Fraction]]]:
+    """The sum in rational numbers, and the truncated rows."""
+    cells = [[math.trunc(Fraction(float(x)) / Fraction(width)) for x in slow_clip(row, clip)] for row in rows]
+    truncated = [[cell * Fraction(width) for cell in row] for row in cells]
+    return [sum(column) for column in zip(*truncated, strict=True)], truncated
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_is_exact_and_the_same_in_any_order_and_any_parts(clip, dtype, monkeypatch):
+    rows = hard_rows(60, 23, dtype)
+    if clip is None:
+        rows[5], rows[6, 0] = 0, 0
+    width = sum_width(largest_norm(rows) if clip is None else clip.bound, 100)
+    total = clipped_sum(rows, clip, width)
+    expected, truncated = exact_sum(rows, clip, width)
+    off = [abs(Fraction(float(x)) - y) / Fraction(width) for x, y in zip(total, expected, strict=True)]
+    assert all(cells.denominator == 1 for cells in off)  # on the grid; a factor may round in the last bit, so
+    assert sum(off) <= (0 if clip is None else len(rows))
+    for row, cut in zip(rows, truncated, strict=True):
+        assert all(abs(y) <= abs(Fraction(float(x))) for x, y in zip(slow_clip(row, clip), cut, strict=True))
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    for size in (1, 7, 64, 1 << 20):
+        monkeypatch.setattr(module, "_BLOCK_ELEMENTS", size)
+        assert torch.equal(clipped_sum(rows[order], clip, width), total)
+    for parts in ([20, 40], [1, 2, 57], [0, 60]):
+        each = [clipped_sum(part, clip, width) for part in rows[order].split(parts)]
+        assert torch.equal(torch.stack(each).sum(0), total)
+        assert torch.equal(torch.stack(each[::-1]).sum(0), total)
+    assert not torch.equal(rows[order].double().sum(0), rows.double().sum(0)) or clip is not None  # it is no accident
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 1000, 1024, 1025, 10**7])
+@pytest.mark.parametrize("bound", [1e-300, 0.3, 0.5, 1.0, 1.1, 1e30])
+def test_the_grid_is_the_finest_on_which_nothing_is_rounded(bound, rows):
+    width = sum_width(bound, rows)
+    assert math.frexp(width)[0] == 0.5
+    most = 2 ** math.ceil(math.log2(rows)) * Fraction(2) ** (math.frexp(bound)[1] - (math.frexp(bound)[0] == 0.5))
+    assert most >= rows * Fraction(bound)
+    assert most / Fraction(width) == 2**53 or (bound == 1e-300 and most / Fraction(width) < 2**53)
+
+
+def test_a_row_is_never_longer_than_it_was():
+    rows = torch.randn(50, 4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    width = 2.0**-12  # so coarse that rounding to the nearest multiple would be seen
+    for clip in (L1Clip(3.0), L2Clip(1.0)):
+        whole = [norm_of(clipped_sum(row[None], clip, width).tolist(), clip) for row in rows]
+        assert max(whole) <= clip.bound * LIMIT
+        nearest = [norm_of((torch.round(clip_rows(row[None], clip) / width) * width)[0].tolist(), clip) for row in rows]
+        assert max(nearest) > clip.bound
 
 
 @pytest.mark.parametrize("clip", CLIPS[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -128,6 +129,38 @@ def _over_rounds(setup: Setup, name: str, claim: Claim, seed: int) -> Finding:
     return too_large(f"sensitivity: rounds of {name}", float(share.max()), 1.0, detail)
 
 
+def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator) -> list[Finding]:
+    """Check the sums of all releases of vectors of clients."""
+    names = [plan.name for plan in setup.releases if plan.form == "vector" and setup.gradients is None]
+    if not names:
+        return [skipped("exact sum", "no vectors of clients are clipped and summed")]
+    found = {name: claims.of(name) if claims else clip_claim(setup, name) for name in names}
+    return [_exact_sum(setup, name, claim, seed, coins) for name, claim in found.items()]
+
+
+def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
+    """Check, without noise, that a row within the clip counts as its coordinates truncated toward zero to the public
+    grid of sums, so never as more, and that rows in another order give the same bits."""
+    quiet = replace(setup.privacy, epsilon=math.inf, noise_multiplier=None, clip_norm=claim.bound, source="seeded")
+    if getattr(quiet, "bands", None) is not None:
+        quiet = replace(quiet, bands=None)
+    setup = replace(setup, privacy=quiet)
+    dimension, n = setup.release(name).dimension, setup.sampler.n
+    width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
+    game = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension)))
+    ranks, step = game.cohort(seed, 0)
+    cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
+    counted = game.released(seed, step, torch.from_numpy(cells * width)[None], ranks[:1]) * claim.denominator / width
+    wrong = int((np.abs(counted - np.trunc(cells)) > 1e-6).sum())
+    rows = torch.from_numpy(coins.standard_normal((len(ranks), dimension)))
+    rows *= claim.bound * torch.logspace(-6, 2, len(ranks), dtype=torch.float64)[:, None]
+    order = torch.from_numpy(coins.permutation(len(ranks)))
+    one, two = game.released(seed, step, rows, ranks), game.released(seed, step, rows[order], ranks[order])
+    differ = int((one != two).sum())
+    detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
+    return exact(f"exact sum: {name}", wrong + differ, detail)
+
+
 class _Game:
     """Neighbouring cohorts through two channels with the same noise."""
 
@@ -154,7 +187,7 @@ class _Game:
         else:
             keep = torch.arange(len(ranks)) != place
             other, there = rows[keep], ranks[keep]
-        change = self._release(seed, step, present, ranks) - self._release(seed, step, other, there)
+        change = self.released(seed, step, present, ranks) - self.released(seed, step, other, there)
         norm = float(np.linalg.norm(change, ord=1 if self.claim.norm == "l1" else 2))
         return norm * self.claim.denominator / self.claim.sensitivity
 
@@ -164,7 +197,8 @@ class _Game:
             return -adversary
         return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
 
-    def _release(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> np.ndarray:
+    def released(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> np.ndarray:
+        """Return the coordinates of the release of ``rows`` of the clients of ``ranks``."""
         channel = self.setup.open(seed)
         channel.start(0)
         channel.begin(step, channel.draw(step))

@@ -15,12 +15,23 @@ from .noise import noise_laws
 from .play import gathered
 from .rows import row_charges, row_claims, row_freshness, row_noise_law, row_sensitivity, rows_noise
 from .sampler import cohorts, subsets
-from .sensitivity import sensitivity
+from .sensitivity import exact_sums, sensitivity
 from .setup import Claims, Setup
 from .stated import stated_figures
 from .statistics import auditor, seeds
 
-CHECKS = ("noise law", "freshness", "sensitivity", "canary", "sampler", "charges", "grid", "transcript", "independence")
+CHECKS = (
+    "noise law",
+    "freshness",
+    "sensitivity",
+    "canary",
+    "sampler",
+    "charges",
+    "grid",
+    "exact sum",
+    "transcript",
+    "independence",
+)
 """Kinds of checks; the last two need the algorithm: :func:`fedmtl.trainer.audit.suite.transcript` and
 :func:`fedmtl.trainer.audit.independence.independence`. So do the sensitivity of first releases and the charge of an
 early stop: :mod:`fedmtl.trainer.audit.runs`."""
@@ -96,6 +107,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         findings += [*charges(setup, claims, seed), *stated_figures(setup, claims, seed)]
     if "grid" in asked:
         findings += on_public_grids(setup, claims, seed)
+    if "exact sum" in effort.checks:
+        findings += exact_sums(setup, claims, seed, auditor(seed, "exact sums"))
     return [*findings, *_audit_rows(replace(setup, rows=True), seed, effort)]
 
 
