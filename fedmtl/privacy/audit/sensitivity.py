@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...errors import PrivacyError
 from ..channel import GRADIENT, Channel
+from ..settings import ClientPrivacy
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import coordinates, decorrelated, first_cohort, local_of, next_release, play, silence, turns
@@ -141,10 +142,9 @@ def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generat
 def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
     """Check, without noise, that a row within the clip counts as its coordinates truncated toward zero to the public
     grid of sums, so never as more, and that rows in another order give the same bits."""
-    quiet = replace(setup.privacy, epsilon=math.inf, noise_multiplier=None, clip_norm=claim.bound, source="seeded")
-    if getattr(quiet, "bands", None) is not None:
-        quiet = replace(quiet, bands=None)
-    setup = replace(setup, privacy=quiet)
+    assert isinstance(setup.privacy, ClientPrivacy)
+    quiet = replace(setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None)
+    setup = replace(setup, privacy=quiet).seeded()
     dimension, n = setup.release(name).dimension, setup.sampler.n
     width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
     game = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension)))
