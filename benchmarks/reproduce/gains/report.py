@@ -31,15 +31,26 @@ FREE = ("local", "public")
 
 @dataclass(frozen=True)
 class Source:
-    """A study: its folder, what epsilon protects there, and the commands that compute its scores."""
+    """A study: its folder, what epsilon protects there, the commands that compute its scores, and words in the titles
+    of settings in which epsilon protects something else."""
 
     folder: str
     unit: str
     commands: tuple[str, ...]
+    others: tuple[tuple[str, str], ...] = ()
+
+    def unit_of(self, setting: str) -> str:
+        """Return what epsilon protects in ``setting``."""
+        return next((unit for words, unit in self.others if words in setting), self.unit)
 
 
 SOURCES = (
-    Source("comparison", "a client, or a record", ("comparison/run.py --femnist FILE --school FILE",)),
+    Source(
+        "comparison",
+        "a client",
+        ("comparison/run.py --femnist FILE --school FILE",),
+        others=(("epsilon of a pupil", "a record"),),
+    ),
     Source("adapters", "a client", ("adapters/run.py --femnist FILE",)),
     Source("starts", "a client", ("starts/run.py", "starts/femnist.py --femnist FILE")),
     Source("mp_mtl", "a client", ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE")),
@@ -80,19 +91,26 @@ def best(scores: Sequence[Score], roles: Sequence[str], epsilons: Sequence[float
 
 
 def summary(scores: Sequence[Score]) -> str:
-    """A line for each setting and epsilon: the best of what costs nothing, of the published and of all methods."""
+    """A line for each setting and epsilon: the best of what costs nothing, of FedAvg, of the published methods and of
+    all."""
     lines = []
     for setting in settings_of(scores):
         own = [score for score in scores if score.setting == setting]
         free = best(own, FREE, (0.0,))
         for epsilon in epsilons_of(own):
             line = [setting, f"{epsilon:g}", named(free)]
-            line.append(named(best(own, ("published",), (epsilon,)), free))
-            line.append(named(best(own, ("fedavg", "baseline", "published", "new"), (epsilon,)), free))
+            line += [named(best(own, (role,), (epsilon,)), free) for role in ("fedavg", "published")]
             top = best(own, ("fedavg", "baseline", "published", "new"), (epsilon,))
-            line.append(gain(top, free))
-            lines.append(line)
-    titles = ["setting", "epsilon:", "without epsilon", "published", "best private", "gain over what is free:"]
+            lines.append([*line, named(top, free), gain(top, free)])
+    titles = [
+        "setting",
+        "epsilon:",
+        "without epsilon",
+        "FedAvg",
+        "published",
+        "best private",
+        "gain over what is free:",
+    ]
     return markdown(titles, lines)
 
 
@@ -131,7 +149,7 @@ def sections(scores: dict[str, list[Score]]) -> str:
             small = max(abs(score.score) for score in own) < 0.1
             commands = "\n".join(f"    python benchmarks/reproduce/{command}" for command in source.commands)
             parts.append(
-                f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit}. "
+                f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit_of(setting)}. "
                 f"[Study](../{source.folder}/README.md)\n\n{commands}\n\n"
                 + table(ordered, setting, digits=5 if small else 3)
             )
