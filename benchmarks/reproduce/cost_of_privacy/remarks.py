@@ -1,7 +1,7 @@
 """The published learner where owners answer unequally often (Remark 4), where groups answer together (Remark 2), and
 where an answer is of a secret subset of the records.
 
-Adds its rows to scores.csv and writes two tables of README.md beside this file.
+Adds its rows to scores.csv and writes three tables of README.md beside this file.
 
     python benchmarks/reproduce/cost_of_privacy/remarks.py --hospital /path/to/hospital
 """
@@ -13,9 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from public_start import FILE, HERE, HOSPITALS, METHODS, hospitals
-from scores import renew_scores, table
-from sweep import replace_section
+from hospitals import stays
+from public_start import DEALS, EPSILONS, FILE, HERE, HOSPITALS, METHODS, RUNS, hospitals
+from scores import interval, renew_scores, table
+from sweep import markdown, replace_section
+
+from fedmtl.algorithms.async_learner.collaboration import Collaboration
 
 OFTEN, RARELY, OWNERS = 12, 3, 17
 CAPS = tuple(RARELY if owner % 2 else OFTEN for owner in range(OWNERS))
@@ -38,6 +41,19 @@ FURTHER = (
 )  # fmt: skip
 
 
+def same_settings(root: Path, clip: float = 2.0, kappa: float = 5.0) -> str:
+    """Return psi by the share of the records in an answer, with one clip and kappa for all."""
+    data, public = stays(root)
+    psi, lines = Collaboration(METHODS[0].learner, data).together.psi, []
+    for method in (METHODS[0], *FURTHER[1:]):
+        cells = []
+        for epsilon in EPSILONS:
+            runs = (method.run(data, public, epsilon, (clip, kappa), RUNS, 10_000 + seed) for seed in range(DEALS))
+            cells.append("{:.4f} ± {:.4f}".format(*interval(float(psi(theta).mean()) for theta in runs)))
+        lines.append([method.name, *cells])
+    return markdown([f"clip {clip:g}, kappa {kappa:g}", *(f"epsilon {e:g}:" for e in EPSILONS)], lines)
+
+
 def main() -> None:
     """Parse the command line, simulate, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -49,6 +65,7 @@ def main() -> None:
     found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, FURTHER) if s.method in names])
     replace_section(HERE / "README.md", "unequal clocks", table(found, UNEQUAL, digits=4))
     replace_section(HERE / "README.md", "psi of hospitals", table(found, HOSPITALS, digits=4))
+    replace_section(HERE / "README.md", "same settings", same_settings(arguments.hospital))
 
 
 if __name__ == "__main__":
