@@ -84,16 +84,30 @@ def verify(words: list[str]) -> int:
 
 
 def report(words: list[str]) -> int:
-    """Collect finished runs into tables and a plot."""
+    """Collect finished runs into tables and a plot, and into a page where one is asked for."""
     description = "Collect finished runs into one table (CSV, markdown) and one privacy-utility plot."
     parser = command_parser("report", description)
-    parser.add_argument("folders", nargs="+", type=Path, help="runs, or folders that hold runs")
+    parser.add_argument("folders", nargs="*", type=Path, help="runs, or folders that hold runs")
     parser.add_argument("--out", type=Path, help="where the files go; default report/ in the first folder")
-    options = parser.parse_args(words)
-    files = make_report(options.folders, options.out)
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        type=Path,
+        const=True,
+        default=False,
+        metavar="FILE.html",
+        help="write one page as well, for a browser, that needs no other file; default report.html beside the others",
+    )
+    options = parser.parse_intermixed_args(words)
+    folders, page = options.folders, options.html
+    if isinstance(page, Path) and page.suffix != ".html":  # what follows --html is a folder
+        folders, page = [page, *folders], True
+    if not folders:
+        parser.error("the following arguments are required: folders")
+    files = make_report(folders, options.out, html=page)
     for folder in files.unfinished:
         say(f"left out, unfinished: {folder} (fedmtl resume {folder})")
     for folder, why in files.failed.items():
         say(f"left out, failed: {folder}: {why}")
-    print("\n".join(str(file) for file in (files.table, files.markdown, files.figure) if file is not None))
+    print("\n".join(str(file) for file in (files.table, files.markdown, files.figure, files.page) if file is not None))
     return 0

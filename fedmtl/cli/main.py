@@ -9,6 +9,7 @@ import argparse
 import difflib
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,7 +143,7 @@ def _train(words: list[str], debug: bool) -> int:
 
         hydra = HydraConfig.get()
         job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
-        command = " ".join(["fedmtl", *hydra.overrides.task])
+        command = shlex.join(["fedmtl", *hydra.overrides.task])
         with _errors_in_one_line(debug, codes, job):
             _begin(resolve(config), Path(hydra.runtime.output_dir), command, job)
 

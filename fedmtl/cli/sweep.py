@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,7 @@ def left(sweep: Path) -> Iterator[Left]:
     extra = next((Path(one["path"]) for one in sources if one["provider"] == "command-line"), None)
     for job, overrides in jobs([str(text) for text in hydra["overrides"]["task"]], sweep):
         folder = sweep / str(job.number)
-        given, command = folder / "private" / "config.yaml", " ".join(["fedmtl", *overrides])
+        given, command = folder / "private" / "config.yaml", shlex.join(["fedmtl", *overrides])
         if (folder / "private" / "result.json").is_file():
             yield Left(job, folder, command, None, True)
         elif given.is_file():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -98,16 +99,47 @@ class PrivacyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
-        fields = {"headline": self.headline, **asdict(self)}
-        del fields["private"]  # the headline says it better
-        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
-        return {key: "inf" if value == math.inf else value for key, value in fields.items()}
+        values = {"headline": self.headline, **asdict(self)}
+        del values["private"]  # the headline says it better
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
         """Return this report with the identity of the run and the end of its ledger, as it is now."""
         if ledger is None or ledger.head is None:
             return self
         return replace(self, run=ledger.run, ledger_lines=ledger.head.lines, ledger_head=ledger.head.digest)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
+        """Return the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of further figures are left
+        out.
+
+        Raises:
+            ValueError, TypeError: values that are no report.
+        """
+        kinds = {one.name: str(one.type) for one in fields(cls)}
+        found = {name: value for name, value in values.items() if name in kinds}
+        for name, value in found.items():
+            if "float" in kinds[name] and "tuple" not in kinds[name] and value is not None:
+                found[name] = float(value)
+            elif isinstance(value, list):
+                found[name] = tuple(value)
+        return cls(private=values.get("clip_norm") is not None, **found)
+
+    @property
+    def trusted(self) -> str:
+        """Return who must be trusted for the figure to hold, in words."""
+        if not self.names:
+            return "nobody: nothing leaves a client"
+        if not self.private or self.noise_multiplier is None or self.refuted is not None:
+            return "everybody: no finite epsilon holds"
+        if self.unit == "record":
+            return "nobody: every client adds its noise before anything leaves it"
+        beside = ", and the other clients, who are no observers here" if self.observer == "public" else ""
+        if self.server is not None:
+            return f"the server for this figure{beside}; against the server itself: {self.server}"
+        return f"the server, which adds up what clients send before there is noise{beside}"
 
     @property
     def headline(self) -> str:
@@ -135,10 +167,11 @@ class PrivacyReport:
             return "a simulation, not private; to publish, run with privacy.source=secure"
         return f"may be published, at epsilon = {rounded_up(self.epsilon)}"
 
-    def text(self) -> str:
-        """Return one printed block."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of the printed block under its headline: what each is about, and its text. None without
+        privacy."""
         if not self.private:
-            return self.headline
+            return []
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}")]
         if self.by_client is not None:
@@ -151,7 +184,8 @@ class PrivacyReport:
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
-        rows += [
+        return [
+            *rows,
             ("budget", "none" if self.budget is None else rounded_up(self.budget, 6)),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", self.sampler),
@@ -165,7 +199,10 @@ class PrivacyReport:
             ("ledger", self.ledger),
             ("outside", "; ".join(self.outside)),
         ]
-        return "\n".join([self.headline, *(f"  {label:<13}{text}" for label, text in rows)])
+
+    def text(self) -> str:
+        """Return one printed block."""
+        return "\n".join([self.headline, *(f"  {label:<13}{text}" for label, text in self.rows())])
 
 
 def channel_report(channel: Channel) -> PrivacyReport:

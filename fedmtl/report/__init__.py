@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ._names import CHOICE_NOT_COVERED
@@ -15,18 +15,23 @@ __all__ = ["CHOICE_NOT_COVERED", "Report", "report"]
 
 @dataclass(frozen=True)
 class Report:
-    """The files of one report, without a figure where no run has a finite score, and the runs that were left out: those
-    that have not finished, and those that failed, with the reason."""
+    """The files of one report, without a figure where no run has a finite score, and without a page where none was
+    asked for; and the runs that were left out: those that have not finished, and those that failed, with the reason."""
 
     table: Path
     markdown: Path
     figure: Path | None
     unfinished: tuple[Path, ...]
     failed: Mapping[Path, str]
+    page: Path | None = None
 
 
 def report(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None, *, show: bool = True
+    folders: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    show: bool = True,
+    html: bool | str | os.PathLike[str] = False,
 ) -> Report:
     """Turn the runs under ``folders`` into one table and one privacy-utility plot.
 
@@ -37,20 +42,23 @@ def report(
         folders: run folders, or folders that hold runs at any depth (a sweep's).
         out: where the files go; default ``report/`` in the first folder, ``private/report/`` in a run's.
         show: print the table.
+        html: whether to write the same as one page that needs no other file, ``report.html`` beside the others, with
+            the plots of a run, its privacy report and its settings; or the name of that file.
 
     Raises:
         DataError: no finished run, or a result that cannot be read.
     """
     from .frontier import plot_frontier
-    from .tables import collect, csv_text, group, markdown_text, rich_table, write_text
+    from .tables import collect, csv_text, group, main_metric, markdown_text, rich_table, write_text
 
     rows, unfinished, failed = collect(folders)
     groups = group(rows)
     reached = {name for one in groups for name, value in one.mean.items() if math.isfinite(value)}
     reached -= {name for one in groups for name in one.asked}  # there may be one beside a main metric
-    metric = next((name for name in ("accuracy", "recall_at_5") if name in reached), "mse")
+    metric = main_metric(reached)
     first = Path(folders[0])
-    inside = first / "private" if (first / "private" / "result.json").is_file() else first
+    one_run = (first / "private" / "result.json").is_file()
+    inside = first / "private" if one_run else first
     target = Path(out) if out is not None else inside / "report"
     files = Report(
         table=write_text(target / "table.csv", csv_text(rows)),
@@ -59,6 +67,15 @@ def report(
         unfinished=tuple(unfinished),
         failed=failed,
     )
+    if html is not False:
+        from .html import run_page, sweep_page  # reads a privacy report, which takes PyTorch's time to start
+
+        page = target / "report.html" if html is True else Path(html)
+        if one_run and len(folders) == 1:
+            text = run_page(first, rows)
+        else:
+            text = sweep_page(rows, unfinished, failed, files.figure, page.parent)
+        files = replace(files, page=write_text(page, text))
     if show:
         from rich.console import Console
 

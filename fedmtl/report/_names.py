@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CHOICE_NOT_COVERED = "not private: choosing among runs by these metrics is covered by no epsilon (fedmtl search is)"
 
+UNITS = {"client": "all data of one client", "record": "one record"}
+
 _TITLES = {
     "pmtl": "PMTL",
     "local": "Local",

@@ -52,9 +52,24 @@ def configuration(run: Path, result: Mapping[str, Any]) -> tuple[dict[str, str],
         raise DataError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
     if not isinstance(stored, dict) or "search" in stored:
         return {}, None
-    command = text.partition("\n")[0] if text.startswith("#") else ""
-    named = re.findall(r"(?<=\s)[+]{0,2}([\w./@]+)=", command)
+    named = re.findall(r"(?<=\s)'?[+]{0,2}([\w./@]+)=", command_of(run) or "")
     return _flat(stored), tuple(name.rpartition("@")[2].replace("/", ".") for name in named)
+
+
+def command_of(run: Path) -> str | None:
+    """Return the command that made a run, as its configuration has it; None for a run of a program."""
+    file = run / "private" / "config.yaml"
+    first = file.read_text(encoding="utf-8").partition("\n")[0] if file.is_file() else ""
+    return first.removeprefix("#").strip() if first.startswith("#") else None
+
+
+def value_text(value: Any) -> str:
+    """Return a setting in words: lists and the parts of an object one after the other."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(one)}" for name, one in value.items() if name != "class")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def of_baseline(settings: Settings, *, releases: bool) -> dict[str, str]:

@@ -14,9 +14,9 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from .._rounding import number_text, rounded_up
 from ..errors import DataError
 from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
+from ._names import UNITS
 from .tables import Group, labels
 
-_UNITS = {"client": "all data of one client", "record": "one record"}
 _Ends = list[tuple[float, float, str, str]]
 
 
@@ -68,7 +68,7 @@ def plot_frontier(groups: Sequence[Group], path: str | os.PathLike[str], *, metr
         drawn = [one for one in known if (one.data, one.unit) == (data, unit)]
         deltas = sorted({one.delta for one in drawn if one.delta is not None})
         at_delta = f"; delta {' and '.join(rounded_up(delta, 2) for delta in deltas)}" if deltas else ""
-        axes.set_xlabel(f"epsilon, protecting {_UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
+        axes.set_xlabel(f"epsilon, protecting {UNITS.get(unit, unit or 'nothing')}{at_delta}", fontsize=9.5)
         ends.append(_panel(axes, curves, metric, colours))
     most = max(one.seeds for one in known)
     seeds = f" Mean ± standard deviation of up to {most} seeds." if most > 1 else ""

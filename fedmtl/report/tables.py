@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ EPSILON, NAME = 3, 24
 """The place of its column, and how wide names may be before their table is divided."""
 DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", *THAN_LOCAL)
 """What follows the name of a metric that was asked for."""
+TITLE = "Scores over clients, on private test data: not covered by epsilon"
 SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
 
 
@@ -235,8 +236,7 @@ def csv_text(rows: Sequence[Row]) -> str:
     settings_of = [dict(row.configuration + row.settings) for row in rows]
     keys = [key for key in METHOD + PRIVACY if any(key in dict(row.settings) for row in rows)]
     fixed = ("run", "algorithm", "comparison", "unit", "epsilon", "delta", "seed", "rounds", "stopped")
-    given = dict.fromkeys(key for row in rows for key, _ in row.configuration if key not in METHOD + PRIVACY + fixed)
-    keys += [key for key in given if len({settings.get(key) for settings in settings_of}) > 1]
+    keys += [key for key in varying(rows) if key not in METHOD + PRIVACY + fixed]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = [*METRICS, *dict.fromkeys(name for row in rows for name, _ in row.metrics if name not in METRICS)]
@@ -251,6 +251,18 @@ def csv_text(rows: Sequence[Row]) -> str:
         ]
         writer.writerow(["" if value is None or value != value else value for value in values])
     return stream.getvalue()
+
+
+def main_metric(names: Container[str]) -> str:
+    """Return the main metric of runs that measured ``names``, without those that were asked for."""
+    return next((name for name in ("accuracy", "recall_at_5") if name in names), "mse")
+
+
+def varying(rows: Sequence[Row]) -> dict[str, list[str | None]]:
+    """Return the settings that were given to the runs and differ between them, with the value of each row."""
+    given = [dict(row.configuration) for row in rows]
+    values = {key: [one.get(key) for one in given] for key in dict.fromkeys(key for one in given for key in one)}
+    return {key: found for key, found in values.items() if len(set(found)) > 1}
 
 
 def headings(groups: Sequence[Group]) -> list[str]:
@@ -283,10 +295,23 @@ def markdown_text(groups: Sequence[Group]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def rich_table(groups: Sequence[Group], width: int = 80) -> RenderableType:
-    """Return the printed table for a terminal of ``width`` columns: as many tables below each other as it takes, each
-    with method and epsilon; those of what was asked for beside the main metric are of their own. What all groups share
-    moves from the columns to the caption."""
+@dataclass(frozen=True)
+class Printed:
+    """The table as it is shown: of ``titles`` and ``lines``, as of :func:`headings` and :func:`cells`, the places that
+    are ``common`` (metrics that every run has) and those that were ``asked`` for; what all groups share is in
+    ``caption``, lines of text, and not in a column. ``others`` are places of what else tells the groups apart."""
+
+    titles: list[str]
+    lines: list[list[str]]
+    others: list[int]
+    common: list[int]
+    asked: list[int]
+    caption: list[str]
+
+
+def printed(groups: Sequence[Group]) -> Printed:
+    """Return the printed table without the columns that are the same in all groups. One column stands for the three
+    shares of clients that are better, equally and worse off than alone."""
     titles, lines = headings(groups), cells(groups)
     fixed = len(titles) - len(_shown(groups))
     columns = [{line[place] for line in lines} - {"-"} for place in range(len(titles))]
@@ -297,29 +322,38 @@ def rich_table(groups: Sequence[Group], width: int = 80) -> RenderableType:
     if len(groups) > 1:
         caption.append(CHOICE_NOT_COVERED)
     asked = {name for one in groups for name in one.asked}
-    printed = [name for name in PRINTED if name not in THAN_LOCAL[1:]]  # one column stands for the three
-    parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (printed, asked)]
-    joined = titles.index(THAN_LOCAL[0].replace("_", " ")) if THAN_LOCAL[0] in _shown(groups) else None
-    heads = [title.replace("worst ", "worst\n") for title in titles]
-    if joined is not None:
-        heads[joined] = "% than\nlocal +/=/-"
+    common = [name for name in PRINTED if name not in THAN_LOCAL[1:]]
+    parts = [[place for place, name in enumerate(_shown(groups), fixed) if name in some] for some in (common, asked)]
+    if THAN_LOCAL[0] in _shown(groups):
+        joined = titles.index(THAN_LOCAL[0].replace("_", " "))
+        titles[joined] = "% than local +/=/-"
         for one, line in zip(groups, lines, strict=True):
-            line[joined] = _than_local(one)
-    wide = [
-        max([*map(len, head.split("\n")), *(len(line[place]) for line in lines)]) for place, head in enumerate(heads)
-    ]
+            shares = than_local(one)
+            line[joined] = "/".join(f"{100 * share:.0f}" for share in shares) if shares else "-"
     others = [place for place in range(1, fixed) if place not in same and place != EPSILON]
+    return Printed(titles, lines, others, parts[0], parts[1], [line for line in caption if line])
+
+
+def rich_table(groups: Sequence[Group], width: int = 80) -> RenderableType:
+    """Return the printed table for a terminal of ``width`` columns: as many tables below each other as it takes, each
+    with method and epsilon; those of what was asked for beside the main metric are of their own. What all groups share
+    moves from the columns to the caption."""
+    shown = printed(groups)
+    heads = [title.replace("worst ", "worst\n").replace("% than ", "% than\n") for title in shown.titles]
+    wide = [
+        max([*map(len, head.split("\n")), *(len(line[place]) for line in shown.lines)])
+        for place, head in enumerate(heads)
+    ]
     tables: list[Table] = []
-    for places in _packed(wide, [*others, *parts[0]], width) + _packed(wide, parts[1], width):
+    for places in _packed(wide, [*shown.others, *shown.common], width) + _packed(wide, shown.asked, width):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column(heads[0], min_width=min(wide[0], NAME))
         for place in places:
             table.add_column(heads[place], justify="left" if place < EPSILON else "right", no_wrap=True)
-        for line in lines:
+        for line in shown.lines:
             table.add_row(*(line[place] for place in (0, *places)))
         tables.append(table)
-    title = "Scores over clients, on private test data: not covered by epsilon"
-    return RichGroup(title, *tables, "\n".join(line for line in caption if line))
+    return RichGroup(TITLE, *tables, "\n".join(shown.caption))
 
 
 def epsilon_text(epsilon: float) -> str:
@@ -403,10 +437,10 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _than_local(one: Group) -> str:
-    """Return the shares of clients that are better, equally and worse off than alone, in whole percents."""
-    shares = [one.mean.get(name, math.nan) for name in THAN_LOCAL]
-    return "/".join(f"{100 * share:.0f}" for share in shares) if all(map(math.isfinite, shares)) else "-"
+def than_local(one: Group) -> tuple[float, ...]:
+    """Return the shares of clients that are better, equally and worse off than alone; empty where they are unknown."""
+    shares = tuple(one.mean.get(name, math.nan) for name in THAN_LOCAL)
+    return shares if all(map(math.isfinite, shares)) else ()
 
 
 def _shown(groups: Sequence[Group]) -> list[str]:

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..models import BoundedInputs
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
+from ..report._settings import value_text
 from ..stacked import Layout
 from .metrics import REGISTRY, Metric
 from .new_clients import NewClients, Terms, adapt
@@ -194,7 +195,9 @@ class Result:
         Args:
             alone: what the clients have alone; None for the baseline ``"local"``, where there is one.
         """
-        values = {"algorithm": self.algorithm, "stopped": self.stopped, "metric": self.metric, **self.chosen}
+        values: dict[str, Any] = {"algorithm": self.algorithm, "step": self.step, "stopped": self.stopped}
+        values |= {"metric": self.metric}
+        values |= {**self.chosen, "chosen": dict(self.chosen)} if self.chosen else {}
         values["scored_clients"] = len(self.personal_accuracy)
         values |= {} if self.finetuned is None else self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
@@ -234,7 +237,7 @@ class Result:
             head += " (stopped early)"
         lines = self._one_run() if self.replicates is None else self._several_runs()
         if self.chosen:
-            text = "; ".join(f"{name} {_plain(value)}" for name, value in self.chosen.items())
+            text = "; ".join(f"{name} {value_text(value)}" for name, value in self.chosen.items())
             lines = [f"chosen from public rows and bounds: {text}", "", *lines]
         return "\n".join([head, "", *lines, "", self.privacy.text()])
 
@@ -319,11 +322,3 @@ def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
 def _band(row: Mapping[str, Any], name: str) -> str:
     low, high = (number_text(row.get(f"{name}_p{mark}", float("nan"))) for mark in (5, 95))
     return number_text(row[name]) + (f" [{low}, {high}]" if f"{name}_p5" in row else "")
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items() if name != "class")
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmtl.errors import DataError
-from fedmtl.report import frontier, report, tables
+from fedmtl.report import _settings, frontier, report, tables
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -370,3 +370,10 @@ def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
         report([tmp_path / "nowhere"])
     with pytest.raises(DataError, match="no finished run"):
         report([tmp_path])
+
+
+def test_quoted_settings_are_named(tmp_path: Path) -> None:
+    folder = configured(tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3")
+    named = _settings.configuration(folder, {})[1]
+    assert named == ("algorithm.server_optimizer", "data.a", "rounds", "seed")
+    assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]
