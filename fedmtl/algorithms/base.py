@@ -456,6 +456,17 @@ class Algorithm:
         """Return the released shared model (D,), or None, the default: every client has its own."""
         return None
 
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return what a method's paper writes its models with, by the paper's letters: :attr:`fedmtl.Result.parts`.
+        None by default. Of several repetitions it is that of the first.
+
+        Args:
+            problem: of the run.
+            state: after the last event.
+            personal: (n, D), the personal models.
+        """
+        return {}
+
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")

@@ -257,6 +257,11 @@ class PrivatePrior(LinearAlgorithm):
         """Return the models of ``clients`` in repetition 0."""
         return own["model"][:, 0].to(problem.initial)
 
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return what was made of the release, float64: ``directions`` (d, d), columns of length 1, and ``excess``
+        (d,), how much more than alone the tasks differ along each, 0 where nothing stands out of the noise."""
+        return {name: state.public[name][0].clone() for name in ("directions", "excess")}
+
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return the models of every repetition, (R, n, D) float64."""
         return state.private.whole("model").transpose(0, 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from torch import nn
 
 from ..errors import ConfigError
-from .factory import ModelFactory
+from .factory import ModelFactory, NamedFactory
 from .images import with_group_norm
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def fix(model: nn.Module | ModelFactory) -> nn.Module | ModelFactory:
     def build(spec: DataSpec) -> nn.Module:
         return _fixed(factory(spec))
 
-    return build
+    return NamedFactory(build, "fix", {"model": factory})
 
 
 def _fixed(module: nn.Module) -> nn.Module:

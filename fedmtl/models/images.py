@@ -9,12 +9,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, ModelError
-from .factory import ModelFactory
+from .factory import ModelFactory, named
 
 if TYPE_CHECKING:
     from ..data import DataSpec
 
 
+@named
 def femnist_cnn() -> ModelFactory:
     """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
 
@@ -38,6 +39,7 @@ def femnist_cnn() -> ModelFactory:
     return build
 
 
+@named
 def celeba_cnn(*, norm: str = "group", channels: int = 32, groups: int = 8) -> ModelFactory:
     """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
 
@@ -66,6 +68,7 @@ def celeba_cnn(*, norm: str = "group", channels: int = 32, groups: int = 8) -> M
     return build
 
 
+@named
 def centaur_cnn() -> ModelFactory:
     """The CIFAR network of CENTAUR (Shen et al., "Share your representation only", 2023), which is that of FedRep
     (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool, linear 120, linear 64, linear.
@@ -94,6 +97,7 @@ def centaur_cnn() -> ModelFactory:
     return build
 
 
+@named
 def torchvision_model(
     name: str = "resnet18", *, norm: str = "group", groups: int = 32, weights: str | None = None, **options: Any
 ) -> ModelFactory:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from .._check import positive, positive_int
 from ..errors import ConfigError
 from ..stacked import belongs
-from .factory import ModelFactory
+from .factory import ModelFactory, NamedFactory
 
 if TYPE_CHECKING:
     from ..data import DataSpec
@@ -183,7 +183,7 @@ def lora(
     def build(spec: DataSpec) -> nn.Module:
         return _adapt(factory(spec), rank, factor / rank, targets)
 
-    return build
+    return NamedFactory(build, "lora", {"model": factory, "rank": rank, "alpha": alpha, "targets": tuple(targets)})
 
 
 def merge_lora(model: nn.Module) -> nn.Module:

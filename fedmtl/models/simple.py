@@ -9,12 +9,13 @@ from torch import nn
 
 from .._check import positive_int
 from ..errors import ModelError
-from .factory import ModelFactory
+from .factory import ModelFactory, named
 
 if TYPE_CHECKING:
     from ..data import DataSpec
 
 
+@named
 def softmax_regression(*, bias: bool = True) -> ModelFactory:
     """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
 
@@ -27,6 +28,7 @@ def softmax_regression(*, bias: bool = True) -> ModelFactory:
     return build
 
 
+@named
 def linear_regression(*, bias: bool = True) -> ModelFactory:
     """A linear map to one real number for each target, from zero weights."""
 
@@ -39,6 +41,7 @@ def linear_regression(*, bias: bool = True) -> ModelFactory:
     return build
 
 
+@named
 def logistic_regression(*, bias: bool = True) -> ModelFactory:
     """Logistic regression from zero weights: one logit for two classes, or one for each label of an example.
 
@@ -59,6 +62,7 @@ def logistic_regression(*, bias: bool = True) -> ModelFactory:
     return build
 
 
+@named
 def mlp(*, hidden: int = 64, layers: int = 1, dropout: float = 0.0) -> ModelFactory:
     """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
     positive_int("mlp", hidden=hidden, layers=layers)

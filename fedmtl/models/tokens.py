@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._check import positive_int
 from ..errors import ModelError
-from .factory import ModelFactory
+from .factory import ModelFactory, named
 
 if TYPE_CHECKING:
     from ..data import DataSpec
@@ -40,6 +40,7 @@ class MeanEmbedding(nn.Module):
         return torch.sum(values * kept, 1) / kept.sum(1).clamp(min=1.0)
 
 
+@named
 def mean_embedding(
     *, vocabulary: int, width: int = 64, hidden: int | None = None, padding: int | None = 0
 ) -> ModelFactory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
 from .evaluation import Metrics, evaluate_rows
+from .finetuned import Finetuned
 from .metrics import REGISTRY, Metric
 from .replicates import numbers_of
 from .result import Result
-from .summary import ByClient, beside, percent
+from .summary import ByClient, beside
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
@@ -31,66 +32,6 @@ RECORD_LEVEL = (
     "charged; whoever else gets one is outside (private/ folder)"
 )
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
-
-
-@dataclass(frozen=True)
-class Finetuned:
-    """What finetuning made of a run, by client id. All of it is computed on private data.
-
-    Attributes:
-        settings: of the finetuning.
-        start: ``"shared"`` or ``"personal"``, the model that every client started from.
-        metric: the main metric.
-        by_client: scores of each client's ``"shared"`` (where there is one), ``"personal"`` and ``"finetuned"`` model,
-            and ``"local"`` where clients chose, each by metric and client.
-        chosen: name of the model that each client chose; empty where they did not choose.
-        better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
-            that finetuning started from.
-    """
-
-    settings: Finetune
-    start: str
-    metric: str
-    by_client: Mapping[str, ByClient]
-    chosen: Mapping[str, str]
-    better: float
-    equal: float
-    worse: float
-
-    @property
-    def scores(self) -> dict[str, Mapping[str, float]]:
-        """The main metric of every model, by client."""
-        return {name: scores[self.metric] for name, scores in self.by_client.items()}
-
-    def numbers(self) -> dict[str, Any]:
-        """Plain values for tables."""
-        found: dict[str, Any] = {
-            "finetune": self.settings.kind,
-            "finetuned_from": self.start,
-            "better": self.better,
-            "equal": self.equal,
-            "worse": self.worse,
-        }
-        names = [name for name in self.scores if any(name == one for one in self.chosen.values())]
-        for name in names:
-            found[f"chose_{name}"] = sum(one == name for one in self.chosen.values()) / len(self.chosen)
-        return found
-
-    def lines(self) -> list[str]:
-        """The lines of the summary."""
-        three = percent((self.better, self.equal, self.worse))
-        found = [
-            f"  finetuning: {self.settings.text()}, from the {self.start} model",
-            f"    better/equal/worse than the {self.start} model for {three} % of the clients",
-        ]
-        if self.chosen:
-            shares = ", ".join(
-                f"{key.removeprefix('chose_')} {share:.0%}"
-                for key, share in self.numbers().items()
-                if key.startswith("chose_")
-            )
-            found.append(f"  chosen by each client on its own validation records: {shares}")
-        return found
 
 
 def check_finetune(finetune: Finetune | None, algorithm: Algorithm, repetitions: int) -> None:

@@ -8,27 +8,37 @@ import hashlib
 import io
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from .._files import write_bytes
+from .._files import read_json, write_bytes
 from ..algorithms.base import Problem
-from ..data import FederatedDataset, RowBound
-from ..errors import ConfigError, ModelError, ResumeError
+from ..data import DataSpec, FederatedDataset, RowBound
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Execution
 from ..models import BoundedInputs, ModelFactory
+from ..models.factory import NamedFactory
+from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
 from ..privacy.ledger import accept_move, seal
+from ..privacy.noise.grid import GridValue
+from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
+from .finetuned import Finetuned
+from .inputs import as_model
+from .metrics import REGISTRY, Metric
 from .new_clients import NewClients, Terms
-from .problem import build_problem
-from .result import Result
+from .problem import build_problem, describe, made, named_model, restored
 
-MANIFEST = "manifest.json"
+if TYPE_CHECKING:
+    from .result import Result
+
+MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -37,12 +47,14 @@ class RunFolder:
 
     ``public/`` holds the shared model, privacy.json, plots of public quantities, in secure mode the last value of every
     release, and a list of these files with their hashes. ``private/`` holds the personal
-    models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, and the baselines' runs.
+    models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, what :meth:`Result.load
+    <fedmtl.Result.load>` reads beside these (``outcome.json``), and the baselines' runs.
 
     Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as ``load_state_dict``
     takes it, with the names of what is frozen in the metadata under ``frozen``, and under ``tied`` every further name
     of a tied weight with its first one; ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is
-    trained, with the ids in the metadata under ``ids``.
+    trained, with the ids in the metadata under ``ids``; ``private/parts.safetensors`` has the
+    :attr:`~fedmtl.Result.parts` of the methods that have some.
     Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
     model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
     (:class:`fedmtl.models.BoundedInputs` does so).
@@ -110,8 +122,8 @@ class RunFolder:
         """Return the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
-    def write_run(self, result: Result, problem: Problem) -> None:
-        """Write models, metrics and the privacy report of one run."""
+    def write_run(self, result: Result, problem: Problem, model: nn.Module | ModelFactory) -> None:
+        """Write models, metrics and the privacy report of one run, and how its ``model`` is built."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
@@ -127,9 +139,12 @@ class RunFolder:
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(problem.data.ids)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
+        if result.parts:
+            write_tensors(self.private / "parts.safetensors", result.parts)
         self.write_history(result.history)
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
+        write_json(self.private / OUTCOME, plain(_outcome(result, problem, model)))
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.csv: the evaluations so far."""
@@ -178,10 +193,7 @@ class RunFolder:
                 f"{self.root} has no shared model from which new clients could start ({path} is missing): "
                 f"{terms.algorithm.name} releases none, or several."
             )
-        try:
-            tensors, metadata = read_tensors(path)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path} cannot be read as a model: {error}") from error
+        tensors, metadata = _tensors(path)
         problem = build_problem(
             data, model, terms.loss, Execution(), 1, terms.seed, "cpu", terms.dtype, trainable=terms.trainable
         )
@@ -197,6 +209,87 @@ class RunFolder:
         module = problem.module
         module.load_state_dict(tensors)
         return BoundedInputs(module, RowBound(**json.loads(metadata["bound"]))) if "bound" in metadata else module
+
+    def read_run(self, model: nn.Module | ModelFactory | None = None) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Return the names of the baselines of a finished run, and the fields of its :class:`Result` but these.
+
+        Args:
+            model: of the run, where its files do not say how it is built.
+
+        Raises:
+            ConfigError: no finished run, or one of an earlier version.
+            ModelError: ``model`` does not have the parameters of the run's.
+            DataError: a file that cannot be read.
+        """
+        is_baseline = self.root.parent.name == "baselines"
+        for path, hint in (
+            (self.private / "result.json", f"a run that has not finished goes on with fedmtl resume {self.root}"),
+            (self.private / OUTCOME, f"of a run of an earlier version fedmtl resume {self.root} writes it"),
+        ):
+            if not path.is_file() and not (is_baseline and path.name == "result.json"):
+                raise ConfigError(f"{self.root} holds no finished run that can be loaded: {path} is missing; {hint}.")
+        found = read_json(self.private / OUTCOME)
+        try:
+            fields = self._fields(found, model)
+        except FedmtlError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.private / OUTCOME} is no outcome of a run: {error!r}.") from error
+        result = {} if is_baseline else read_json(self.private / "result.json")
+        return tuple(result.get("baselines", ())), fields
+
+    def _fields(self, found: dict[str, Any], model: nn.Module | ModelFactory | None) -> dict[str, Any]:
+        """Return the fields of a result from its files, without the baselines."""
+        ids, network, finetuned = tuple(found.pop("ids")), found.pop("network"), found.pop("finetuned")
+        bound, shared, models = found.pop("bound"), None, self.private / "models.safetensors"
+        if (path := self.public / "model.safetensors").is_file():
+            state = _tensors(path)[0]
+            shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
+        personal = _tensors(models)[0]["models"] if models.is_file() else None
+        if personal is None:
+            assert shared is not None
+            personal = shared.expand(len(ids), -1)
+        terms = found.pop("terms")
+        try:
+            kept = None if terms is None else Terms(**restored(terms))
+        except ConfigError:  # objects of the caller's own
+            kept = None
+        asked = found.pop("asked")
+        metrics = [REGISTRY.get(one["name"]) or Metric(one["name"], None, one["up"], (), "", own=True) for one in asked]
+        scores = {key: _numbers(found.pop(key)) for key in ("by_client", "shared_by_client", "final", "shortened")}
+        if finetuned is not None:
+            finetuned["settings"] = restored(finetuned["settings"])
+            finetuned = Finetuned(**finetuned | {"by_client": _numbers(finetuned["by_client"])})
+        replicates, parts = self.private / "replicates.csv", self.private / "parts.safetensors"
+        report = read_json(self.public / "privacy.json")
+        return (
+            found
+            | scores
+            | {
+                "privacy": (privacy := PrivacyReport.from_dict(report)),
+                "epsilon": privacy.epsilon,
+                "history": csv_numbers(self.private / "metrics.csv"),
+                "ids": ids,
+                "personal": personal,
+                "shared": shared,
+                "module": _module_of(network, model),
+                "folder": self.root,
+                "replicates": csv_numbers(replicates) if replicates.is_file() else None,
+                "released": self._released(),
+                "bound": None if bound is None else RowBound(**bound),
+                "finetuned": finetuned,
+                "asked": tuple(metrics),
+                "terms": kept,
+                "parts": _tensors(parts)[0] if parts.is_file() else {},
+            }
+        )
+
+    def _released(self) -> dict[str, GridValue]:
+        """Return the last values of every release of a run in secure mode."""
+        if not (path := self.public / "releases.safetensors").is_file():
+            return {}
+        values, grids = _tensors(path)
+        return {name: GridValue(value=value, **json.loads(grids[name])) for name, value in values.items()}
 
     def write_new_clients(self, found: NewClients, data: FederatedDataset) -> None:
         """Write the models and scores of new clients, all of it into ``private/``."""
@@ -250,6 +343,71 @@ class RunFolder:
         plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=better)
 
 
+def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
+    """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
+    names = ("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client")
+    found = {name: getattr(result, name) for name in (*names, "final", "chosen", "shortened")}
+    finetuned = result.finetuned
+    if finetuned is not None:
+        found["finetuned"] = {f.name: getattr(finetuned, f.name) for f in fields(finetuned)}
+        found["finetuned"]["settings"] = describe(finetuned.settings)
+    terms = result.terms
+    if terms is not None and not all(isinstance(one, str) for one in (terms.loss, *terms.metrics)):
+        terms = None  # functions of the caller's own
+    return found | {
+        "finetuned": found.get("finetuned"),
+        "bound": None if result.bound is None else asdict(result.bound),
+        "asked": [{"name": one.name, "up": one.higher_is_better} for one in result.asked],
+        "terms": None if terms is None else {f.name: describe(getattr(terms, f.name)) for f in fields(terms)},
+        "network": {
+            "made": model.description() if isinstance(model, NamedFactory) else None,
+            "spec": asdict(problem.data.spec),
+            "seed": problem.seed,
+            "dtype": str(problem.initial.dtype).removeprefix("torch."),
+            "names": list(problem.layout.names),
+            "shapes": [list(shape) for shape in problem.layout.shapes],
+        },
+    }
+
+
+def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) -> nn.Module | None:
+    """Return the network of a run as it was trained; None where nothing says how it is built.
+
+    Raises:
+        ModelError: ``model`` has other parameters.
+    """
+    if model is None:
+        if network["made"] is None:
+            return None
+        model = named_model(network["made"])
+    spec = DataSpec(**{name: _tuples(value) for name, value in network["spec"].items()})
+    kind = getattr(torch, network["dtype"])
+    module = made(as_model(model), spec, network["seed"])
+    module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
+    layout = Layout.of(module)
+    shapes = dict(zip(network["names"], map(tuple, network["shapes"]), strict=True))
+    found = dict(zip(layout.names, layout.shapes, strict=True))
+    if found != shapes:
+        raise ModelError(f"model has the parameters {found}, but those of the run are {shapes}.")
+    return module
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file by name, and its metadata.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read as a model: {error}") from error
+
+
 def _state_of(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
     tensors of it that are frozen and the further names of tied ones; none where none are."""
@@ -301,6 +459,27 @@ def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def csv_numbers(path: Path) -> list[dict[str, Any]]:
+    """Return the rows that :func:`csv_bytes` wrote of numbers, without empty cells; a budget that is empty is None."""
+    rows = []
+    with path.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            found: dict[str, Any] = {"budget": None} if row.get("budget") == "" else {}
+            rows.append(found | {name: _number(text) for name, text in row.items() if text != ""})
+    return rows
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _numbers(value: Any) -> Any:
+    """Return numbers that :func:`plain` wrote, those that are not finite too."""
+    if isinstance(value, dict):
+        return {name: _numbers(one) for name, one in value.items()}
+    return float(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

@@ -234,6 +234,7 @@ class Loop:
         trainer, problem = self.trainer, self.problem
         found = self.evaluate(state, step)
         ids, report = problem.data.ids, self.channel.report
+        personal = trainer.algorithm.personalize(problem, state, torch.arange(problem.clients))
         if self.replicates.count > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.replicates.count), *report.outside))
         return Result(
@@ -241,7 +242,8 @@ class Loop:
             epsilon=self.channel.epsilon,
             privacy=report,
             history=self.history,
-            personal=trainer.algorithm.personalize(problem, state, torch.arange(problem.clients)),
+            personal=personal,
+            parts=trainer.algorithm.parts(problem, state, personal),
             shared=trainer.algorithm.shared(state),
             ids=ids,
             by_client=found.personal.by_client(problem),

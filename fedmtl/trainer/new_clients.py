@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -136,11 +137,22 @@ class NewClients:
         Raises:
             ConfigError: no client of that id.
         """
-        if client not in self.ids:
-            raise ConfigError(f"There is no client {client!r}; the clients are {self.ids[0]!r} .. {self.ids[-1]!r}.")
-        row = self.personal[self.ids.index(client)]
+        row = self.personal[place_of(client, self.ids)]
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         return Layout.of(module).load(module, row).eval()
+
+
+def place_of(client: str, ids: Sequence[str]) -> int:
+    """Return the place of a client.
+
+    Raises:
+        ConfigError: no client of that id.
+    """
+    if client in ids:
+        return ids.index(client)
+    close = difflib.get_close_matches(str(client), ids, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")
 
 
 def personalize(

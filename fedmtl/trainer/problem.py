@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import algorithms, local, models
 from .._fingerprint import fingerprint_of
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
-from ..data import FederatedDataset, RowBound
+from ..data import DataSpec, FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, Packed
 from ..errors import ConfigError, ModelError
@@ -66,13 +67,9 @@ def build_problem(
             f"loss is 'cross_entropy', which takes one class an example, but the examples have {data.spec.labels} "
             "labels; use loss='binary_cross_entropy'."
         )
-    if isinstance(model, nn.Module):
-        several = isinstance(data.transform, Packed) and not isinstance(model, NamedInputs)
-        module = NamedInputs(model, data.transform) if several else model  # type: ignore[arg-type]
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_key(seed, "model") >> 1)
-            module = model(data.spec)
+    if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
+        model = NamedInputs(model, data.transform)
+    module = made(model, data.spec, seed)
     data = _kept_whole(data, module, kind)
     _check_tokens(data, module)
     sample = data.spec.sample(2, kind)
@@ -125,6 +122,15 @@ def _takes(module: nn.Module, data: FederatedDataset, dtype: torch.dtype) -> boo
     except (RuntimeError, TypeError, ValueError):
         return False
     return True
+
+
+def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:
+    """Return the module, or the one that a factory makes for data of this shape with the start of a run's seed."""
+    if isinstance(model, nn.Module):
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_key(seed, "model") >> 1)
+        return model(spec)
 
 
 def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
@@ -310,6 +316,36 @@ def describe(value: Any) -> Any:
     if isinstance(value, Tensor):
         return _digest(value)
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def restored(description: Any) -> Any:
+    """Return the settings that :func:`describe` described: dataclasses of this package by class and fields.
+
+    Raises:
+        ConfigError: an object that its description does not give back.
+    """
+    if isinstance(description, Mapping):
+        found = {str(name): restored(value) for name, value in description.items()}
+        if "class" not in found:
+            return found
+        name = found.pop("class")
+        kind = getattr(algorithms, name, getattr(local, name, None))
+        if not dataclasses.is_dataclass(kind):
+            raise ConfigError(f"{description['class']!r} is no class of settings of this package.")
+        try:
+            return kind(**found)  # type: ignore[operator]
+        except Exception as error:
+            raise ConfigError(f"{description['class']!r} cannot be made from its description: {error}") from error
+    return tuple(map(restored, description)) if isinstance(description, list) else description
+
+
+def named_model(description: Mapping[str, Any]) -> ModelFactory:
+    """Return the factory of :class:`fedmtl.models.factory.NamedFactory.description`."""
+    arguments = {name: value for name, value in description.items() if name != "factory"}
+    if "model" in arguments:
+        arguments["model"] = named_model(arguments["model"])
+    factory: ModelFactory = getattr(models, description["factory"])(**arguments)
+    return factory
 
 
 def _digest(tensor: Tensor) -> str:

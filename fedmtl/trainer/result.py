@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,17 +15,16 @@ from .._rounding import number_text, rounded_up
 from ..algorithms.finetune import Finetune
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError
-from ..models import BoundedInputs
+from ..models import BoundedInputs, ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from ..stacked import Layout
+from .finetuned import Finetuned
+from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .new_clients import NewClients, Terms, adapt
+from .new_clients import NewClients, Terms, adapt, place_of
 from .summary import ByClient, Stage, beside, score_lines, spread_of
-
-if TYPE_CHECKING:
-    from .finetuning import Finetuned
 
 _COLUMNS = 3  # bands beside each other
 
@@ -66,6 +65,10 @@ class Result:
         asked: the metrics that the trainer was given.
         trained: whether a local training ended in a finite model; True where none is counted.
         terms: the settings by which new clients make models of their own, see :meth:`adapt`.
+        parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
+            row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
+            that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
+            a private prior (and of MP-MTL with one release).
     """
 
     algorithm: str
@@ -81,7 +84,7 @@ class Result:
     stopped: str
     metric: str
     data_name: str
-    module: nn.Module
+    module: nn.Module | None
     folder: Path | None = None
     baselines: Mapping[str, Result] = field(default_factory=dict)
     replicates: list[dict[str, Any]] | None = None
@@ -94,6 +97,31 @@ class Result:
     asked: tuple[Metric, ...] = ()
     trained: bool = True
     terms: Terms | None = None
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module | ModelFactory | None = None) -> Result:
+        """Return what :meth:`Trainer.fit` returned, from the folder of a finished run, with its baselines.
+
+        Of a baseline whose clients have the shared model the personal models are that model for each. Models and
+        scores are those of the run to the bit, on the CPU.
+
+        Args:
+            folder: of the run.
+            model: as of :class:`~fedmtl.Trainer`; needed for modules only (:meth:`model_for`, :meth:`shared_model`,
+                :meth:`adapt`), and only where the run's was no factory of :mod:`fedmtl.models`.
+
+        Raises:
+            ConfigError: no finished run, or one without the files that this reads.
+            ModelError: ``model`` does not have the parameters of the run's.
+            DataError: a file that cannot be read.
+        """
+        return cls._read(RunFolder(Path(folder)), model)
+
+    @classmethod
+    def _read(cls, folder: RunFolder, model: nn.Module | ModelFactory | None) -> Result:
+        names, fields = folder.read_run(model)
+        return cls(**fields, baselines={name: cls._read(folder.baseline(name), model) for name in names})
 
     def __repr__(self) -> str:
         folder = "" if self.folder is None else f", in {self.folder}"
@@ -165,9 +193,7 @@ class Result:
         Raises:
             ConfigError: no client of that id.
         """
-        if client not in self.ids:
-            raise ConfigError(f"There is no client {client!r}; the clients are {self.ids[0]!r} .. {self.ids[-1]!r}.")
-        return self._module(self.personal[self.ids.index(client)])
+        return self._module(self.personal[place_of(client, self.ids)])
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -180,6 +206,11 @@ class Result:
         return self._module(self.shared)
 
     def _module(self, row: Tensor) -> nn.Module:
+        if self.module is None:
+            raise ConfigError(
+                f"{self.folder} does not say how its model is built, which was none of fedmtl.models; give it: "
+                f"Result.load(folder, model=...)."
+            )
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
         return (module if self.bound is None else BoundedInputs(module, self.bound)).eval()

@@ -316,7 +316,7 @@ class Trainer:
             ),
         )
         if folder is not None:
-            folder.write_run(result, problem)
+            folder.write_run(result, problem, self.model)
         return result
 
     def _check_baselines(self, problem: Problem) -> None:
@@ -396,7 +396,7 @@ class Trainer:
             level = logging.WARNING if signal.warning else logging.INFO
             logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
 
-    def _settings(self, module: nn.Module) -> dict[str, Any]:
+    def _settings(self, module: nn.Module | None) -> dict[str, Any]:
         """What a table of runs shows of the settings, and what tells its runs apart."""
         settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
         if self.privacy is not None:
@@ -408,10 +408,11 @@ class Trainer:
                 settings["update" if name == "delta" else name] = vars(self.algorithm)[name]
         return settings | {"configuration": self._configuration(module)}
 
-    def _configuration(self, module: nn.Module) -> dict[str, Any]:
+    def _configuration(self, module: nn.Module | None) -> dict[str, Any]:
         """All settings that tell one experiment from another, as far as they are known without the data."""
         names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype")
         given = {name: describe(getattr(self, name)) for name in (*names, "early_stopping")}
+        assert module is not None  # which only results that were loaded can lack
         size = sum(parameter.numel() for parameter in module.parameters())
         return given | {"model": {"class": type(module).__name__, "parameters": size, "layers": repr(module)}}
 

@@ -373,7 +373,9 @@ def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 
 def test_quoted_settings_are_named(tmp_path: Path) -> None:
-    folder = configured(tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3")
+    folder = configured(
+        tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3"
+    )
     named = _settings.configuration(folder, {})[1]
     assert named == ("algorithm.server_optimizer", "data.a", "rounds", "seed")
     assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]

@@ -26,6 +26,7 @@ PRIVATE = {
     "metrics.csv",
     "clients.csv",
     "models.safetensors",
+    "outcome.json",
     "result.json",
     "accuracy.png",
     "clients.png",

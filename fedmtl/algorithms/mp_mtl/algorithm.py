@@ -301,6 +301,16 @@ class MPMTL(LinearAlgorithm):
             what = _sum(what, own["own_projected"])
         return what[:, 0].to(problem.initial)
 
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return, float64, what was released last: ``covariance``, of the models and with its shift, (d, d), or (d,)
+        with ``penalty="l21"``, whose leading eigenvectors span what the tasks share, and ``map``, M of it. With
+        W = P + Q also ``P`` and ``Q``, one row a task, (n, D), which are not private."""
+        found = {name: state.public[name][0].clone() for name in ("covariance", "map")}
+        if self.own_penalty is not None:
+            found["P"] = state.private.whole("projected")[:, 0].clone()
+            found["Q"] = self.models(problem, state)[0] - found["P"]
+        return found
+
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return What of every repetition, (R, n, D) float64."""
         what = state.private.whole("projected")

@@ -301,6 +301,13 @@ class PPDMTL(LinearAlgorithm):
         ``refines``."""
         return self._personal(problem, state, clients, slice(0, 1))[0]
 
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models. P is made of
+        releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are the directions that the tasks
+        share, and P P^T relates the tasks. Q is each task's own; it has the refinement, and is not private."""
+        shared = state.public["shared"][0].clone()
+        return {"P": shared, "Q": personal.double() - shared}
+
     def models(self, problem: Problem, state: State) -> Tensor:
         """Return what :meth:`personalize` does, of all tasks in every replicate: (R, T, p)."""
         return self._personal(problem, state, torch.arange(problem.clients), slice(None))

@@ -1,0 +1,211 @@
+"""What is loaded from a run folder is what the run returned: to the bit, with its baselines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmtl import (
+    MPMTL,
+    PPDMTL,
+    ClientPrivacy,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    LocalOptimizer,
+    PoissonClocks,
+    PrivatePrior,
+    RecordPrivacy,
+    Result,
+    Trainer,
+    cli,
+    load_data,
+    models,
+)
+from fedmtl.errors import ConfigError, DataError, ModelError
+from fedmtl.trainer import verify
+
+from .settings import DATA, SOLVER, quick_figures, trainer
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, nn.Module):
+        return repr(a) == repr(b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, Result):
+        return not differences(a, b)
+    if hasattr(a, "__dataclass_fields__") and any(isinstance(value, Tensor) for value in vars(a).values()):
+        return type(a) is type(b) and all(same(value, getattr(b, name)) for name, value in vars(a).items())
+    return bool(a == b)
+
+
+def differences(a: Result, b: Result) -> list[str]:
+    return [one.name for one in fields(Result) if not same(getattr(a, one.name), getattr(b, one.name))]
+
+
+def margin(outputs: Tensor, targets: Tensor) -> float:
+    return float(outputs.max())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"baselines": ("local", "fedavg", "ditto"), "metrics": ["f1", "balanced_accuracy"]},
+        {"algorithm": FedAvg(local=SOLVER), "finetune": Finetune(kind="kl", local=LocalOptimizer(lr=0.01, steps=2))},
+        {"finetune": Finetune(validation=0.4), "baselines": ("local", "fedavg"), "dtype": "float32"},
+        {"privacy": None, "model": models.lora(models.mlp(hidden=4), rank=2), "seed": 3},
+        {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=1.0, source="secure")},
+        {"model": models.mlp(hidden=3), "trainable": ("3.*",), "rounds": 2},
+    ],
+    ids=["metrics", "finetuned", "chosen", "lora", "secure", "trainable"],
+)
+def test_a_loaded_result_is_the_result(tmp_path: Path, given: dict[str, Any]) -> None:
+    result = trainer(folder=tmp_path / "run", **given).fit()
+    found = Result.load(tmp_path / "run")
+    assert differences(result, found) == []
+    assert found.summary() == result.summary()
+    assert repr(found) == repr(result)
+    assert found.numbers() == result.numbers()
+    x = DATA.test.x[:5].double()
+    for client in result.ids[:3]:
+        expected = result.model_for(client).to(torch.float64)(x)
+        assert torch.equal(found.model_for(client).to(torch.float64)(x), expected)
+    assert torch.equal(found.shared_model().double()(x), result.shared_model().double()(x))
+
+
+def test_new_clients_of_a_loaded_result(tmp_path: Path) -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), folder=tmp_path, metrics=["f1"], seed=2).fit()
+    new = DATA.subset(DATA.ids[:4])
+    expected, found = result.adapt(new, device="cpu"), Result.load(str(tmp_path)).adapt(new)
+    assert torch.equal(found.personal, expected.personal)
+    assert found.by_client == expected.by_client
+    assert found.summary() == expected.summary()
+
+
+def linear(algorithm: Any, folder: Path, **given: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "data": load_data("synthetic_tasks", tasks=6, features=5, train_examples=20, seed=1),
+        "model": models.linear_regression(bias=False),
+        "schedule": FullParticipation(),
+        "privacy": None,
+        "rounds": 1,
+        "dtype": "float64",
+        "progress": False,
+    }
+    return Trainer(algorithm=algorithm, folder=folder, **defaults | given)
+
+
+def test_p_and_q_are_the_models(tmp_path: Path) -> None:
+    """Of PP-DMTL W = P + Q, with the column of P that every task got from the server."""
+    clocks = {
+        "schedule": PoissonClocks(per_client=4),
+        "rounds": 24,
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=3.0),
+    }
+    result = linear(PPDMTL(loss="squared", row_norm=5.0, target=5.0, smoothness=2.0), tmp_path, **clocks).fit()
+    assert set(result.parts) == {"P", "Q"}
+    assert torch.allclose(result.parts["P"] + result.parts["Q"], result.personal, atol=1e-12)
+    assert float(result.parts["P"].norm()) > 0
+    assert differences(result, Result.load(tmp_path)) == []
+    unrefined = PPDMTL(loss="squared", row_norm=5.0, target=5.0, smoothness=2.0, refine=False)
+    plain = linear(unrefined, tmp_path / "plain", **clocks).fit()
+    assert torch.allclose(plain.parts["P"], plain.personal, atol=1e-12)  # a1 = 0: q_t stays 0
+    assert torch.equal(plain.parts["P"], result.parts["P"])  # the refinement is not sent
+
+
+def test_the_covariance_is_what_was_released(tmp_path: Path) -> None:
+    """Without noise and clip it is W^T W of the models before the last step, here of their starts."""
+    once = linear(MPMTL(lam=0.5, ridge=0.1, rho=0.0), tmp_path / "a").fit()
+    starts = linear(MPMTL(lam=0.0, ridge=0.1, rho=0.0), tmp_path / "b").fit().personal  # M is then the identity
+    covariance = once.parts["covariance"]
+    assert torch.allclose(covariance, starts.T @ starts, rtol=1e-8)
+    assert torch.allclose(once.personal, starts @ once.parts["map"], rtol=1e-8)
+    assert set(once.parts) == {"covariance", "map"}
+    both = linear(MPMTL(lam=0.5, own_penalty="frobenius"), tmp_path / "c", rounds=3).fit()
+    assert torch.allclose(both.parts["P"] + both.parts["Q"], both.personal, rtol=1e-12)
+    prior = linear(PrivatePrior(), tmp_path / "d", loss="half_mse").fit()
+    directions = prior.parts["directions"]
+    assert torch.allclose(directions @ directions.T, torch.eye(5, dtype=torch.float64), atol=1e-8)
+    for name in "acd":
+        assert not verify.verify(tmp_path / name).counts()["FAILED"]
+
+
+def test_repetitions_are_loaded(tmp_path: Path) -> None:
+    given = {"replicates": 3, "epsilons": (1.0, 4.0), "privacy": ClientPrivacy(clip_norm=1.0, epsilon=1.0), "rounds": 2}
+    result = linear(MPMTL(lam=0.5), tmp_path, **given).fit()
+    found = Result.load(tmp_path)
+    assert differences(result, found) == []
+    assert found.summary() == result.summary()
+
+
+def test_a_model_of_the_callers_own_is_given(tmp_path: Path) -> None:
+    """Scores and tables need none; modules do, and another network is refused."""
+    network = nn.Sequential(
+        nn.Flatten(), nn.Linear(*(DATA.spec.shape[0], 4)), nn.Tanh(), nn.Linear(4, DATA.spec.outputs)
+    )
+    result = trainer(model=network, metrics=[margin], folder=tmp_path).fit()
+    found = Result.load(tmp_path)
+    assert differences(result, found) == ["module", "asked", "terms"]
+    assert found.summary() == result.summary()
+    assert torch.equal(found.shared, result.shared)
+    with pytest.raises(ConfigError, match=r"does not say how its model is built.*Result.load\(folder, model=\.\.\.\)"):
+        found.model_for(result.ids[0])
+    again = Result.load(tmp_path, model=network)
+    assert same(again.model_for("client-1").state_dict(), result.model_for("client-1").state_dict())
+    with pytest.raises(ConfigError, match="does not know the settings of its run"):
+        again.adapt(DATA)
+    with pytest.raises(ModelError, match="model has the parameters"):
+        Result.load(tmp_path, model=models.mlp(hidden=9))
+
+
+def test_a_client_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
+    result = trainer(folder=tmp_path, rounds=2).fit()
+    with pytest.raises(
+        ConfigError, match=r"no client 'clien-1'; did you mean 'client-1'\? the 12 clients are 'client-0'"
+    ):
+        result.model_for("clien-1")
+    with pytest.raises(ConfigError, match=r"no client 7; "):
+        result.model_for(7)  # type: ignore[arg-type]
+
+
+def test_folders_that_hold_no_finished_run_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no finished run .*result.json is missing; .*fedmtl resume"):
+        Result.load(tmp_path)
+    trainer(folder=tmp_path / "run", rounds=2).fit()
+    outcome = tmp_path / "run" / "private" / "outcome.json"
+    outcome.write_text(json.dumps({"ids": []}))
+    with pytest.raises(DataError, match=r"outcome.json is no outcome of a run: KeyError\('network'\)"):
+        Result.load(tmp_path / "run")
+    outcome.unlink()
+    with pytest.raises(ConfigError, match=r"outcome.json is missing; of a run of an earlier version fedmtl resume"):
+        Result.load(tmp_path / "run")
+    trainer(folder=tmp_path / "run", rounds=2).fit(resume=True)
+    assert Result.load(tmp_path / "run").stopped == "rounds"
+
+
+def test_a_run_of_the_command_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("absl.logging.PythonHandler.close", logging.StreamHandler.close)  # Hydra closes all handlers
+    words = ["data.clients=6", "rounds=2", "schedule.cohort=3", "model=mlp", "finetune.local.epochs=1"]
+    assert cli.main([*words, "progress=false", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    found = Result.load(tmp_path / "run")
+    assert found.summary() in capsys.readouterr().out
+    assert set(found.baselines) == {"local", "pmtl"}
+    images, _ = load_data("digits", clients=2).gather("test", torch.arange(3))
+    assert found.model_for(found.ids[0])(images).shape == (3, 10)
