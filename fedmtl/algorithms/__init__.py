@@ -11,6 +11,7 @@ from .fedrep import FedPer, FedRep
 from .finetune import Finetune
 from .linear.data import DomainBound
 from .local import Local
+from .local_fit import LocalFit
 from .mp_mtl.algorithm import MPMTL
 from .mp_mtl.layers import MPMTLayers
 from .p2p.algorithm import PeerToPeer
@@ -45,6 +46,7 @@ __all__ = [
     "Finetune",
     "Forecast",
     "Local",
+    "LocalFit",
     "MPMTLayers",
     "MappedClientStore",
     "Own",

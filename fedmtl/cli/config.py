@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, FedmtlError
+from ..report._settings import flat
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -262,6 +263,8 @@ def build(config: Config, folder: Path) -> Trainer:
     logger = dict(config.get("logger") or {})
     if "folder" in logger:
         logger["folder"] = str(folder / logger["folder"])
+    if "parameters" in logger:
+        logger["parameters"] = flat(config) | logger["parameters"]
     callbacks = (instantiate_group({"logger": logger}, "logger"),) if logger else ()
     data = instantiate_group(config, "data")
     with ByKey(config):

@@ -42,7 +42,7 @@ def configuration(run: Path, result: Mapping[str, Any]) -> tuple[dict[str, str],
     """
     file = run / "private" / "config.yaml"
     if not file.is_file():
-        return _flat(result.get("configuration") or {}), None
+        return flat(result.get("configuration") or {}), None
     from omegaconf import OmegaConf
 
     try:
@@ -53,7 +53,7 @@ def configuration(run: Path, result: Mapping[str, Any]) -> tuple[dict[str, str],
     if not isinstance(stored, dict) or "search" in stored:
         return {}, None
     named = re.findall(r"(?<=\s)'?[+]{0,2}([\w./@]+)=", command_of(run) or "")
-    return _flat(stored), tuple(name.rpartition("@")[2].replace("/", ".") for name in named)
+    return flat(stored), tuple(name.rpartition("@")[2].replace("/", ".") for name in named)
 
 
 def command_of(run: Path) -> str | None:
@@ -147,7 +147,8 @@ def _known(key: str, values: Iterable[str | None]) -> set[str | None]:
     return found - {None} if key.startswith("privacy") or key in METHOD + PRIVACY else found
 
 
-def _flat(node: Any, key: str = "") -> dict[str, str]:
+def flat(node: Any, key: str = "") -> dict[str, str]:
+    """Return settings as text by their dotted keys, an object as its class under its own; without what is null."""
     if not isinstance(node, Mapping):
         return {} if node is None or node in ({}, []) else {key: f"{node:g}" if isinstance(node, float) else str(node)}
     found: dict[str, str] = {}
@@ -155,7 +156,7 @@ def _flat(node: Any, key: str = "") -> dict[str, str]:
         if name in ("_target_", "class"):
             found[key] = str(value).rpartition(".")[2]
         else:
-            found |= _flat(value, f"{key}.{name}" if key else str(name))
+            found |= flat(value, f"{key}.{name}" if key else str(name))
     return found
 
 

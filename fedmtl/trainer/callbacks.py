@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .._files import write_bytes
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
 from .evaluation import metric_of
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ..algorithms.base import State
     from ..schedules import Block
     from .result import Result
+
+_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # that MLflow takes at once, and letters of one
 
 
 class Callback:
@@ -105,32 +109,66 @@ class TensorBoard(Callback):
 
 
 class MLflow(Callback):
-    """Logs every number of the history to MLflow (needs the ``mlflow`` extra).
+    """Logs the settings and every number of the history to MLflow (needs the ``mlflow`` extra).
+
+    These numbers are computed on the clients' data, so they are kept in ``folder``, whose ``mlflow.db`` is read by
+    ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db``; nothing is written elsewhere. A run that is resumed
+    goes on under its name there.
 
     Args:
+        folder: of the database; keep it private. None with ``tracking_uri``.
         experiment: its name.
-        tracking_uri: where MLflow keeps it.
+        tracking_uri: where MLflow keeps it instead, such as one database for all runs of a sweep.
+        parameters: settings of the run by name, logged as they are.
+
+    Raises:
+        ConfigError: neither a folder nor a URI, or MLflow is not here.
     """
 
-    def __init__(self, experiment: str = "fedmtl", tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        experiment: str = "fedmtl",
+        tracking_uri: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if folder is None and tracking_uri is None:
+            raise ConfigError("MLflow needs folder, for its database, or tracking_uri.")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import; nothing is sent unasked
         try:
             import mlflow
         except ImportError as error:
             raise _missing("mlflow") from error
 
-        self._mlflow = mlflow
-        if tracking_uri is not None:
-            mlflow.set_tracking_uri(tracking_uri)
-        mlflow.set_experiment(experiment)
+        self._mlflow, self._parameters = mlflow, dict(parameters or {})
+        self._folder = None if folder is None or tracking_uri is not None else Path(folder).resolve()
+        self._experiment, self._uri = experiment, tracking_uri
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        self._mlflow.start_run(run_name=name)
+        mlflow, artifacts, before = self._mlflow, None, None
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._uri = f"sqlite:///{self._folder / 'mlflow.db'}"
+            artifacts, before = (self._folder / "artifacts").as_uri(), self._folder / "run"
+        mlflow.set_tracking_uri(self._uri)
+        if mlflow.get_experiment_by_name(self._experiment) is None:
+            mlflow.create_experiment(self._experiment, artifact_location=artifacts)
+        mlflow.set_experiment(self._experiment)
+        if step and before is not None and before.is_file():
+            mlflow.start_run(run_id=before.read_text())
+            return
+        run = mlflow.start_run(run_name=name)
+        if before is not None:
+            write_bytes(before, run.info.run_id.encode())
+        texts = [(key, str(value)[:_LONGEST_PARAMETER]) for key, value in self._parameters.items()]
+        for first in range(0, len(texts), _PARAMETERS):
+            mlflow.log_params(dict(texts[first : first + _PARAMETERS]))
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         self._mlflow.log_metrics(_numbers(row), step=int(row["round"]))
 
     def on_end(self, result: Result | None) -> None:
-        self._mlflow.end_run()
+        self._mlflow.end_run("KILLED" if result is None else "FINISHED")
 
 
 def _missing(extra: str) -> ConfigError:
