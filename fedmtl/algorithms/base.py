@@ -428,6 +428,32 @@ class Algorithm:
         )
         rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
         store.scatter_all(clients, own)
+        state.public = self.conclude(problem, state.public, rows, block, channel)
+        if type(self).receive is not Algorithm.receive:
+            store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))
+        return state
+
+    def conclude(
+        self,
+        problem: Problem,
+        public: Mapping[str, Tensor],
+        rows: Mapping[str, Message],
+        block: Block,
+        channel: Channel,
+    ) -> dict[str, Tensor]:
+        """Return the public state after a round, or one activation, whose clients have sent ``rows``: the releases, and
+        :meth:`server`.
+
+        It is all that a server does whose clients are processes of their own.
+
+        Args:
+            problem: its public parts.
+            public: the public state, not to be changed.
+            rows: what :meth:`client` returned, by release; in a round rows (k, D) in the order of the block's cohort.
+            block: who takes part; charged already.
+            channel: the only way out of the clients.
+        """
+        clients, time = block.cohort, block.time.numpy().T
         answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:
@@ -436,10 +462,7 @@ class Algorithm:
         released = Released(
             values, channel.denominator, channel.noise_std, known, block.first, time, clip, answered=answered
         )
-        state.public = self.server(problem, state.public, released)
-        if type(self).receive is not Algorithm.receive:
-            store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))
-        return state
+        return self.server(problem, public, released)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """Return the personal models (k, D) of clients, from the public state and what they keep; no client takes part.

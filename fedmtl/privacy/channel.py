@@ -106,6 +106,7 @@ class Channel:
         tap: set it, and it is called with all that is handed to a release; None in every run but an audit's.
         notes: what else no epsilon covers.
         rows: noise that clients add to their own rows, by release.
+        rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
         on_grid: in secure mode, the last value of every release with its grid, by name.
     """
 
@@ -134,6 +135,7 @@ class Channel:
         self.ledger_name, self.notes = ledger_name, notes
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.tap: Tap | None = None
+        self.rows_are_noised = False
         self.on_grid: dict[str, GridValue] = {}
         self.local: LocalSteps | None = None
         self.sources = list(sources)
@@ -379,7 +381,7 @@ class Channel:
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Return the rows as the server gets them: with noise of their own, where the release asks for it."""
         noise = self.rows.get(name)
-        if noise is None:
+        if noise is None or self.rows_are_noised:
             return rows
         each = [noise.added(one, clients, step, of) for one, of in zip(self._each(rows), self.sources, strict=True)]
         return each[0] if self.replicates == 1 else torch.stack(each)
@@ -396,6 +398,19 @@ class Channel:
         """
         self._checked_rows(name, rows)
         return clip_rows(rows.reshape(-1, rows.shape[-1]), self._clip(name)).reshape(rows.shape)
+
+    def counted(self, name: str, row: Tensor) -> Tensor:
+        """Return one client's row as its release adds it up, float64 on the CPU: what a client in a process of its own
+        sends. To clip it again changes nothing.
+
+        Args:
+            name: a declared release.
+            row: (1, D), any float dtype and device.
+        """
+        self._checked_rows(name, row)
+        clip, form = self._clip(name), self._plans[name].form
+        wide = row.detach().cpu().double()
+        return clip_rows(wide, clip) if clip is None or form != "vector" else contributions(wide, clip, form)[None]
 
     def _clip(self, name: str) -> Clip | None:
         release = self.releases.get(name)

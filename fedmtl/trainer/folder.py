@@ -127,7 +127,7 @@ class RunFolder:
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = {} if result.bound is None else {"bound": json.dumps(asdict(result.bound))}
         if result.shared is not None:
-            state, names = _state_of(problem, result.shared)
+            state, names = model_state(problem, result.shared)
             write_tensors(self.public / "model.safetensors", state, bound | names)
         if result.released:
             grids = {
@@ -408,8 +408,8 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ConfigError(f"{path} cannot be read as a model: {error}") from error
 
 
-def _state_of(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
+def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
     tensors of it that are frozen and the further names of tied ones; none where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
     state = {name: value.clone() for name, value in module.state_dict().items()}

@@ -14,10 +14,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..algorithms.base import Problem, State, Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Channel
+from ..schedules import Block
 from .callbacks import Callback
 from .checkpoint import Checkpoint
 from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
@@ -100,14 +102,14 @@ class Loop:
         return reached
 
     def _advance(self, state: State, step: int, interrupted: Callable[[], bool]) -> tuple[State, int, str]:
-        trainer, stopped = self.trainer, "rounds"
+        stopped = "rounds"
         if self.stops(step):  # it did before the resume
             self.channel.charge_remaining(step)
             return state, step, "early"
         try:
             for block in self.source.blocks(step):
                 self.source.begin(block)
-                state = trainer.algorithm.step(self.problem, state, block, self.channel)
+                state = self.step(state, block)
                 step = block.step + 1
                 self._warn_first(step)
                 for callback in self.callbacks:
@@ -126,6 +128,10 @@ class Loop:
             stopped = "budget"
         self.checkpoint(state, step, force=True)
         return state, step, stopped
+
+    def step(self, state: State, block: Block) -> State:
+        """Return the state after a block that is charged."""
+        return self.trainer.algorithm.step(self.problem, state, block, self.channel)
 
     def stops(self, step: int) -> bool:
         """Whether the run ends here because of the row that the history has of this step."""
@@ -195,14 +201,19 @@ class Loop:
         personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics)
         row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(problem, personal)
         row |= {name: float(value) for name, value in objectives(problem, algorithm, state).items()}
-        if self.trainer.early_stopping is not None:
-            if model is None:
-                raise ConfigError(f"early_stopping looks at the shared model, but {algorithm.name} has none.")
-            row["distance"] = float((model - problem.initial).norm())
+        row |= self.distance(model)
         if shared is not None:
             row |= summarize(shared.score, shared.weight, metric=metric_name(problem), prefix="global_")
             row |= means(shared, "global_")
         return Measured([row], personal, shared)
+
+    def distance(self, model: Tensor | None) -> dict[str, float]:
+        """Return how far the shared model has moved, where early stopping asks for it."""
+        if self.trainer.early_stopping is None:
+            return {}
+        if model is None:
+            raise ConfigError(f"early_stopping looks at the shared model, but {self.trainer.algorithm.name} has none.")
+        return {"distance": float((model - self.problem.initial).norm())}
 
     def _measure_all(self, state: State) -> Measured:
         columns, first = measure_all(self.problem, self.trainer.algorithm, state, self.trainer.further_metrics)
@@ -229,12 +240,18 @@ class Loop:
             state.private.commit()
             self.saved = time.monotonic()
 
+    def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the personal models (n, D), and their parts by name."""
+        problem, algorithm = self.problem, self.trainer.algorithm
+        personal = algorithm.personalize(problem, state, torch.arange(problem.clients))
+        return personal, algorithm.parts(problem, state, personal)
+
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """The result after the last event."""
         trainer, problem = self.trainer, self.problem
         found = self.evaluate(state, step)
         ids, report = problem.data.ids, self.channel.report
-        personal = trainer.algorithm.personalize(problem, state, torch.arange(problem.clients))
+        personal, parts = self.models(state)
         if self.replicates.count > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.replicates.count), *report.outside))
         return Result(
@@ -243,7 +260,7 @@ class Loop:
             privacy=report,
             history=self.history,
             personal=personal,
-            parts=trainer.algorithm.parts(problem, state, personal),
+            parts=parts,
             shared=trainer.algorithm.shared(state),
             ids=ids,
             by_client=found.personal.by_client(problem),

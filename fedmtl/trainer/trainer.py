@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._check import one_of, positive_int
-from ..algorithms.base import Algorithm, Problem, Tally
+from ..algorithms.base import Algorithm, Problem, State, Tally
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
@@ -339,7 +339,7 @@ class Trainer:
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
-            state, step, history = init_state(self.algorithm, problem, repeated), 0, []
+            state, step, history = self.start(problem), 0, []
             tally = torch.zeros(2, 2, dtype=torch.int64)
             if resume and folder is not None and folder.checkpoint.exists():
                 checkpoint = Checkpoint.read(folder.checkpoint, fingerprint=mark)
@@ -360,6 +360,10 @@ class Trainer:
                 end.append(result)
         return replace(result, privacy=result.privacy.with_ledger(channel.account.ledger))
 
+    def start(self, problem: Problem) -> State:
+        """The state before the first event, of all repetitions."""
+        return init_state(self.algorithm, problem, self.repeated)
+
     def loop(self, *parts: Any) -> Loop:
         """The loop of a run, from the fields of :class:`Loop`."""
         return Loop(*parts)
@@ -372,10 +376,11 @@ class Trainer:
         resume: bool = False,
         replay: Recording | None = None,
         coins: NoiseSource | None = None,
+        **options: Any,
     ) -> tuple[Channel, Source]:
-        """The way out and the events of a run."""
+        """The way out and the events of a run; ``options`` are those of :func:`~fedmtl.privacy.open_channel`."""
         repeated = self.repeated
-        kept: dict[str, Any] = {
+        kept: dict[str, Any] = options | {
             "seed": self.seed,
             "fingerprint": mark,
             "ledger_path": ledger if repeated.count == 1 else None,  # simulations are in memory

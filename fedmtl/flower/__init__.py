@@ -1,0 +1,23 @@
+"""Clients that are processes of their own, on machines of their own, with Flower: ``pip install "fedmtl[flower]"``.
+
+The settings are those of a :class:`~fedmtl.Trainer` whose data is a :func:`population`: names and shapes, no records.
+:func:`server_app` makes a Flower ``ServerApp`` of it, which is ``Trainer.fit`` with the clients elsewhere, and
+:func:`client_app` a ``ClientApp``, which keeps a client's model in a folder of its node. docs/pages/deploy.md leads
+from nothing to three nodes and a certificate.
+
+What is promised, and to whom. The ledger has charged a round, on disk, before its first message. Cohorts are drawn from
+the whole population by the server's own coins, never from whoever happens to be connected: that is not in the hands of
+the operator, and amplifies nothing. A client that is drawn and does not answer in time, with rows of the right shape
+and finite values, counts as a row of zeros over the same public denominator. Every client clips before it sends, and
+the server clips again. Noise is added by the server, which sees the clipped messages before: clients trust it with
+them, and the network with who was asked. Nothing else leaves a node: scores and personal models stay in its folder, and
+a reply says nothing of an error but that there is no answer.
+"""
+
+from __future__ import annotations
+
+from .node import client_app
+from .population import population
+from .server import server_app
+
+__all__ = ["client_app", "population", "server_app"]

@@ -1,0 +1,239 @@
+"""The node: one client's data, its model, and the client's part of every round."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from .._fingerprint import differing
+from ..algorithms.base import Algorithm, Own, Problem, Round
+from ..data import FederatedDataset
+from ..errors import ConfigError, ResumeError
+from ..privacy import Channel, ClientPrivacy, open_channel
+from ..privacy.clip import clip_rows
+from ..privacy.quantile import QuantileClip
+from ..trainer import Trainer
+from ..trainer.checkpoint import read_tensors, write_json, write_tensors
+from ..trainer.evaluation import evaluate_rows
+from ..trainer.folder import model_state
+from ..trainer.problem import coded_for, fingerprint
+from .messages import FINISH, NAME, RECEIVE, ROUND, facts_of, pack, tensors_of
+from .population import check_records
+from .server import check
+
+logger = logging.getLogger("fedmtl")
+ReadRecords = Callable[[str, Mapping[str, Any]], Any]
+ONE = torch.tensor([0])
+_OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
+
+
+def client_app(trainer: Trainer, records: ReadRecords, *, folder: str | Path = "nodes") -> ClientApp:
+    """Return the Flower ``ClientApp`` of a node, which has the records of one client.
+
+    Args:
+        trainer: the settings, those of the server.
+        records: (name, configuration of the node) -> its examples: a dataset of this one client, or a pair (x, y) of
+            which a fifth is held out for the node's own scores. It is called on the node, and only there.
+        folder: where nodes keep their state and at the end their model, a folder for each client; the configuration
+            of a node may override it by ``folder``. The client's name is ``client`` there, or that of number
+            ``partition-id``.
+
+    Raises:
+        ConfigError: as of :func:`~fedmtl.flower.server_app`.
+    """
+    check(trainer)
+    app, nodes = ClientApp(), dict[str, Node]()
+
+    def answer(message: Message, context: Context, act: Callable[[Node, RecordDict], RecordDict]) -> Message:
+        try:
+            name = name_of(trainer, context.node_config)
+            if name not in nodes:
+                place = Path(str(context.node_config.get("folder", folder)))
+                nodes[name] = Node(trainer, name, lambda: records(name, context.node_config), place)
+            content = act(nodes[name], message.content)
+        except Exception:  # its text may speak of the records, and would travel to the server
+            logger.exception("this client has no answer, and counts as zeros")
+            content = RecordDict()
+        return Message(content, reply_to=message)
+
+    def serve(kind: str, act: Callable[[Node, RecordDict], RecordDict]) -> None:
+        category, action = kind.split(".")
+        getattr(app, category)(action)(lambda message, context: answer(message, context, act))
+
+    serve(NAME, lambda node, content: pack({"name": node.name}))
+    serve(ROUND, Node.train)
+    serve(RECEIVE, Node.receive)
+    serve(FINISH, Node.finish)
+    return app
+
+
+def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
+    """Return the client of a node, from the node's configuration.
+
+    Raises:
+        ConfigError: none, or one that is not in the population.
+    """
+    names = trainer.data.ids
+    if "client" in config:
+        name = str(config["client"])
+    elif "partition-id" in config:
+        number = int(config["partition-id"])
+        name = names[number] if 0 <= number < len(names) else f"number {number}"
+    else:
+        raise ConfigError("the node does not know whose it is: start it with --node-config 'client=\"...\"'.")
+    if name not in names:
+        raise ConfigError(f"client {name!r} is not in the population, which has {len(names)} names.")
+    return name
+
+
+class Node:
+    """One client: it answers the messages of a server.
+
+    Its file of a run has two states, before and after the last round that it took part in. A message says which of its
+    rounds counted last, so that a round whose reply was lost, came too late, or is repeated by a server that was
+    interrupted, leaves no trace.
+
+    Args:
+        trainer: the settings.
+        name: of the client.
+        records: reads its examples.
+        folder: of all clients on this machine.
+    """
+
+    def __init__(self, trainer: Trainer, name: str, records: Callable[[], Any], folder: Path) -> None:
+        self.name, self.folder = name, folder / quote(name, safe="")
+        problem = trainer.problem()
+        self.trainer = trainer = trainer.resolved(problem)
+        self.algorithm, self.position = trainer.algorithm, trainer.data.ids.index(name)
+        self.bound = self.algorithm.row_bound(problem)
+        if self.bound is not None:
+            problem = replace(problem, data=problem.data.bounded(self.bound))
+        self.settings = fingerprint(problem, self.algorithm, trainer.privacy, trainer.schedule)
+        self.channel = self._channel(problem)
+        self.problem = replace(problem, data=self._records(records(), problem))
+        self.first = self.algorithm.init(self.problem)
+
+    def _records(self, given: Any, problem: Problem) -> FederatedDataset:
+        if not isinstance(given, FederatedDataset):
+            classes, seed = self.trainer.data.classes, self.trainer.seed
+            given = FederatedDataset.from_tensors({self.name: given}, classes=classes, seed=seed)
+        data = coded_for(given, self.algorithm, self.trainer.loss)
+        check_records(data, self.name, self.trainer.data.spec)
+        data = replace(data, ids=(self.name,), verify=False)
+        return (data if self.bound is None else data.bounded(self.bound)).to(problem.initial.device)
+
+    def _channel(self, problem: Problem) -> Channel:
+        """Return a channel for its clips and its noise on rows; nothing is released by it, and nothing charged."""
+        privacy, sampler = self.trainer.privacy, self.trainer.schedule.bind(problem.clients)
+        if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
+            privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
+        plans = self.algorithm.plan(problem, sampler)
+        return open_channel(privacy, plans, sampler, seed=self.trainer.seed, steps=problem.rounds)
+
+    # Messages
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Take part in a round, and return the rows."""
+        before, round = self._state(content), self._round(content)
+        rows, kept = self.algorithm.client(self.problem, self._public(content), before, ONE, round)
+        pending = type(self.algorithm).receive is not Algorithm.receive
+        self._write(content, before, before | dict(kept), round.number + 1, pending)
+        return pack({}, rows={name: self._sent(name, row, round.number) for name, row in rows.items()})
+
+    def receive(self, content: RecordDict) -> RecordDict:
+        """Keep what the new public state at the end of a round makes of the client's own."""
+        self._state(content)
+        return pack({})
+
+    def finish(self, content: RecordDict) -> RecordDict:
+        """Make the client's model of the last public state; it and its scores stay in the folder."""
+        own, place = self._state(content), self._path(content).parent
+        row = self.algorithm.personal(self.problem, self._public(content), own, ONE)
+        state, names = model_state(self.problem, row[0])
+        bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
+        write_tensors(place / "model.safetensors", state, names | bound)
+        found = evaluate_rows(self.problem, row, ONE, "test").by_client(self.problem)
+        scores = {metric: values[self.name] for metric, values in found.items() if values}
+        write_json(place / "scores.json", scores)
+        logger.warning("%s has its model: %s", self.name, place / "model.safetensors")
+        return pack({})
+
+    def _sent(self, name: str, row: Tensor, step: int) -> Tensor:
+        """Return a row (1, d) as it leaves: clipped, and with noise of its own where the server is to see none
+        without."""
+        noise, privacy = self.channel.rows.get(name), self.channel.privacy
+        if noise is not None:
+            return noise.added(row, torch.tensor([self.position]), step, self.channel.source)
+        if isinstance(privacy, ClientPrivacy) and isinstance(privacy.clip_norm, QuantileClip):
+            clip = self.channel.releases[name].clip  # the server counts who is above it, and clips to it
+            return clip_rows(row, replace(clip, bound=2 * clip.bound))
+        return self.channel.counted(name, row)
+
+    def _round(self, content: RecordDict, number: int | None = None) -> Round:
+        self.channel.restore(tensors_of(content, "channel"))
+        number = int(facts_of(content)["round"]) if number is None else number
+        clips = self.channel.privacy is not None
+        return Round(number, self.channel.clip, clips=clips, time=np.full((1, 1), float(number)))
+
+    def _public(self, content: RecordDict) -> dict[str, Tensor]:
+        sent = tensors_of(content, "public")
+        return {name: sent[name].to(value.device) for name, value in self.first.public.items()}
+
+    # State
+
+    def _path(self, content: RecordDict) -> Path:
+        return self.folder / str(facts_of(content)["run"]) / "state.safetensors"
+
+    def _state(self, content: RecordDict) -> Own:
+        """Return what the client keeps, as of the last of its rounds that counted.
+
+        Raises:
+            ConfigError: the server has other settings.
+            ResumeError: it speaks of a round of which there is nothing here.
+        """
+        facts, path = facts_of(content), self._path(content)
+        other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
+        if other:
+            raise ConfigError(f"the server has other settings than this node: {', '.join(sorted(other))}.")
+        counted = int(facts["counted"])
+        if not path.exists():
+            if counted:
+                logger.warning("%s: %s is missing, so this client begins anew", self.name, path)
+            return self.first.private.gather_all(ONE)
+        tensors, notes = read_tensors(path)
+        rounds = {part: int(notes[part]) for part in ("before", "after")}
+        part = "after" if rounds["after"] == counted else "before"
+        if rounds[part] != counted:
+            raise ResumeError(
+                f"{path} has the states after {rounds['before']} and {rounds['after']} rounds, but the server counts "
+                f"{counted}; one of the two was rolled back."
+            )
+        fields = self.first.private.fields
+        own = {name: tensors[f"{part}.{name}"].to(self.problem.initial.device) for name in fields}
+        if part == "after" and notes["pending"] == "yes":
+            round, public = self._round(content, counted - 1), self._public(content)
+            own = own | dict(self.algorithm.receive(self.problem, public, own, ONE, round))
+            before = {name: tensors[f"before.{name}"] for name in fields}
+            self._write(content, before, own, counted, False, of=rounds["before"])
+        return own
+
+    def _write(
+        self, content: RecordDict, before: Own, after: Own, rounds: int, pending: bool, of: int | None = None
+    ) -> None:
+        """Write both states in one file, or none."""
+        tensors = {f"before.{name}": value for name, value in before.items()}
+        tensors |= {f"after.{name}": value for name, value in after.items()}
+        notes = {"before": facts_of(content)["counted"] if of is None else of, "after": rounds}
+        text = {name: str(value) for name, value in notes.items()} | {"pending": "yes" if pending else "no"}
+        write_tensors(self._path(content), tensors, text)

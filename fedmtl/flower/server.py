@@ -1,0 +1,291 @@
+"""The server: ``Trainer.fit`` whose clients are nodes."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from .._check import positive
+from .._files import read_json
+from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.store import ClientStore
+from ..errors import ConfigError
+from ..privacy import Channel, RecordPrivacy
+from ..schedules import Block
+from ..trainer import Trainer
+from ..trainer.checkpoint import write_json
+from ..trainer.evaluation import Metrics, metric_name
+from ..trainer.folder import RunFolder
+from ..trainer.loop import Loop, Measured
+from ..trainer.result import Result
+from ..trainer.sources import Source
+from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, pack
+from .population import TRUST
+
+logger = logging.getLogger("fedmtl")
+COUNTED = "counted"
+_PAUSE = 0.2  # seconds between two questions for replies
+_GREETING = 60.0  # seconds in which a node says its name
+
+
+def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0) -> ServerApp:
+    """Return the Flower ``ServerApp`` of a run in rounds.
+
+    Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
+    it has no scores and no personal models, which stay with the nodes. Where the folder holds a run already, that run
+    is resumed; the last state of a run that is finished is sent to the nodes once more.
+
+    Args:
+        trainer: the settings, with a :func:`~fedmtl.flower.population` as data and a folder, which the app's
+            configuration may override by ``folder``.
+        patience: seconds that a round waits for replies; what comes later counts as zeros.
+        gather: seconds that the run waits at its start for all clients to be connected.
+
+    Raises:
+        ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
+    """
+    check(trainer)
+    positive("server_app", patience=patience)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        folder = context.run_config.get("folder", trainer.folder)
+        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
+        logger.warning("%s\n%s", _head(result), result.privacy.text())
+
+    return app
+
+
+def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
+    """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
+    :func:`server_app`."""
+    check(trainer)
+    logger.warning("not covered by epsilon: %s", TRUST)
+    nodes = Nodes(grid, trainer.data.ids, patience)
+    nodes.gather(gather)
+    given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
+    given |= {"checkpoint_every": trainer.checkpoint_every or 1, "progress": False}
+    started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
+    return _Server(**given, nodes=nodes).fit(resume=started)
+
+
+def check(trainer: Trainer) -> None:
+    """Refuse settings that nodes cannot follow.
+
+    Raises:
+        ConfigError: named.
+    """
+    algorithm = trainer.algorithm
+    if algorithm.one_at_a_time:
+        raise ConfigError(
+            f"{algorithm.name} has clients that act one at a time; Flower apps need an algorithm in rounds."
+        )
+    if type(algorithm).client is Algorithm.client:
+        raise ConfigError(f"{algorithm.name} has no part that a client computes by itself; Flower apps need one.")
+    if isinstance(trainer.privacy, RecordPrivacy):
+        raise ConfigError(
+            "Flower apps protect whole clients: privacy is ClientPrivacy(...) or None, not RecordPrivacy."
+        )
+    if trainer.repeated.count > 1:
+        raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
+    for name in ("baselines", "finetune", "metrics"):
+        if getattr(trainer, name):
+            raise ConfigError(f"{name} needs all clients in one process; leave it out of the trainer of a Flower app.")
+    if trainer.client_store == "mapped":
+        raise ConfigError("client_store is 'mapped', but every node has a folder of its own; leave it out.")
+
+
+def _head(result: Result) -> str:
+    where = "" if result.folder is None else f"; fedmtl verify {result.folder}"
+    return f"{result.algorithm}: {result.final['round']} rounds{where}"
+
+
+class Nodes:
+    """The nodes that are connected, by the names of their clients.
+
+    Args:
+        grid: of Flower.
+        names: of all clients.
+        patience: seconds to wait for replies.
+    """
+
+    def __init__(self, grid: Grid, names: Sequence[str], patience: float) -> None:
+        self.grid, self.names, self.patience = grid, tuple(names), patience
+        self._nodes: dict[str, int] = {}
+
+    def gather(self, seconds: float) -> None:
+        """Wait until all clients are connected, for ``seconds`` at most."""
+        end = time.monotonic() + seconds
+        while len(self.connected()) < len(self.names) and time.monotonic() < end:
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        if len(self._nodes) < len(self.names):
+            logger.warning("%d of %d clients are connected; the others count as zeros", *self._sizes())
+
+    def _sizes(self) -> tuple[int, int]:
+        return len(self._nodes), len(self.names)
+
+    def connected(self) -> Mapping[str, int]:
+        """Return the nodes by client. A node that is new is asked for its name; one that bears the name of another that
+        is still there, or no name of the population, is left out."""
+        there = set(self.grid.get_node_ids())
+        self._nodes = {name: node for name, node in self._nodes.items() if node in there}
+        new = sorted(there - set(self._nodes.values()))
+        content = pack({})
+        messages = [Message(content, node, NAME, ttl=_GREETING) for node in new]
+        for node, reply in self._replies(messages, min(self.patience, _GREETING)):
+            try:
+                name = str(facts_of(reply)["name"])
+            except KeyError:
+                continue  # it has said on its own side what is wrong
+            if name not in self.names or name in self._nodes:
+                logger.warning("a node calls itself %r, which is %s", name, "taken" if name in self.names else "nobody")
+            else:
+                self._nodes[name] = node
+        return self._nodes
+
+    def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, RecordDict]:
+        """Send the contents to the clients whose they are, and return the replies of those that answer in time."""
+        nodes = self.connected()
+        names = {nodes[name]: name for name in contents if name in nodes}
+        messages = [Message(contents[name], node, kind, ttl=self.patience) for node, name in names.items()]
+        return {names[node]: reply for node, reply in self._replies(messages, self.patience)}
+
+    def _replies(self, messages: list[Message], seconds: float) -> Iterable[tuple[int, RecordDict]]:
+        """Yield node and content of every reply in time; not of one that is an error, or cannot be read."""
+        if not messages:
+            return
+        asked = zip(self.grid.push_messages(messages), (one.metadata.dst_node_id for one in messages), strict=False)
+        waiting, end = {sent: node for sent, node in asked if sent}, time.monotonic() + seconds
+        while waiting:
+            for reply in self._pulled(list(waiting), waiting):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None and reply.has_content():
+                    yield node, reply.content
+            if waiting and time.monotonic() >= end:
+                return
+            time.sleep(_PAUSE if waiting else 0)
+
+    def _pulled(self, sent: list[str], waiting: dict[str, int]) -> Iterable[Message]:
+        """Yield the replies that are there. One that cannot be read must not cost the others theirs."""
+        try:
+            yield from list(self.grid.pull_messages(sent))
+        except Exception:
+            if len(sent) > 1:
+                for one in sent:
+                    yield from self._pulled([one], waiting)
+            else:
+                logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Server(Trainer):
+    nodes: Nodes
+
+    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+        channel, source = super().open(*args, **options, block=1)  # a round is long, and a crash loses one at most
+        channel.rows_are_noised = True
+        return channel, source
+
+    def start(self, problem: Problem) -> State:
+        """The public part of the state, and how many rounds were done when a client's rows last counted; what clients
+        keep is with them."""
+        return State(super().start(problem).public, ClientStore(problem.clients, {COUNTED: ((), torch.int64)}))
+
+    def loop(self, *parts: Any) -> Loop:
+        made = _Rounds(*parts)
+        made.nodes = self.nodes
+        return made
+
+
+@dataclass(frozen=True)
+class _Unmeasured(Metrics):
+    def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
+        return {"loss": {}, metric_name(problem): {}}
+
+
+@dataclass
+class _Rounds(Loop):
+    """The loop of a server: messages in place of the clients' part of a step."""
+
+    nodes: Nodes = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.problem = replace(self.problem, tally=None)
+        self.sizes = {one.name: one.dimension for one in self.channel.plans}
+        self.run = self._identity()
+
+    def _identity(self) -> str:
+        """Return what tells nodes this run from others: the same after a resume."""
+        path = None if self.folder is None else self.folder.private / "nodes.json"
+        if path is not None and path.exists():
+            return str(read_json(path)["run"])
+        run = secrets.token_hex(8)
+        if path is not None:
+            write_json(path, {"run": run})
+        return run
+
+    def contents(self, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
+        """Return what is sent to each of ``clients``."""
+        facts = {"run": self.run, "round": step, "settings": self.fingerprint}
+        common = pack({}, public=state.public, channel=self.channel.state())
+        counted = state.private.gather(COUNTED, clients).tolist()
+        names = [self.problem.data.ids[client] for client in clients.tolist()]
+        each = zip(names, (ConfigRecord(facts | {"counted": rounds}) for rounds in counted), strict=True)
+        return {name: RecordDict({**common, "facts": record}) for name, record in each}
+
+    def step(self, state: State, block: Block) -> State:
+        """One round: the cohort is asked, and what does not answer as it should is a row of zeros."""
+        algorithm, cohort, step = self.trainer.algorithm, block.cohort, block.first
+        replies = self.nodes.ask(ROUND, contents := self.contents(state, step, cohort))
+        found = {name: self._rows(name, replies.get(name), step) for name in contents}
+        zeros = {name: torch.zeros(1, size) for name, size in self.sizes.items()}
+        sent = [found[name] or zeros for name in contents]
+        rows = {name: torch.cat([one[name] for one in sent] or [zero[:0]]) for name, zero in zeros.items()}
+        state.public = algorithm.conclude(self.problem, state.public, rows, block, self.channel)
+        counted = cohort[torch.tensor([rows is not None for rows in found.values()], dtype=torch.bool)]
+        state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
+        if type(algorithm).receive is not Algorithm.receive:
+            self.nodes.ask(RECEIVE, self.contents(state, step, counted))
+        return state
+
+    def _rows(self, client: str, reply: RecordDict | None, step: int) -> dict[str, Tensor] | None:
+        """Return the rows of a reply, or None where it does not count."""
+        why = "no answer in time"
+        if reply is not None:
+            try:
+                return checked_rows(reply, self.sizes)
+            except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
+                why = str(error)
+        logger.warning("round %d: client %r counts as zeros: %s", step, client, why)
+        return None
+
+    def _measure_one(self, state: State) -> Measured:
+        """Nothing is measured where there are no records."""
+        nothing = torch.full((self.problem.clients,), torch.nan, dtype=torch.float64)
+        nan = float("nan")
+        row = {"epsilon": self.channel.epsilon, "loss": nan, metric_name(self.problem): nan}
+        row |= self.distance(self.trainer.algorithm.shared(state))
+        return Measured([row], _Unmeasured(nothing, nothing, torch.zeros(len(nothing))), None)
+
+    def personal(self, state: State) -> Tensor:
+        """The released model for everybody; the starting point where there is none."""
+        shared = self.trainer.algorithm.shared(state)
+        return (self.problem.initial if shared is None else shared).expand(self.problem.clients, -1)
+
+    def finish(self, state: State, step: int, stopped: str) -> Result:
+        """Hand the last public state to all nodes, each of which makes its own model of it."""
+        got = self.nodes.ask(FINISH, self.contents(state, step, torch.arange(self.problem.clients)))
+        logger.warning("%d of %d clients have the final state", len(got), self.problem.clients)
+        return super().finish(state, step, stopped)
