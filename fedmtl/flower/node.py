@@ -232,7 +232,7 @@ class Node:
         self, content: RecordDict, before: Own, after: Own, rounds: int, pending: bool, of: int | None = None
     ) -> None:
         """Write both states in one file, or none."""
-        tensors = {f"before.{name}": value for name, value in before.items()}
+        tensors = {f"before.{name}": value.clone() for name, value in before.items()}
         tensors |= {f"after.{name}": value for name, value in after.items()}
         notes = {"before": facts_of(content)["counted"] if of is None else of, "after": rounds}
         text = {name: str(value) for name, value in notes.items()} | {"pending": "yes" if pending else "no"}
