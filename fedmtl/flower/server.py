@@ -35,7 +35,6 @@ from .population import TRUST
 logger = logging.getLogger("fedmtl")
 COUNTED = "counted"
 _PAUSE = 0.2  # seconds between two questions for replies
-_GREETING = 60.0  # seconds in which a node says its name
 
 
 def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0) -> ServerApp:
@@ -142,8 +141,8 @@ class Nodes:
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
         new = sorted(there - set(self._nodes.values()))
         content = pack({})
-        messages = [Message(content, node, NAME, ttl=_GREETING) for node in new]
-        for node, reply in self._replies(messages, min(self.patience, _GREETING)):
+        messages = [Message(content, node, NAME, ttl=self.patience) for node in new]
+        for node, reply in self._replies(messages):
             try:
                 name = str(facts_of(reply)["name"])
             except KeyError:
@@ -159,14 +158,14 @@ class Nodes:
         nodes = self.connected()
         names = {nodes[name]: name for name in contents if name in nodes}
         messages = [Message(contents[name], node, kind, ttl=self.patience) for node, name in names.items()]
-        return {names[node]: reply for node, reply in self._replies(messages, self.patience)}
+        return {names[node]: reply for node, reply in self._replies(messages)}
 
-    def _replies(self, messages: list[Message], seconds: float) -> Iterable[tuple[int, RecordDict]]:
+    def _replies(self, messages: list[Message]) -> Iterable[tuple[int, RecordDict]]:
         """Yield node and content of every reply in time; not of one that is an error, or cannot be read."""
         if not messages:
             return
         asked = zip(self.grid.push_messages(messages), (one.metadata.dst_node_id for one in messages), strict=False)
-        waiting, end = {sent: node for sent, node in asked if sent}, time.monotonic() + seconds
+        waiting, end = {sent: node for sent, node in asked if sent}, time.monotonic() + self.patience
         while waiting:
             for reply in self._pulled(list(waiting), waiting):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
