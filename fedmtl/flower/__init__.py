@@ -16,6 +16,11 @@ a reply says nothing of an error but that there is no answer.
 
 from __future__ import annotations
 
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError('fedmtl.flower needs Flower, and so Python 3.11: pip install "fedmtl[flower]".') from error
+
 from .node import client_app
 from .population import population
 from .server import server_app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,8 @@ from safetensors.torch import load_file
 from fedmtl import (
     MPMTL,
     PMTL,
-    FedAvg,
+    Finetune,
     FullParticipation,
-    LocalSGD,
     PeerToPeer,
     PoissonClocks,
     Trainer,
@@ -26,23 +26,25 @@ from fedmtl import (
 )
 from fedmtl.algorithms import Algorithm, Released, Round
 from fedmtl.algorithms.local_fit import LocalFit
-from fedmtl.data import load_synthetic_tasks
-from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy, CyclicCohorts, PoissonSampling, QuantileClip, RecordPrivacy
+from fedmtl.data import FederatedDataset, load_synthetic_tasks
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.graphs import Ring
+from fedmtl.privacy import ClientPrivacy, PoissonSampling, QuantileClip, RecordPrivacy
 from fedmtl.trainer.callbacks import Callback
-from fedmtl.trainer.checkpoint import read_tensors
+from fedmtl.trainer.checkpoint import read_tensors, write_tensors
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
-from tests.algorithms.test_client_half import ALGORITHMS, LINEAR, ONE, PRIVACY, _Client
+from tests.algorithms.test_client_half import ALGORITHMS, LINEAR, PRIVACY, _Client
 from tests.helpers import ragged_classification
 from tests.trainer.settings import quick_figures
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
-from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND
+from fedmtl.flower.messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, tensors_of
+from fedmtl.flower.node import Node, name_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 
@@ -260,3 +262,301 @@ def test_a_server_that_was_killed_goes_on_with_the_same_numbers(name: str, tmp_p
         run(server, _Killed(grid.app, names, kind=FINISH, number=2, after=True))
     run(server, grid)
     check(name, tmp_path)
+
+
+# Privacy
+
+
+def small(**settings) -> Trainer:
+    """Two rounds of PMTL of everybody."""
+    return replace(trainer_of("pmtl"), **{"schedule": FullParticipation(), "rounds": 2} | settings)
+
+
+def test_the_ledger_is_charged_on_disk_before_the_first_message_of_a_round(tmp_path: Path) -> None:
+    server, grid = apart(small(), tmp_path)
+    charged = []
+
+    def away(kind: str, client: str, number: int) -> bool:
+        if kind == ROUND:
+            lines = map(json.loads, (tmp_path / "server/private/ledger.jsonl").read_text().splitlines())
+            reserved = [range(line["first"], line["end"]) for line in lines if line["kind"] == "reserve"]
+            charged.append(any(number in steps for steps in reserved))
+            assert not any(number + 1 in steps for steps in reserved)  # a crash loses one round at most
+        return False
+
+    grid.away = away
+    run(server, grid)
+    assert charged == [True] * 2 * CLIENTS
+
+
+def test_who_is_connected_changes_neither_cohort_nor_denominator_nor_epsilon(tmp_path: Path) -> None:
+    """Half of the population never connects: cohorts are drawn from all of it, and what is released is divided by the
+    same constant."""
+    trainer = replace(trainer_of("fedavg"), privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf))
+    server, grid = apart(trainer, tmp_path)
+    grid.nodes = dict(list(grid.nodes.items())[: CLIENTS // 2])
+    run(server, grid)
+    problem = trainer.problem()
+    channel, source = trainer.open(problem, "")
+    channel.start(0)
+    public = trainer.algorithm.init(problem).public
+    there = problem.data.subset(range(CLIENTS // 2)).ids
+    for block in source.blocks(0):
+        source.begin(block)
+        rows, _ = trainer.algorithm.client(problem, public, {}, block.cohort, Round(block.first, channel.clip))
+        answers = torch.tensor([problem.data.ids[client] in there for client in block.cohort.tolist()])
+        clipped = channel.clip("update", rows["update"])[answers].double()
+        sent = [(client, facts_of(content)["round"]) for kind, client, content in grid.sent if kind == ROUND]
+        asked = {client for client, round in sent if round == block.first}
+        assert asked == {problem.data.ids[client] for client in block.cohort.tolist()} & set(there)
+        public = {
+            name: value + (clipped.sum(0) / 4).float() for name, value in public.items()
+        }  # 4: the expected cohort
+    found = public_state(tmp_path / "server")
+    same({f"public.{name}": value for name, value in public.items()}, found, 1e-5)
+
+
+def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) -> None:
+    norms = []
+
+    def longer(kind: str, client: str, number: int, content: RecordDict) -> RecordDict:
+        if kind != ROUND:
+            return content
+        row = content.array_records["rows"]["update"].numpy()
+        norms.append(float(np.linalg.norm(row)))
+        return RecordDict({"rows": ArrayRecord({"update": Array(row * (1e6 if client == "client-2" else 1.0))})})
+
+    quiet = ClientPrivacy(clip_norm=1e-3, epsilon=math.inf)
+    one, grid = apart(small(privacy=quiet), tmp_path / "one", broken=longer)
+    run(one, grid)
+    two, grid = apart(small(privacy=quiet), tmp_path / "two")
+    run(two, grid)
+    assert max(norms) <= 1e-3
+    assert min(norms) > 0.9e-3
+    same(public_state(tmp_path / "one/server"), public_state(tmp_path / "two/server"), 1e-7)
+
+
+def test_a_clip_that_adapts_goes_with_the_message(tmp_path: Path) -> None:
+    privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.05, count_noise=2.0), noise_multiplier=0.8, delta=1e-5)
+    trainer = replace(trainer_of("pmtl"), privacy=privacy)
+    expected = replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    found = run(server, grid)
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-6)
+    assert found.epsilon == expected.epsilon
+    bounds = {float(tensors_of(content, "channel")["update"]) for kind, _, content in grid.sent if kind == ROUND}
+    assert len(bounds) == ROUNDS
+
+
+def test_noise_against_the_server_is_added_on_the_node(tmp_path: Path) -> None:
+    """The rows that leave differ from those of a run without it by the noise that the trainer adds in one process."""
+    algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
+    trainer = replace(trainer_of("mp_mtl"), algorithm=algorithm)
+    expected = replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    found = run(server, grid)
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    assert found.privacy.to_dict()["server"] == expected.privacy.to_dict()["server"] is not None
+
+
+@pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, epsilon=math.inf)])
+def test_runs_without_noise(privacy, tmp_path: Path) -> None:
+    trainer = replace(trainer_of("fedavg"), privacy=privacy)
+    replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    run(server, grid)
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
+
+
+def test_secret_coins(tmp_path: Path) -> None:
+    """In secure mode a server that is killed pays for the round again, and its certificate holds."""
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0, delta=1e-5, source="secure")
+    server, grid = apart(small(privacy=privacy), tmp_path)
+    with pytest.raises(_KilledError):
+        run(server, _Killed(grid.app, server.data.ids, kind=ROUND, number=CLIENTS + 1, after=True))
+    found = run(server, grid)
+    charged = [json.loads(line) for line in (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()]
+    assert [(line["first"], line["end"]) for line in charged if line["kind"] == "reserve"] == [(0, 1), (1, 2), (1, 2)]
+    assert found.privacy.headline.startswith("private:")
+    assert verify(tmp_path / "server").fits
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (None, "it has no rows"),
+        ({}, "its releases are not"),
+        ({"update": np.zeros((1, 3)), "more": np.zeros((1, 3))}, "its releases are not"),
+        ({"other": np.zeros((1, 3))}, "its releases are not"),
+        ({"update": np.zeros((1, 2))}, "not a row of 3 numbers"),
+        ({"update": np.zeros((2, 3))}, "not a row of 3 numbers"),
+        ({"update": np.zeros(3)}, "not a row of 3 numbers"),
+        ({"update": np.zeros((1, 3), dtype=np.int64)}, "int64 of shape"),
+        ({"update": np.zeros((1, 3), dtype=np.float16)}, "float16 of shape"),
+        ({"update": np.zeros((1, 3), dtype=np.complex128)}, "complex128 of shape"),
+        ({"update": np.array([["a", "b", "c"]])}, "<U1 of shape"),
+        ({"update": np.array([[0.0, np.nan, 0.0]])}, "not finite"),
+        ({"update": np.array([[0.0, -np.inf, 0.0]])}, "not finite"),
+    ],
+)
+def test_rows_that_are_none(rows, text: str) -> None:
+    content = RecordDict()
+    if rows is not None:
+        content["rows"] = ArrayRecord({name: Array(value) for name, value in rows.items()})
+    with pytest.raises(ValueError, match=text):
+        checked_rows(content, {"update": 3})
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_rows_that_are_some(kind) -> None:
+    row = np.array([[1.0, -2.0, 3.0]], dtype=kind)
+    found = checked_rows(RecordDict({"rows": ArrayRecord({"update": Array(row)})}), {"update": 3})
+    assert np.array_equal(found["update"].numpy(), row)
+
+
+# What a node says, and to whom
+
+
+def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path: Path, caplog) -> None:
+    trainer = small()
+    server, grid = apart(trainer, tmp_path)
+    secret = "diagnosis-of-4711"
+
+    def records(name: str, config):
+        if name == "client-1":
+            return torch.zeros(5, 77), torch.zeros(5, dtype=torch.int64)
+        if name == "client-2":
+            raise ValueError(secret)
+        return trainer.data.subset([name])
+
+    replies = []
+    grid.app = client_app(server, records, folder=tmp_path / "nodes")
+    grid.broken = lambda kind, client, number, content: replies.append((client, content)) or content
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        run(server, grid)
+    assert all(not content for client, content in replies if client in ("client-1", "client-2"))
+    assert secret not in repr(replies)
+    said = [record.exc_text or "" for record in caplog.records if "no answer" in record.getMessage()]
+    assert any("have shape (77,); the population's is (5,)" in text for text in said)
+    assert any(secret in text for text in said)
+    assert not [one for one in grid.sent if one[:2] == (ROUND, "client-1")]  # it never said its name
+
+
+def test_nothing_but_rows_and_a_name_leaves_a_node(tmp_path: Path) -> None:
+    replies = []
+
+    def note(kind: str, client: str, number: int, content: RecordDict) -> RecordDict:
+        replies.append((kind, {name: sorted(record) for name, record in content.items()}))
+        return content
+
+    server, grid = apart(trainer_of("mp_mtl_layers"), tmp_path, broken=note)
+    run(server, grid)
+    assert dict(replies) == {
+        NAME: {"facts": ["name"]},
+        ROUND: {"facts": [], "rows": ["covariance"]},
+        RECEIVE: {"facts": []},
+        FINISH: {"facts": []},
+    }
+
+
+def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, caplog) -> None:
+    trainer = small()
+    server, grid = apart(trainer, tmp_path)
+    other, _ = apart(replace(trainer, algorithm=PMTL(lam=0.7)), tmp_path)
+    grid.app = client_app(other, lambda name, config: trainer.data.subset([name]), folder=tmp_path / "nodes")
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        run(server, grid)
+    assert any(
+        "the server has other settings than this node: algorithm" in (one.exc_text or "") for one in caplog.records
+    )
+    assert sum("counts as zeros: it has no rows" in one.getMessage() for one in caplog.records) == 2 * CLIENTS
+
+
+def test_a_node_that_was_rolled_back_has_no_answer_and_one_that_lost_its_folder_begins_anew(
+    tmp_path: Path, caplog
+) -> None:
+    server, grid = apart(small(), tmp_path)
+    with pytest.raises(_KilledError):
+        run(server, _Killed(grid.app, server.data.ids, kind=FINISH, number=0, after=False))
+    (state,) = (tmp_path / "nodes/client-1").rglob("state.safetensors")
+    tensors, notes = read_tensors(state)
+    write_tensors(state, tensors, notes | {"before": "0", "after": "1"})
+    (lost,) = (tmp_path / "nodes/client-3").rglob("state.safetensors")
+    lost.unlink()
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        run(server, grid)
+    assert any("after 0 and 1 rounds, but the server counts 2" in (one.exc_text or "") for one in caplog.records)
+    assert not (state.parent / "model.safetensors").exists()
+    assert any("client-3" in one.getMessage() and "begins anew" in one.getMessage() for one in caplog.records)
+    assert (lost.parent / "model.safetensors").exists()
+
+
+def test_a_name_that_is_taken_or_nobodys(tmp_path: Path, caplog) -> None:
+    server, grid = apart(small(), tmp_path)
+    grid.nodes |= {997: "client-0", 998: "nobody"}
+    grid.context = lambda node: Context(1, node, {"client": grid.nodes[node]}, RecordDict(), {})
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        run(server, grid)
+    assert any("a node calls itself 'client-0', which is taken" in one.getMessage() for one in caplog.records)
+    assert any("client 'nobody' is not in the population" in (one.exc_text or "") for one in caplog.records)
+    assert sum(kind == ROUND for kind, _, _ in grid.sent) == 2 * CLIENTS
+
+
+def test_names_of_nodes(tmp_path: Path) -> None:
+    server, _ = apart(small(), tmp_path)
+    assert name_of(server, {"partition-id": 2}) == "client-2"
+    assert name_of(server, {"client": "client-5", "partition-id": 2}) == "client-5"
+    for config, text in [({}, "--node-config"), ({"partition-id": 6}, "number 6"), ({"client": "x"}, "'x' is not in")]:
+        with pytest.raises(ConfigError, match=text):
+            name_of(server, config)
+
+
+def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -> None:
+    x, y = torch.randn(20, 5), torch.arange(20) % 3
+    data = FederatedDataset.from_tensors({"here": (x, y)}, classes=3, seed=3)
+    node = Node(small(data=population(["here"], (5,), classes=3)), "here", lambda: (x, y), tmp_path)
+    assert torch.equal(node.problem.data.train.x, data.train.x)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"algorithm": LocalFit(), "privacy": None, "rounds": 1}, "no part that a client computes by itself"),
+        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0)}, "protect whole clients"),
+        ({"baselines": ("local",)}, "baselines needs all clients in one process"),
+        ({"metrics": ("balanced_accuracy",)}, "metrics needs"),
+        ({"finetune": Finetune()}, "finetune needs"),
+        ({"client_store": "mapped", "folder": "x"}, "a folder of its own"),
+    ],
+)
+def test_settings_that_nodes_cannot_follow(settings, text: str) -> None:
+    trainer = small(**settings)
+    with pytest.raises(ConfigError, match=text):
+        server_app(trainer)
+    with pytest.raises(ConfigError, match=text):
+        client_app(trainer, lambda name, config: None)
+
+
+def test_clients_that_act_one_at_a_time_are_refused() -> None:
+    data = load_synthetic_tasks(
+        tasks=4, train_examples=5, test_examples=2, features=3, problem="classification", seed=0
+    )
+    asynchronous = Trainer(
+        algorithm=PeerToPeer(row_norm=1.0, graph=Ring()),
+        data=data,
+        model=models.linear_regression(bias=False),
+        schedule=PoissonClocks(events=8),
+        privacy=None,
+        rounds=8,
+    )
+    with pytest.raises(ConfigError, match="p2p has clients that act one at a time; a Flower app needs one in rounds"):
+        server_app(asynchronous)
+
+
+@pytest.mark.parametrize(("names", "shape"), [((), (3,)), (("a", "a"), (3,)), (("a",), (0,))])
+def test_populations_that_are_none(names, shape) -> None:
+    with pytest.raises(DataError):
+        population(names, shape, classes=2)
