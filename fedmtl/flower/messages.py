@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,15 @@ from torch import Tensor
 NAME, ROUND, RECEIVE, FINISH = "query.name", "train.round", "train.receive", "evaluate.finish"
 """Kinds of messages: who are you; train and send; here is the new public state; here is the last one."""
 Facts = Mapping[str, int | str]
+logger = logging.getLogger("fedmtl")
+
+
+def log_as_flower() -> None:
+    """Show the messages of this package where Flower's own appear."""
+    if not logger.handlers:
+        logger.setLevel(logging.INFO)
+        for handler in logging.getLogger("flwr").handlers:
+            logger.addHandler(handler)
 
 
 def pack(facts: Facts, **tensors: Mapping[str, Tensor]) -> RecordDict:

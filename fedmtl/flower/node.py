@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,8 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
+from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from ..algorithms.base import Algorithm, Own, Problem, Round
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
 from ..privacy import Channel, ClientPrivacy, open_channel
+from ..privacy.channel import Message
 from ..privacy.clip import clip_rows
 from ..privacy.quantile import QuantileClip
 from ..trainer import Trainer
@@ -28,12 +29,13 @@ from ..trainer.checkpoint import read_tensors, write_json, write_tensors
 from ..trainer.evaluation import evaluate_rows
 from ..trainer.folder import model_state
 from ..trainer.problem import coded_for, fingerprint
-from .messages import FINISH, NAME, RECEIVE, ROUND, facts_of, pack, tensors_of
+from ..trainer.sources import sampler_of
+from .messages import FINISH, NAME, RECEIVE, ROUND, facts_of, log_as_flower, logger, pack, tensors_of
 from .population import check_records
 from .server import check
 
-logger = logging.getLogger("fedmtl")
 ReadRecords = Callable[[str, Mapping[str, Any]], Any]
+Act = Callable[["Node", RecordDict], RecordDict]
 ONE = torch.tensor([0])
 _OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
 
@@ -55,7 +57,8 @@ def client_app(trainer: Trainer, records: ReadRecords, *, folder: str | Path = "
     check(trainer)
     app, nodes = ClientApp(), dict[str, Node]()
 
-    def answer(message: Message, context: Context, act: Callable[[Node, RecordDict], RecordDict]) -> Message:
+    def answer(message: FlowerMessage, context: Context, act: Act) -> FlowerMessage:
+        log_as_flower()
         try:
             name = name_of(trainer, context.node_config)
             if name not in nodes:
@@ -65,9 +68,9 @@ def client_app(trainer: Trainer, records: ReadRecords, *, folder: str | Path = "
         except Exception:  # its text may speak of the records, and would travel to the server
             logger.exception("this client has no answer, and counts as zeros")
             content = RecordDict()
-        return Message(content, reply_to=message)
+        return FlowerMessage(content, reply_to=message)
 
-    def serve(kind: str, act: Callable[[Node, RecordDict], RecordDict]) -> None:
+    def serve(kind: str, act: Act) -> None:
         category, action = kind.split(".")
         getattr(app, category)(action)(lambda message, context: answer(message, context, act))
 
@@ -135,7 +138,7 @@ class Node:
 
     def _channel(self, problem: Problem) -> Channel:
         """Return a channel for its clips and its noise on rows; nothing is released by it, and nothing charged."""
-        privacy, sampler = self.trainer.privacy, self.trainer.schedule.bind(problem.clients)
+        privacy, sampler = self.trainer.privacy, sampler_of(self.algorithm, self.trainer.schedule, problem.clients)
         if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
             privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
         plans = self.algorithm.plan(problem, sampler)
@@ -166,12 +169,13 @@ class Node:
         found = evaluate_rows(self.problem, row, ONE, "test").by_client(self.problem)
         scores = {metric: values[self.name] for metric, values in found.items() if values}
         write_json(place / "scores.json", scores)
-        logger.warning("%s has its model: %s", self.name, place / "model.safetensors")
+        logger.info("%s has its model: %s", self.name, place / "model.safetensors")
         return pack({})
 
-    def _sent(self, name: str, row: Tensor, step: int) -> Tensor:
+    def _sent(self, name: str, row: Message, step: int) -> Tensor:
         """Return a row (1, d) as it leaves: clipped, and with noise of its own where the server is to see none
         without."""
+        assert isinstance(row, Tensor)  # in rounds
         noise, privacy = self.channel.rows.get(name), self.channel.privacy
         if noise is not None:
             return noise.added(row, torch.tensor([self.position]), step, self.channel.source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +28,9 @@ from ..trainer.folder import RunFolder
 from ..trainer.loop import Loop, Measured
 from ..trainer.result import Result
 from ..trainer.sources import Source
-from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, pack
+from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
 from .population import TRUST
 
-logger = logging.getLogger("fedmtl")
 COUNTED = "counted"
 _PAUSE = 0.2  # seconds between two questions for replies
 
@@ -59,9 +57,10 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        log_as_flower()
         folder = context.run_config.get("folder", trainer.folder)
         result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
-        logger.warning("%s\n%s", _head(result), result.privacy.text())
+        logger.info("%s\n%s", _head(result), result.privacy.text())
 
     return app
 
@@ -70,7 +69,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
     """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
     :func:`server_app`."""
     check(trainer)
-    logger.warning("not covered by epsilon: %s", TRUST)
+    logger.info("not covered by epsilon: %s", TRUST)
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather)
     given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
@@ -247,6 +246,7 @@ class _Rounds(Loop):
     def step(self, state: State, block: Block) -> State:
         """One round: the cohort is asked, and what does not answer as it should is a row of zeros."""
         algorithm, cohort, step = self.trainer.algorithm, block.cohort, block.first
+        logger.info("round %d of %d", step + 1, self.source.stop)
         replies = self.nodes.ask(ROUND, contents := self.contents(state, step, cohort))
         found = {name: self._rows(name, replies.get(name), step) for name in contents}
         zeros = {name: torch.zeros(1, size) for name, size in self.sizes.items()}
@@ -267,7 +267,7 @@ class _Rounds(Loop):
                 return checked_rows(reply, self.sizes)
             except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
                 why = str(error)
-        logger.warning("round %d: client %r counts as zeros: %s", step, client, why)
+        logger.warning("round %d: client %r counts as zeros: %s", step + 1, client, why)
         return None
 
     def _measure_one(self, state: State) -> Measured:
@@ -286,5 +286,5 @@ class _Rounds(Loop):
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """Hand the last public state to all nodes, each of which makes its own model of it."""
         got = self.nodes.ask(FINISH, self.contents(state, step, torch.arange(self.problem.clients)))
-        logger.warning("%d of %d clients have the final state", len(got), self.problem.clients)
+        logger.info("%d of %d clients have the final state", len(got), self.problem.clients)
         return super().finish(state, step, stopped)
