@@ -408,9 +408,9 @@ class Channel:
             row: (1, D), any float dtype and device.
         """
         self._checked_rows(name, row)
-        clip, form = self._clip(name), self._plans[name].form
-        wide = row.detach().cpu().double()
-        return clip_rows(wide, clip) if clip is None or form != "vector" else contributions(wide, clip, form)[None]
+        if self._clip(name) is not None and self._plans[name].form == "vector":
+            return self._sum(name, row)[None]
+        return self.clip(name, row.detach().cpu().double())
 
     def _clip(self, name: str) -> Clip | None:
         release = self.releases.get(name)

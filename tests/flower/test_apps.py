@@ -552,7 +552,7 @@ def test_clients_that_act_one_at_a_time_are_refused() -> None:
         privacy=None,
         rounds=8,
     )
-    with pytest.raises(ConfigError, match="p2p has clients that act one at a time; a Flower app needs one in rounds"):
+    with pytest.raises(ConfigError, match="p2p has clients that act one at a time; Flower apps need"):
         server_app(asynchronous)
 
 
