@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -68,6 +68,8 @@ def test_every_page_is_in_the_contents_once() -> None:
 def test_the_reference_has_every_public_name() -> None:
     listed = set()
     for page in (PAGES / "reference").glob("*.md"):
+        if page.stem == "flower" and importlib.util.find_spec("flwr") is None:
+            continue
         for module, options in re.findall(
             r"^::: ([\w.]+)\n((?: +.*\n|\n)*)", page.read_text(encoding="utf-8"), re.MULTILINE
         ):
