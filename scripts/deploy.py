@@ -59,7 +59,8 @@ def main() -> None:
         found = subprocess.run(
             ["bash", "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=SECONDS
         )
-    print(HIDDEN.sub("", found.stdout).replace(place, "/tmp"), end="")
+    for line in HIDDEN.sub("", found.stdout).replace(str(folder), ".").splitlines():
+        print(line.rstrip())
     sys.exit(found.returncode)
 
 
