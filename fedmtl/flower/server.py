@@ -73,7 +73,7 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather)
     given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
-    given |= {"checkpoint_every": trainer.checkpoint_every or 1, "progress": False}
+    given |= {"checkpoint_every": 1, "progress": False}  # nodes can go back by one round
     started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
     return _Server(**given, nodes=nodes).fit(resume=started)
 
