@@ -278,10 +278,10 @@ class _Rounds(Loop):
         row |= self.distance(self.trainer.algorithm.shared(state))
         return Measured([row], _Unmeasured(nothing, nothing, torch.zeros(len(nothing))), None)
 
-    def personal(self, state: State) -> Tensor:
-        """The released model for everybody; the starting point where there is none."""
+    def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """The released model for everybody, or the starting point where there is none."""
         shared = self.trainer.algorithm.shared(state)
-        return (self.problem.initial if shared is None else shared).expand(self.problem.clients, -1)
+        return (self.problem.initial if shared is None else shared).expand(self.problem.clients, -1), {}
 
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """Hand the last public state to all nodes, each of which makes its own model of it."""
