@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
-from sweep import markdown, replace_section, write_csv
+from scores import interval
+from sweep import markdown, read_csv, replace_section, write_csv
 
-from fedmtl.report._canvas import dress, footnote, new_figure, save
+from fedmtl.report._canvas import dress, footnote, new_figure, plain_ticks, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "rule", "epsilon", "answers", "what", "records", "lam", "a2", "ridge", "server", "steps",
@@ -20,10 +21,11 @@ COLOURS = ("#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9")
 MUTED = "#6b6f76"
 UNITS = {"classification": "test error", "regression": "test mean squared error"}
 SHOWN = (math.inf, 10.0, 3.0, 1.0)
+PARTS = ("classification", "regression", "sound", "waiting")
 
 
 def write(parts: dict[str, list[Row]], here: Path) -> None:
-    """Every table and plot of the parts that are there."""
+    """Every table and plot of the parts that are there; the rows of table.csv, the tables and plots of others stay."""
     rows: list[Row] = []
     readme = here / "README.md"
     kinds = [kind for kind in ("classification", "regression") if kind in parts]
@@ -43,7 +45,8 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
             rows.append({**r, "part": "waiting", **{key: median(r[key]) for key in r if key.startswith("to ")}})
         replace_section(readme, "waiting", waiting_table(parts["waiting"]))
         plot_waiting(parts["waiting"], here / "waiting.png")
-    write_csv(here / "table.csv", rows, COLUMNS)
+    others = [row for row in read_csv(here / "table.csv") if row["part"] not in parts]
+    write_csv(here / "table.csv", sorted([*others, *rows], key=lambda row: PARTS.index(row["part"])), COLUMNS)
 
 
 def number(value: float) -> str:
@@ -85,8 +88,14 @@ def published_table(rows: list[Row]) -> str:
     return markdown(titles, lines)
 
 
+def gain(row: Row, alone: Row) -> tuple[float, float]:
+    """How much less than alone the error is, with half the 95% interval of the paired difference over problems."""
+    return interval(b - a for a, b in zip(row["problems"], alone["problems"], strict=True))
+
+
 def sound_table(rows: list[Row]) -> str:
-    """Mean errors by records and total epsilon, beside single-task learning and the joint optimum."""
+    """Mean errors by records and total epsilon, beside single-task learning and the joint optimum; ▲ better and ▼ worse
+    than alone where the interval of :func:`gain` leaves out 0."""
     epsilons = list(dict.fromkeys(r["epsilon"] for r in rows if r["rule"] == "sound"))
     lines = []
     for records in dict.fromkeys(r["records"] for r in rows):
@@ -95,9 +104,9 @@ def sound_table(rows: list[Row]) -> str:
         cells = []
         for epsilon in epsilons:
             (row,) = [r for r in own if r.get("epsilon") == epsilon]
-            better = sum(a < b for a, b in zip(row["problems"], alone["problems"], strict=True))
-            text = number(row["error"])
-            cells.append(f"**{text}**" if better == len(row["problems"]) else text)
+            less, half = gain(row, alone)
+            sign = "" if abs(less) <= half else " ▲" if less > 0 else " ▼"
+            cells.append(number(row["error"]) + sign)
         lines.append([f"{records:,}", number(alone["error"]), *cells, number(best["error"])])
     titles = ["records a task:", "alone:", *(f"ε {e:g}:" if math.isfinite(e) else "clip only:" for e in epsilons)]
     return markdown([*titles, "joint optimum:"], lines)
@@ -109,12 +118,13 @@ def chosen_table(rows: list[Row]) -> str:
     for r in rows:
         if r["rule"] == "sound":
             ridge = "P alone" if r["ridge"] is None else f"{r['ridge']:g}"
+            (alone,) = pick(rows, rule="alone", records=r["records"])
             lines.append(
                 [f"{r['records']:,}", name_of(r["epsilon"]), str(r["answers"]), f"{r['a2']:g}", f"{r['lam']:g}", ridge,
-                 number(r["error"]), number(r["bare"]), number(r["waits"])]
+                 number(r["error"]), "{:.4f} ± {:.4f}".format(*gain(r, alone)), number(r["bare"]), number(r["waits"])]
             )  # fmt: skip
     titles = ["records a task:", "epsilon of a task:", "answers:", "a2:", "lambda:", "refinement:", "error:",
-              "P alone:", "server waits:"]  # fmt: skip
+              "less than alone:", "P alone:", "server waits:"]  # fmt: skip
     return markdown(titles, lines)
 
 
@@ -198,6 +208,9 @@ def plot_sound(rows: list[Row], path: Path) -> None:
         dress(axes, xlabel="epsilon of a task over the run", title=f"{records:,} records a task")
         axes.set_xscale("log")
         at = [r["epsilon"] for r in own]
+        axes.set_xticks(at)
+        axes.minorticks_off()
+        plain_ticks(axes.xaxis)
         axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=COLOURS[0], alpha=0.25, lw=0)
         axes.plot(at, [r["error"] for r in own], "o-", color=COLOURS[0], markersize=4, label="PP-DMTL, sound")
         for rule, name, colour, style in (("alone", "single-task learning", COLOURS[3], "-."),

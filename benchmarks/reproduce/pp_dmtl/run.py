@@ -6,6 +6,7 @@ waits. Writes table.csv, the plots and the tables of README.md beside this file.
 not repeated.
 
     python benchmarks/reproduce/pp_dmtl/run.py
+    python benchmarks/reproduce/pp_dmtl/run.py --parts sound      # only this; the tables and plots of others stay
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ AT = (1, 2, 5, 10, 20, 50, 100, 200, 350, 500, 750, 1000, 2000, 3500, 5000, 7500
 DELTA, SMOOTHNESS = 1e-5, 0.03  # the largest curvature of a task of this kind is about 0.025
 TOTALS, RECORDS = (1.0, 3.0, 10.0, 30.0, 100.0, math.inf), (60, 200, 1000)
 ANSWERS, STEPS, STRENGTHS = (1, 2, 4, 8), (0.3, 1.6), (0.03, 0.1, 0.2)
-RIDGES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
+RIDGES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
 TRIALS, PROBLEMS, TRIAL_RUNS, SOUND_RUNS = (101, 102), (0, 1, 2, 3, 4), 3, 10
 
 WAIT_LAM, WAIT_TAU, WAIT_A1 = 0.03, 0.01, 10.0
@@ -222,29 +223,31 @@ def waiting() -> list[Row]:
     return rows
 
 
+PARTS: dict[str, Callable[[dict[str, int]], list[Row]]] = {
+    "classification": lambda size: published("classification", **size),
+    "regression": lambda size: published("regression", **size),
+    "sound": lambda size: sound(),
+    "waiting": lambda size: waiting(),
+}
+
+
 def main() -> None:
     """Parse the command line, compute what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pp_dmtl"), help="parts are kept here")
     parser.add_argument("--scale", choices=tuple(SIZES), default="default", help="answers of a task: 1,000 or 10,000")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--collect", action="store_true", help="compute nothing; tables of the finished parts")
     arguments = parser.parse_args()
-    size = SIZES[arguments.scale]
-    parts: dict[str, Callable[[], list[Row]]] = {
-        "classification": lambda: published("classification", **size),
-        "regression": lambda: published("regression", **size),
-        "sound": sound,
-        "waiting": waiting,
-    }
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Row]] = {}
-    for name, part in parts.items():
+    for name in arguments.parts:
         scaled = name in ("classification", "regression") and arguments.scale != "default"
         file = arguments.out / f"{name}{'-' + arguments.scale if scaled else ''}.json"
         if not arguments.collect and not file.exists():
             began = time.process_time()
-            file.write_text(json.dumps(part(), indent=1))
+            file.write_text(json.dumps(PARTS[name](SIZES[arguments.scale]), indent=1))
             print(f"{name}: {time.process_time() - began:.0f} s", flush=True)
         if file.exists():
             found[name] = json.loads(file.read_text())
