@@ -22,7 +22,7 @@ from fedmtl.privacy.audit import table
 from fedmtl.privacy.audit.findings import too_large
 from fedmtl.privacy.release import step_event
 from fedmtl.privacy.report import PrivacyReport
-from fedmtl.report import _canvas, bands, figures, frontier, report
+from fedmtl.report import bands, canvas, figures, frontier, report
 from fedmtl.trainer.callbacks import ProgressBar
 
 from .trainer import settings
@@ -86,7 +86,7 @@ def test_no_output_of_a_run_shows_less_than_was_spent(
     tmp_path: Path, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[str] = []
-    save = _canvas.save
+    save = canvas.save
 
     def keep(figure, path):
         figure.canvas.draw()

@@ -2,7 +2,7 @@
 
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
-from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast
+from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast, simulate
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
@@ -19,6 +19,7 @@ from .personal import keep_models, personal_fields, personal_models, starting_mo
 from .pfedme import PFedMe
 from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
+from .pp_dmtl.simulated import largest_delay
 from .ppsgd import PPSGD
 from .private_prior import PrivatePrior
 from .server import ServerOptimizer, apply_update
@@ -62,7 +63,9 @@ __all__ = [
     "choose_kappa",
     "fit_forecast",
     "keep_models",
+    "largest_delay",
     "personal_fields",
     "personal_models",
+    "simulate",
     "starting_models",
 ]

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
-from ._canvas import dress, footnote, label_ends, new_figure, plain_ticks, save, styles_of
 from ._names import title_of
+from .canvas import dress, footnote, label_ends, new_figure, plain_ticks, save, styles_of
 from .figures import NOT_PRIVATE
 
 COVERED = "An epsilon covers one run, not the runs behind a band."

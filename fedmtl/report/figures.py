@@ -20,8 +20,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
-from ._canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
 from ._names import title_of
+from .canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."

@@ -13,8 +13,8 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from .._rounding import number_text, rounded_up
 from ..errors import DataError
-from ._canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
 from ._names import UNITS
+from .canvas import INK, dress, footnote, label_ends, new_figure, save, styles_of
 from .tables import Group, labels
 
 _Ends = list[tuple[float, float, str, str]]

@@ -1,9 +1,24 @@
 """The one loop: events in, a result and a run folder out."""
 
 from .callbacks import Callback, ProgressBar
+from .evaluation import evaluate_rows
 from .new_clients import NewClients, personalize
+from .problem import build_problem
 from .result import Result
+from .sources import bind_schedule, open_run
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
-__all__ = ["Callback", "EarlyStopping", "NewClients", "ProgressBar", "Result", "Trainer", "personalize"]
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "NewClients",
+    "ProgressBar",
+    "Result",
+    "Trainer",
+    "bind_schedule",
+    "build_problem",
+    "evaluate_rows",
+    "open_run",
+    "personalize",
+]

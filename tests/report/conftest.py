@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedmtl.report import _canvas, bands, figures, frontier
+from fedmtl.report import bands, canvas, figures, frontier
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Every figure that was saved, still in memory."""
     saved: list[Figure] = []
-    original = _canvas.save
+    original = canvas.save
 
     def save(figure: Figure, path: str) -> Path:
         saved.append(figure)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedmtl.errors import ConfigError
-from fedmtl.report import _canvas, _names, bands, figures
+from fedmtl.report import _names, bands, canvas, figures
 
 
 def history(rounds: int = 20, best: float = 0.8, epsilon: float = 4.0) -> list[dict[str, float]]:
@@ -134,7 +134,7 @@ def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> N
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        _canvas.save(Broken(), path)
+        canvas.save(Broken(), path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["e.png"]
 
@@ -158,16 +158,16 @@ def linear_luminance(colour: str) -> float:
 
 
 def test_lines_stand_out_from_white_and_have_colours_of_their_own() -> None:
-    known = [*_canvas._METHOD_COLOURS]
+    known = [*canvas._METHOD_COLOURS]
     names = [*known, "mine", "yours", *(f"lam {place}" for place in range(30))]
-    styles = _canvas.styles_of(names)
+    styles = canvas.styles_of(names)
     assert len({colour for colour, _ in styles.values()}) == len(names)
-    assert len({marker for _, marker in _canvas.styles_of(names[:6]).values()}) == 6
+    assert len({marker for _, marker in canvas.styles_of(names[:6]).values()}) == 6
     assert set(_names._TITLES) <= set(known)
     for name in [*known, *names[-25:]]:  # WCAG: 3:1 for graphics
         assert 1.05 / (linear_luminance(styles[name][0]) + 0.05) >= 3.0, name
     for name in known:  # a method has its colour in every figure, whoever else is in it
-        assert _canvas.styles_of(["mine", name, "ditto", "yours"])[name][0] == styles[name][0]
+        assert canvas.styles_of(["mine", name, "ditto", "yours"])[name][0] == styles[name][0]
 
 
 @pytest.mark.parametrize("name", ["async_learner", "pmtl + finetuning", "clustered_pmtl + finetuning"])
@@ -197,7 +197,7 @@ def test_logarithmic_ticks_are_written_as_numbers(tmp_path: Path, drawn: list[Fi
 def test_labels_keep_their_order_their_distance_and_the_range(seed: int) -> None:
     rng = np.random.default_rng(seed)
     positions = rng.uniform(0, 1, size=int(rng.integers(1, 9))).tolist()
-    placed = _canvas.spread_out(positions, 0.1, 0.0, 1.0)
+    placed = canvas.spread_out(positions, 0.1, 0.0, 1.0)
     ordered = [placed[i] for i in np.argsort(positions)]
     assert min(placed) >= -1e-12
     assert max(placed) <= 1 + 1e-12
@@ -205,6 +205,6 @@ def test_labels_keep_their_order_their_distance_and_the_range(seed: int) -> None
 
 
 def test_labels_that_fit_stay_where_they_are() -> None:
-    assert _canvas.spread_out([0.1, 0.9, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.1, 0.9, 0.5])
-    assert _canvas.spread_out([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
-    assert _canvas.spread_out([0.0] * 5, 0.5, 0.0, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert canvas.spread_out([0.1, 0.9, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.1, 0.9, 0.5])
+    assert canvas.spread_out([0.5, 0.5], 0.1, 0.0, 1.0) == pytest.approx([0.45, 0.55])
+    assert canvas.spread_out([0.0] * 5, 0.5, 0.0, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])

@@ -11,7 +11,7 @@ import report
 from sweep import markdown, replace_section
 
 from fedmtl.algorithms.async_learner.collaboration import log_log_slope
-from fedmtl.report._canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ import numpy as np
 from sweep import markdown, replace_section, write_csv
 
 from fedmtl.algorithms.async_learner.collaboration import Forecast, Slope, fit_forecast, log_log_slope
-from fedmtl.report._canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "rule", "owners", "records", "epsilon", "tick", "cap", "clip", "kappa", "runs", "psi", "q25",

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import markdown, replace_section, write_csv  # noqa: E402
 
-from fedmtl.report._canvas import dress, footnote, label_ends, new_figure, save, styles_of  # noqa: E402
+from fedmtl.report.canvas import dress, footnote, label_ends, new_figure, save, styles_of  # noqa: E402
 
 IMAGES = (5, 10, 20)
 SWEEPS = {  # name: the words that choose the method; one curve each

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import t as student
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report._canvas import dress, footnote, new_figure, plain_ticks, save
+from fedmtl.report.canvas import dress, footnote, new_figure, plain_ticks, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "runs", "nmse", "auc",

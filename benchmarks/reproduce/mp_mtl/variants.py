@@ -32,7 +32,7 @@ from fedmtl.privacy import WishartNoise
 from fedmtl.privacy.account import Cost
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.accounting.composition import StepEvent
-from fedmtl.report._canvas import dress, new_figure, save, styles_of
+from fedmtl.report.canvas import dress, new_figure, save, styles_of
 
 CLAIMED, PERCENTS = (1.0, 10.0), (10, 20, 30)
 SOUND, WISHART, PRINTED = "MP-MTL, low rank, Gaussian noise", "Wishart noise", "Wishart noise, as printed"

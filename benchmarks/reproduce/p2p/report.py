@@ -11,7 +11,7 @@ import numpy as np
 from films import EPSILONS, PAPER
 from sweep import markdown, replace_section, write_csv
 
-from fedmtl.report._canvas import dress, footnote, new_figure, save
+from fedmtl.report.canvas import dress, footnote, new_figure, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "p", "mu", "epsilon", "honest", "delta", "wakeups", "clip", "mechanism", "policy", "warm",

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import Run, launch, markdown, number, outcomes, replace_section, write_csv  # noqa: E402
 
-from fedmtl.report._canvas import INK, MUTED, dress, footnote, new_figure, save, styles_of  # noqa: E402
+from fedmtl.report.canvas import INK, MUTED, dress, footnote, new_figure, save, styles_of  # noqa: E402
 
 ROOT = "/path/to/leaf_femnist_206.json.zip"
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from scores import interval
 from sweep import markdown, read_csv, replace_section, write_csv
 
-from fedmtl.report._canvas import dress, footnote, new_figure, plain_ticks, save
+from fedmtl.report.canvas import dress, footnote, new_figure, plain_ticks, save
 
 Row = dict[str, Any]
 COLUMNS = ("part", "rule", "epsilon", "answers", "what", "records", "lam", "a2", "ridge", "server", "steps",

@@ -18,6 +18,8 @@ from matplotlib.ticker import FuncFormatter
 
 from .._files import write_bytes
 
+__all__ = ["dress", "footnote", "label_ends", "new_figure", "plain_ticks", "save", "spread_out", "styles_of"]
+
 INK = "#1f2430"
 MUTED = "#5c6370"
 GRID = "#e4e6ea"
