@@ -62,9 +62,10 @@ def _places() -> dict[str, str]:
     places = {}
     for page in (PAGES / "reference").glob("*.md"):
         text = page.read_text(encoding="utf-8")
-        for module in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
-            source = (ROOT / module.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
-            listed = re.findall(r"^ +- (\w+)$", text, re.MULTILINE)
+        for module, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n|\n)*)", text, re.MULTILINE):
+            path = ROOT / module.replace(".", "/")
+            source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+            listed = re.findall(r"^ +- (\w+)$", options, re.MULTILINE)
             names = listed or re.findall(r'"(\w+)"', source.split("__all__ = [")[1].split("]")[0])
             places |= {name: f"{module}.{name}" for name in names}
     return places
