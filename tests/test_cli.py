@@ -57,6 +57,7 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["algorithm=pmtl", "algorithm.mu=1"], "algorithm.mu is no setting; accepted in algorithm: local, lam, delta,"),
         (["algorithm=fedavg", "algorithm.lam=1"], "algorithm.lam is no setting"),
         (["algorithm=pmtl", "+algorithm.foo=1"], "algorithm.foo is no setting of PMTL; accepted: local, lam, "),
+        (["evaluate_clients=none"], "evaluate_clients is 'none'; it must be a whole number of at least 1"),
         (["model.fix=3"], "model.fix is 3; accepted: true or false."),
         (["model.lora=4"], "model.lora is 4; accepted: null, or a mapping of rank, alpha, targets."),
         (["model.lora.rank=4"], "model.lora.rank cannot be set alone, since model.lora is None; write model.l"),

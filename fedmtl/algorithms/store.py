@@ -20,8 +20,74 @@ Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """{name: (shape of one client's value, dtype)}."""
 
 
+class WrittenRows:
+    """Rows (n, *shape) of which those that were ever written take memory.
+
+    Args:
+        clients: n.
+        shape: of one row.
+        dtype: of the rows.
+        device: where they are.
+    """
+
+    def __init__(
+        self, clients: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self._place = torch.full((clients,), -1, dtype=torch.int32)  # of a client's row among those written
+        self._ids = torch.zeros(0, dtype=torch.int64)
+        self._rows = torch.zeros(0, *shape, dtype=dtype, device=device)  # the first len(self) of them
+
+    def __len__(self) -> int:
+        """Return the number of rows that were written."""
+        return len(self._ids)
+
+    @property
+    def ids(self) -> Tensor:
+        """Return whose rows these are, in the order in which they were first written, int64 (m,)."""
+        return self._ids
+
+    @property
+    def rows(self) -> Tensor:
+        """Return the rows of :attr:`ids`, (m, *shape): not a copy."""
+        return self._rows[: len(self)]
+
+    def fill(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Return ``rows`` (k, *shape), those of ``ids`` (k,) as they are without what is here, with what is written
+        here in their place; may be ``rows`` itself, changed."""
+        place = self._place[ids.cpu()].long()
+        known = (place >= 0).nonzero()[:, 0]
+        if len(known) == len(ids):
+            return self._rows[place.to(self._rows.device)]
+        rows[known.to(rows.device)] = self._rows[place[known].to(self._rows.device)].to(rows.device)
+        return rows
+
+    def write(self, ids: Tensor, rows: Tensor) -> None:
+        """Keep a copy of ``rows`` (k, *shape) for ``ids``, int64 (k,), of which none is there twice."""
+        ids = ids.cpu()
+        new = ids[self._place[ids] < 0]
+        if len(new):
+            first = len(self)
+            self._place[new] = torch.arange(first, first + len(new), dtype=torch.int32)
+            self._ids = torch.cat([self._ids, new])
+            if len(self) > len(self._rows):  # to twice the size, so that a run copies every row a few times at most
+                size = min(max(len(self), 2 * first), len(self._place))
+                grown = self._rows.new_empty(size, *self._rows.shape[1:])
+                grown[:first] = self._rows[:first]
+                self._rows = grown
+        place = self._place[ids].long()
+        self._rows[place.to(self._rows.device)] = rows.detach().to(self._rows)
+
+    def dense(self) -> Tensor:
+        """Return a tensor with the rows of all clients (n, *shape), zero where none was written."""
+        whole = self._rows.new_zeros(len(self._place), *self._rows.shape[1:])
+        whole[self._ids.to(whole.device)] = self.rows
+        return whole
+
+
 class ClientStore:
     """Named per-client tensors (n, *shape), all zeros at first.
+
+    Only clients whose rows were written take memory, and room in a checkpoint, until they are more than half of all.
 
     Args:
         clients: n.
@@ -32,26 +98,36 @@ class ClientStore:
     def __init__(self, clients: int, fields: Fields, *, device: torch.device | str = "cpu") -> None:
         self.clients = clients
         self.fields = dict(fields)
-        self._tensors = {
-            name: torch.zeros(clients, *shape, dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
-        }
+        self.device = device
+        self._written = {name: WrittenRows(clients, shape, dtype, device) for name, (shape, dtype) in fields.items()}
+        self._dense: dict[str, Tensor] = {}  # of the fields that most clients have
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
         """Return a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
-        return self._tensors[name][ids.to(self._tensors[name].device)]
+        if name in self._dense:
+            return self._dense[name][ids.to(self._dense[name].device)]
+        shape, dtype = self.fields[name]
+        return self._written[name].fill(ids, torch.zeros(len(ids), *shape, dtype=dtype, device=self.device))
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         """Replace the rows of ``ids`` by ``rows`` (k, *shape)."""
-        tensor = self._tensors[name]
-        tensor[ids.to(tensor.device)] = rows.to(tensor)
+        if name in self._dense:
+            tensor = self._dense[name]
+            tensor[ids.to(tensor.device)] = rows.to(tensor)
+            return
+        self._written[name].write(ids, rows)
+        if 2 * len(self._written[name]) > self.clients:
+            self.whole(name)
 
     def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the rows of ``ids``, int64 (k,), of every field: (k, *shape) each.
 
-        They must not be changed: where the ids are those of all clients in order they are no copies.
+        They must not be changed: where the ids are those of all clients in order they may be no copies.
         """
         whole = self._in_order(ids)
-        return {name: self.whole(name) if whole else self.gather(name, ids) for name in self.fields}
+        return {
+            name: self.whole(name) if whole and name in self._dense else self.gather(name, ids) for name in self.fields
+        }
 
     def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Replace the rows of ``ids`` in every field of ``rows``, (k, *shape) each, which are the store's own then."""
@@ -68,15 +144,22 @@ class ClientStore:
     def whole(self, name: str) -> Tensor:
         """Return the rows of all clients, (n, *shape): not a copy where they are in memory, so it must not be
         changed."""
-        return self._tensors[name]
+        if name not in self._dense:
+            self.assign(name, self._written[name].dense())
+        return self._dense[name]
 
     def assign(self, name: str, rows: Tensor) -> None:
         """Replace the rows of all clients by ``rows`` (n, *shape), which are the store's own from now on."""
-        self._tensors[name] = rows.to(self._tensors[name])
+        self._dense[name] = rows.to(self.device, self.fields[name][1])
+        self._written.pop(name, None)
 
     def snapshot(self, step: int) -> dict[str, Tensor]:
-        """Return what the checkpoint of ``step`` must hold of the clients: the full tensors by name, not copies."""
-        return {name: tensor.contiguous() for name, tensor in self._tensors.items()}
+        """Return what the checkpoint of ``step`` must hold of the clients, not copies: by name the rows of all of them,
+        or of those whose rows were written, with their numbers under the name and ``.ids``."""
+        found = {name: tensor.contiguous() for name, tensor in self._dense.items()}
+        for name, written in self._written.items():
+            found |= {name: written.rows, f"{name}.ids": written.ids}
+        return found
 
     def commit(self) -> None:
         """Take note that the checkpoint of the last snapshot is in place."""
@@ -87,12 +170,22 @@ class ClientStore:
         Raises:
             ResumeError: names or shapes differ.
         """
-        shapes = {name: tuple(t.shape) for name, t in self._tensors.items()}
-        found = {name: tuple(t.shape) for name, t in tensors.items()}
+        numbers = {name: tensors[f"{name}.ids"] for name in self.fields if f"{name}.ids" in tensors}
+        found = {name: tuple(t.shape) for name, t in tensors.items() if name.removesuffix(".ids") not in numbers}
+        for name, ids in numbers.items():  # rows of some clients
+            rows = tensors.get(name, ids)
+            fit = len(rows) == len(ids) and bool(((ids >= 0) & (ids < self.clients)).all())
+            found[name] = (self.clients if fit else len(rows), *rows.shape[1:])
+        shapes = {name: (self.clients, *shape) for name, (shape, _) in self.fields.items()}
         if shapes != found:
             raise ResumeError(f"The checkpoint holds client tensors {found}; this run expects {shapes}.")
-        for name, tensor in tensors.items():
-            self._tensors[name].copy_(tensor)
+        for name, (shape, dtype) in self.fields.items():
+            self._dense.pop(name, None)
+            self._written[name] = WrittenRows(self.clients, shape, dtype, self.device)
+            if name in numbers:
+                self._written[name].write(numbers[name], tensors[name])
+            else:
+                self.assign(name, tensors[name].clone())
 
 
 class MappedClientStore(ClientStore):
@@ -124,20 +217,19 @@ class MappedClientStore(ClientStore):
             self._maps[name] = torch.from_numpy(np.memmap(path, dtype=kind, mode=mode, shape=full))
         if not description.exists():
             write_bytes(description, layout.encode())
+        self._dense = {}
+        self._drop()
+
+    def _drop(self) -> None:
+        """Forget what was written since the last committed checkpoint."""
         self._pending: tuple[Path, dict[str, Tensor]] | None = None
-        self._written: dict[str, dict[int, Tensor]] = {name: {} for name in self.fields}
+        self._written = {name: WrittenRows(self.clients, *field) for name, field in self.fields.items()}
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
-        rows = self._maps[name][ids.cpu()]
-        written = self._written[name]
-        for place, client in enumerate(ids.tolist()):
-            if client in written:
-                rows[place] = written[client]
-        return rows.to(self.device)
+        return self._written[name].fill(ids, self._maps[name][ids.cpu()]).to(self.device)
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
-        values = rows.detach().to("cpu", self.fields[name][1], copy=True)
-        self._written[name].update(zip(ids.tolist(), values, strict=True))
+        self._written[name].write(ids, rows)
 
     def whole(self, name: str) -> Tensor:
         return self.gather(name, torch.arange(self.clients))
@@ -149,9 +241,8 @@ class MappedClientStore(ClientStore):
         """Write the journal of ``step``; the checkpoint itself need not hold anything of the clients."""
         journal: dict[str, Tensor] = {}
         for name, written in self._written.items():
-            if written:
-                journal[f"{name}.ids"] = torch.tensor(list(written))
-                journal[f"{name}.rows"] = torch.stack(list(written.values()))
+            if len(written):
+                journal |= {f"{name}.ids": written.ids, f"{name}.rows": written.rows}
         if journal:
             path = self.folder / f"journal-{step}.safetensors"
             write_bytes(path, save(journal))  # durable before the checkpoint is
@@ -162,7 +253,7 @@ class MappedClientStore(ClientStore):
         """Copy the journal of the last snapshot into the files."""
         if self._pending is not None:
             self._apply(*self._pending)
-            self._pending, self._written = None, {name: {} for name in self.fields}
+            self._drop()
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Go to the checkpoint of ``step``: finish its commit if a crash cut it short, and drop everything later.
@@ -172,7 +263,7 @@ class MappedClientStore(ClientStore):
         """
         if tensors:
             raise ResumeError("The checkpoint was written with client_store='memory'; resume it with that.")
-        self._pending, self._written = None, {name: {} for name in self.fields}
+        self._drop()
         for path in self.folder.glob("journal-*"):
             if path.name == f"journal-{step}.safetensors":
                 self._apply(path, load_file(path))

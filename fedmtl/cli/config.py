@@ -192,9 +192,11 @@ def settings(config: Config) -> Config:
                 **_fields("early_stopping", config["early_stopping"], EarlyStopping)
             )
         positive_int("Trainer", rounds=config["rounds"])
-        for name in ("eval_every", "checkpoint_every"):
-            if config[name] is not None:
-                positive_int("Trainer", **{name: config[name]})
+        objects["evaluate_clients"] = config.get("evaluate_clients")  # folders of earlier versions have none
+        counts = {name: config[name] for name in ("eval_every", "checkpoint_every")}
+        for name, value in (counts | {"evaluate_clients": objects["evaluate_clients"]}).items():
+            if value is not None:
+                positive_int("Trainer", **{name: value})
         if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
             raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
         one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
@@ -207,7 +209,8 @@ def settings(config: Config) -> Config:
         if objects["baselines"] == "auto":
             objects["baselines"] = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
         named_baselines(objects["baselines"], objects["algorithm"])
-        repeated.check(objects["algorithm"], objects["privacy"], objects.get("early_stopping"), objects["baselines"])
+        others = [objects.get(name) for name in ("early_stopping", "baselines", "evaluate_clients")]
+        repeated.check(objects["algorithm"], objects["privacy"], *others)
         if config["device"] != "auto":
             try:
                 torch.empty(0, device=config["device"])

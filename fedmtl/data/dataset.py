@@ -358,7 +358,8 @@ class FederatedDataset:
         Raises:
             DataError: an unknown client, or one that is given twice.
         """
-        positions = {name: i for i, name in enumerate(self.ids)}
+        named = any(isinstance(client, str) for client in clients)
+        positions = {name: i for i, name in enumerate(self.ids)} if named else {}
         chosen: list[int] = []
         for client in clients:
             if isinstance(client, str) and client in positions:

@@ -17,6 +17,7 @@ PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "sour
 
 _NO_MATTER = {  # settings that do not say what was computed, or that have a column of their own
     *("baselines", "logger", "progress", "device", "execution", "client_store", "checkpoint_every", "eval_every"),
+    "evaluate_clients",
     *("metrics", "replicates", "epsilons", "guarantee", "data.cache"),
     *("privacy.epsilon", "privacy.delta", "privacy.noise_multiplier"),
 }

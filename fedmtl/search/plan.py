@@ -96,6 +96,10 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
                 f"candidate {name!r}: early_stopping looks at private numbers to end a run, which the accounting of a "
                 f"search does not cover; leave it out."
             )
+        if trainer.evaluate_clients is not None:
+            raise ConfigError(
+                f"candidate {name!r}: evaluate_clients is set, but a search scores all clients; leave it out."
+            )
         if trainer.repeated.count > 1:
             raise ConfigError(f"candidate {name!r}: replicates and epsilons make several runs; a search draws its own.")
         differing = _differing(trainer, first)

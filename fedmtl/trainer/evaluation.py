@@ -9,7 +9,7 @@ the score is recall, has no score. Losses and scores are sums over examples that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Problem, State
 from ..local.batches import max_clients
 from ..local.executor import by_decreasing
+from ..random import derive_key, keyed_bits
 from ..stacked import StackedModule
 from ..stacked.losses import example_losses
 from .metrics import (
@@ -70,11 +71,51 @@ class Metrics:
             task = normalized(self.score, part.y.cpu(), part.offsets).task
             columns["nmse"] = task, ~task.isnan()
         columns |= {name: (values, ~values.isnan()) for name, values in self.others.items()}
-        ids = problem.data.ids
-        return {
-            name: {i: value for i, value, one in zip(ids, values.tolist(), known.tolist(), strict=True) if one}
-            for name, (values, known) in columns.items()
-        }
+        return {name: _named(problem.data.ids, values, known) for name, (values, known) in columns.items()}
+
+
+def _named(ids: tuple[str, ...], values: Tensor, known: Tensor) -> dict[str, float]:
+    """Values (n,) of the clients ``known`` (n,), by id."""
+    if bool(known.all()):
+        return dict(zip(ids, values.tolist(), strict=True))
+    places = known.nonzero()[:, 0].tolist()
+    return {ids[place]: value for place, value in zip(places, values[known].tolist(), strict=True)}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The clients that are evaluated.
+
+    Attributes:
+        clients: int64 (k,), their positions, ascending.
+        problem: with the data of these clients alone.
+        population: how many clients they stand for: those that have test examples.
+        drawn: whether they were drawn, and are not all clients.
+    """
+
+    clients: Tensor
+    problem: Problem
+    population: int
+    drawn: bool = True
+
+    @classmethod
+    def draw(cls, problem: Problem, count: int | None) -> Panel:
+        """Return ``count`` clients that have test examples, drawn without replacement by the run's seed and the
+        clients' ids; all clients where it is None or not below their number."""
+        tested = problem.data.test.counts > 0
+        population = int(tested.sum())
+        if count is None or count >= population:
+            return cls(torch.arange(problem.clients), problem, population, drawn=False)
+        key = derive_key(problem.seed, "evaluated clients")
+        bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
+        bits[~tested] = torch.iinfo(bits.dtype).max
+        clients = bits.topk(count, largest=False).indices.sort().values
+        return cls(clients, replace(problem, data=problem.data.subset(clients.tolist())), population)
+
+    @property
+    def ids(self) -> tuple[str, ...] | None:
+        """Ids of the clients that were drawn; None where all are evaluated."""
+        return self.problem.data.ids if self.drawn else None
 
 
 def metric_name(problem: Problem) -> str:
@@ -102,12 +143,25 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
 
 
 def evaluate_personal(
-    problem: Problem, algorithm: Algorithm, state: State, side: Side = "test", metrics: Sequence[Metric] = ()
+    problem: Problem,
+    algorithm: Algorithm,
+    state: State,
+    side: Side = "test",
+    metrics: Sequence[Metric] = (),
+    clients: Tensor | None = None,
 ) -> Metrics:
-    """Every client's personal model on its own examples, a block of clients at a time."""
+    """Clients' personal models on their own examples, a block of clients at a time.
+
+    Args:
+        problem, algorithm, state: of the run.
+        side: which examples.
+        metrics: to measure beside the loss and the score.
+        clients: int64 (k,); None for all.
+    """
+    everyone = torch.arange(problem.clients) if clients is None else clients
     each = [
-        evaluate_rows(problem, algorithm.personalize(problem, state, clients), clients, side, metrics)
-        for clients in torch.arange(problem.clients).split(max_clients(problem.dimension))
+        evaluate_rows(problem, algorithm.personalize(problem, state, some), some, side, metrics)
+        for some in everyone.split(max_clients(problem.dimension))
     ]
     loss, score, weight = (torch.cat([getattr(one, name) for one in each]) for name in ("loss", "score", "weight"))
     others = {one.name: torch.cat([part.others[one.name] for part in each]) for one in metrics}

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,8 @@ class RunFolder:
     Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as ``load_state_dict``
     takes it, with the names of what is frozen in the metadata under ``frozen``, and under ``tied`` every further name
     of a tied weight with its first one; ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is
-    trained, with the ids in the metadata under ``ids``; ``private/parts.safetensors`` has the
-    :attr:`~fedmtl.Result.parts` of the methods that have some.
+    trained, with the ids in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
+    ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have some.
     Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
     model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
     (:class:`fedmtl.models.BoundedInputs` does so).
@@ -137,7 +138,7 @@ class RunFolder:
             values = {name: one.value for name, one in result.released.items()}
             write_tensors(self.public / "releases.safetensors", values, grids)
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
-            ids = json.dumps(problem.data.ids)
+            ids = json.dumps(result.owners)
             write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
         if result.parts:
             write_tensors(self.private / "parts.safetensors", result.parts)
@@ -164,7 +165,7 @@ class RunFolder:
             )
         else:
             self._plot(result)
-        write_bytes(self.private / "clients.csv", csv_bytes(client_rows(result, data)))
+        write_bytes(self.private / "clients.csv", columns_bytes(client_columns(result, data)))
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
@@ -241,6 +242,8 @@ class RunFolder:
     def _fields(self, found: dict[str, Any], model: nn.Module | ModelFactory | None) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
         ids, network, finetuned = tuple(found.pop("ids")), found.pop("network"), found.pop("finetuned")
+        drawn = found.pop("evaluated", None)  # folders of before have none
+        owners = ids if drawn is None else tuple(drawn)
         bound, shared, models = found.pop("bound"), None, self.private / "models.safetensors"
         if (path := self.public / "model.safetensors").is_file():
             state = _tensors(path)[0]
@@ -248,7 +251,7 @@ class RunFolder:
         personal = _tensors(models)[0]["models"] if models.is_file() else None
         if personal is None:
             assert shared is not None
-            personal = shared.expand(len(ids), -1)
+            personal = shared.expand(len(owners), -1)
         terms = found.pop("terms")
         try:
             kept = None if terms is None else Terms(**restored(terms))
@@ -270,6 +273,7 @@ class RunFolder:
                 "epsilon": privacy.epsilon,
                 "history": csv_numbers(self.private / "metrics.csv"),
                 "ids": ids,
+                "evaluated": None if drawn is None else owners,
                 "personal": personal,
                 "shared": shared,
                 "module": _module_of(network, model),
@@ -346,7 +350,8 @@ class RunFolder:
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
     """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
     names = ("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client")
-    found = {name: getattr(result, name) for name in (*names, "final", "chosen", "shortened")}
+    names += ("final", "chosen", "shortened", "evaluated", "tested")
+    found = {name: getattr(result, name) for name in names}
     finetuned = result.finetuned
     if finetuned is not None:
         found["finetuned"] = {f.name: getattr(finetuned, f.name) for f in fields(finetuned)}
@@ -423,32 +428,41 @@ def _listed(path: Path) -> bool:
     return path.name != MANIFEST and path.suffix not in (".tmp", ".jsonl", ".head")
 
 
-def client_rows(result: Result, data: FederatedDataset) -> list[dict[str, Any]]:
-    """Return one row a client: sizes, and the score of its own, of the shared and of the baselines' models, empty
-    where the client has nothing to test on; then the same of every metric that was asked for, such as ``personal
-    auc``, empty where it is not defined."""
-    train, test = data.train.counts.tolist(), data.test.counts.tolist()
-    rows = []
-    for place, client in enumerate(data.ids):
-        row: dict[str, Any] = {"client": client, "train_examples": train[place], "test_examples": test[place]}
-        row["personal"] = result.personal_accuracy.get(client, "")
-        if result.finetuned is not None:
-            row |= {f"{name} model": score.get(client, "") for name, score in result.finetuned.scores.items()}
-            row |= {"chosen": result.finetuned.chosen[client]} if result.finetuned.chosen else {}
-        if result.shared_accuracy is not None:
-            row["global"] = result.shared_accuracy.get(client, "")
-        row |= {name: run.personal_accuracy.get(client, "") for name, run in result.baselines.items()}
-        columns = {"personal": result.by_client}
-        if result.finetuned is not None:
-            columns |= {f"{name} model": scores for name, scores in result.finetuned.by_client.items()}
-        if result.shared_by_client is not None:
-            columns["global"] = result.shared_by_client
-        columns |= {name: run.by_client for name, run in result.baselines.items()}
-        for metric in result.shown[1:]:
-            for label, scores in columns.items():
-                row[f"{label} {metric.name}"] = scores.get(metric.name, {}).get(client, "")
-        rows.append(row)
-    return rows
+def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence[Any]]:
+    """Return a column for each size and score, a row a client: the score of its own, of the shared and of the
+    baselines' models, empty where the client has nothing to test on or was not drawn for evaluation; then the same of
+    every metric that was asked for, such as ``personal auc``, empty where it is not defined."""
+    columns: dict[str, Sequence[Any]] = {
+        "client": data.ids,
+        "train_examples": data.train.counts.tolist(),
+        "test_examples": data.test.counts.tolist(),
+    }
+
+    def column(values: Mapping[str, Any]) -> list[Any]:
+        return [values.get(client, "") for client in data.ids]
+
+    own, finetuned = {"personal": result.by_client}, result.finetuned
+    if finetuned is not None:
+        own |= {f"{name} model": scores for name, scores in finetuned.by_client.items()}
+    others = {} if result.shared_by_client is None else {"global": result.shared_by_client}
+    others |= {name: run.by_client for name, run in result.baselines.items()}
+    columns |= {label: column(scores[result.metric]) for label, scores in own.items()}
+    if finetuned is not None and finetuned.chosen:
+        columns["chosen"] = column(finetuned.chosen)
+    columns |= {label: column(scores[result.metric]) for label, scores in others.items()}
+    for metric in result.shown[1:]:
+        for label, scores in (own | others).items():
+            columns[f"{label} {metric.name}"] = column(scores.get(metric.name, {}))
+    return columns
+
+
+def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """Return columns of one length as CSV under their names."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:

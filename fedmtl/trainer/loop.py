@@ -22,7 +22,7 @@ from ..privacy import Channel
 from ..schedules import Block
 from .callbacks import Callback
 from .checkpoint import Checkpoint
-from .evaluation import Metrics, evaluate_personal, evaluate_shared, means, metric_name, summarize
+from .evaluation import Metrics, Panel, evaluate_personal, evaluate_shared, means, metric_name, summarize
 from .folder import RunFolder
 from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
 from .result import Result
@@ -78,6 +78,7 @@ class Loop:
     fingerprint: str
     history: list[dict[str, Any]]
     callbacks: Sequence[Callback]
+    panel: Panel
 
     def __post_init__(self) -> None:
         spent = self.history[-1]["time"] if self.history else 0.0
@@ -174,7 +175,7 @@ class Loop:
         if tally is None:
             return {}
         lost, trained = before + tally.diverged - self.seen.diverged, tally.trained - self.seen.trained
-        losses = found.personal.loss[self.problem.data.test.counts > 0]
+        losses = found.personal.loss[self.panel.problem.data.test.counts > 0]
         diverged = int((~torch.isfinite(losses)).sum())
         where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
         if lost:
@@ -195,11 +196,11 @@ class Loop:
 
     def _measure_one(self, state: State) -> Measured:
         problem, algorithm, metrics = self.problem, self.trainer.algorithm, self.trainer.further_metrics
-        model = algorithm.shared(state)
-        shared = None if model is None else evaluate_shared(problem, model, metrics=metrics)
+        panel, model = self.panel, algorithm.shared(state)
+        shared = None if model is None else evaluate_shared(panel.problem, model, metrics=metrics)
         personal = shared if not state.private.fields else None
-        personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics)
-        row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(problem, personal)
+        personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics, clients=panel.clients)
+        row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(panel.problem, personal)
         row |= {name: float(value) for name, value in objectives(problem, algorithm, state).items()}
         row |= self.distance(model)
         if shared is not None:
@@ -241,14 +242,15 @@ class Loop:
             self.saved = time.monotonic()
 
     def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the personal models (n, D), and their parts by name."""
-        problem, algorithm = self.problem, self.trainer.algorithm
-        personal = algorithm.personalize(problem, state, torch.arange(problem.clients))
-        return personal, algorithm.parts(problem, state, personal)
+        """Return the personal models (n, D), and their parts by name; only the models (k, D) of clients that were
+        drawn for evaluation."""
+        problem, algorithm, panel = self.problem, self.trainer.algorithm, self.panel
+        personal = algorithm.personalize(problem, state, panel.clients)
+        return personal, {} if panel.drawn else algorithm.parts(problem, state, personal)
 
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """The result after the last event."""
-        trainer, problem = self.trainer, self.problem
+        trainer, problem, panel = self.trainer, self.problem, self.panel
         found = self.evaluate(state, step)
         ids, report = problem.data.ids, self.channel.report
         personal, parts = self.models(state)
@@ -263,8 +265,8 @@ class Loop:
             parts=parts,
             shared=trainer.algorithm.shared(state),
             ids=ids,
-            by_client=found.personal.by_client(problem),
-            shared_by_client=None if found.shared is None else found.shared.by_client(problem),
+            by_client=found.personal.by_client(panel.problem),
+            shared_by_client=None if found.shared is None else found.shared.by_client(panel.problem),
             final=self.history[-1],
             stopped=stopped,
             metric=metric_name(problem),
@@ -276,6 +278,8 @@ class Loop:
             asked=trainer.asked_metrics,
             trained=self.problem.tally is None or not 0 < self.problem.tally.trained == self.problem.tally.diverged,
             step=self.step_name,
+            evaluated=panel.ids,
+            tested=panel.population,
         )
 
 

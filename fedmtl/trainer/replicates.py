@@ -79,12 +79,13 @@ class Replicates:
         privacy: Privacy | None,
         early_stopping: EarlyStopping | None = None,
         baselines: Sequence[object] = (),
+        evaluate_clients: int | None = None,
     ) -> None:
         """Refuse settings that cannot have these replicates.
 
         Raises:
             ConfigError: an algorithm that cannot compute several runs as one program, noise that is not simulated,
-                privacy without one budget to set, early stopping, or baselines.
+                privacy without one budget to set, early stopping, baselines, or a sample of clients.
         """
         if self.epsilons is not None:
             shown = ", ".join(rounded_up(value, 6) for value in self.epsilons)
@@ -112,7 +113,8 @@ class Replicates:
                 f"replicates: {self.count} runs on the same records are a simulation, and cost {self.count} times the "
                 "epsilon of one; they need privacy.source='seeded'."
             )
-        for name, value in (("early_stopping", early_stopping), ("baselines", list(baselines) or None)):
+        sample = ("evaluate_clients", evaluate_clients)
+        for name, value in (("early_stopping", early_stopping), ("baselines", list(baselines) or None), sample):
             if value is not None:
                 raise ConfigError(f"replicates: {name} is {value!r}; {self.count} runs as one program have none.")
 

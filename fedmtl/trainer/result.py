@@ -39,7 +39,7 @@ class Result:
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
         ids: the clients' ids.
-        personal: (n, D), the clients' models.
+        personal: (n, D), the clients' models; of those in ``evaluated`` alone where some were drawn, (k, D).
         shared: (D,), the released model, if the algorithm has one.
         by_client: the scores of each client's own model on its test examples, by metric and id, without the clients
             for which a metric is not defined, such as those without test examples: ``by_client["auc"]["client-7"]``.
@@ -68,7 +68,9 @@ class Result:
         parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
             row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
             that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
-            a private prior (and of MP-MTL with one release).
+            a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
+        evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
+        tested: how many clients have something to test on.
     """
 
     algorithm: str
@@ -97,6 +99,8 @@ class Result:
     asked: tuple[Metric, ...] = ()
     trained: bool = True
     terms: Terms | None = None
+    evaluated: tuple[str, ...] | None = None
+    tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -131,6 +135,22 @@ class Result:
             f"{len(self.ids):,} clients, {self.final['round']:,} {self.step}s, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Whose the rows of ``personal`` are."""
+        return self.ids if self.evaluated is None else self.evaluated
+
+    def standard_error(self, metric: Metric) -> float:
+        """Return the standard error of the mean of a metric as that of all clients with something to test on; 0 where
+        all of them were evaluated, NaN for a single score."""
+        if self.evaluated is None:
+            return 0.0
+        scores = self.by_client[metric.name]
+        if (count := len(scores)) < 2:
+            return math.nan
+        left = 1 - len(self.evaluated) / self.tested  # the share that was not drawn
+        return spread_of(scores, metric)["spread"] * math.sqrt(left / (count - 1))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -193,7 +213,9 @@ class Result:
         Raises:
             ConfigError: no client of that id.
         """
-        return self._module(self.personal[place_of(client, self.ids)])
+        if self.evaluated is not None and client in self.ids and client not in self.evaluated:
+            raise ConfigError(f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated.")
+        return self._module(self.personal[place_of(client, self.owners)])
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -240,6 +262,8 @@ class Result:
             own = self.by_client[metric.name]
             found = spread_of(own, metric)
             values[f"{prefix}median"] = found["median"]
+            if self.evaluated is not None:
+                values[f"{prefix}standard_error"] = self.standard_error(metric)
             if prefix:
                 values |= {f"{prefix}{key}": found[key] for key in ("worst_tenth", "spread", "clients")}
             if alone is not None:
@@ -259,7 +283,9 @@ class Result:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
         last = self.final
         clients, scored = f"{len(self.ids):,} clients", len(self.personal_accuracy)
-        if scored < len(self.ids):
+        if self.evaluated is not None:
+            clients += f" ({len(self.evaluated):,} of them evaluated)"
+        elif scored < len(self.ids):
             clients += f" ({scored:,} scored, the others have nothing to test on)"
         head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self.step}s"
         if self.stopped == "budget":
@@ -279,7 +305,11 @@ class Result:
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
         lines = ["not private (computed on the clients' test data); baselines are not released"]
         reference = None if alone is None else ("local", alone.by_client)
-        lines += score_lines(stages, self.shown, len(self.ids), reference)
+        lines += score_lines(stages, self.shown, len(self.owners), reference)
+        if self.evaluated is not None:
+            errors = [(one.name, self.standard_error(one), last.get(one.name)) for one in self.shown]
+            texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
+            lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
         if self.diverged:
             lines.append(f"  diverged: the loss of {self.diverged:,} clients' own models is not finite")
         if self.finetuned is not None:

@@ -28,7 +28,7 @@ from ..stacked.losses import Loss
 from .baselines import named_baselines
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
-from .evaluation import try_metrics
+from .evaluation import Panel, try_metrics
 from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
 from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_kinds
@@ -81,6 +81,10 @@ class Trainer:
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
+        evaluate_clients: how many clients are evaluated, of a large population: a sample of those that have test
+            examples, drawn by the seed, the same at every evaluation and for every baseline. Means are then estimates,
+            printed with their standard error, and the result has the models and scores of these clients alone.
+            ``None`` evaluates all.
         checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
         early_stopping: ends the run when the shared model has stopped moving; decided by what was released, and
             charged as all the planned rounds.
@@ -119,6 +123,7 @@ class Trainer:
     dtype: str = "float32"
     execution: Execution = field(default_factory=Execution)
     eval_every: int | None = None
+    evaluate_clients: int | None = None
     checkpoint_every: int | None = None
     early_stopping: EarlyStopping | None = None
     replicates: int = 1
@@ -144,7 +149,7 @@ class Trainer:
         one_of(self, ("memory", "mapped"), client_store=self.client_store)
         if self.client_store == "mapped" and self.folder is None:
             raise ConfigError("client_store is 'mapped', which needs a folder.")
-        for name in ("eval_every", "checkpoint_every"):
+        for name in ("eval_every", "evaluate_clients", "checkpoint_every"):
             if getattr(self, name) is not None:
                 positive_int(self, **{name: getattr(self, name)})
         if isinstance(self.schedule, AsynchronousSchedule):
@@ -152,7 +157,7 @@ class Trainer:
         else:
             self.schedule.bind(len(self.data))
         named_baselines(self.baselines, self.algorithm)
-        self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines)
+        self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
         resolve_metrics(self.metrics, self.data.spec, self.data.name)
 
@@ -299,13 +304,16 @@ class Trainer:
                 problem = replace(problem, data=problem.data.bounded(bound))
             data, validation = held_out(problem.data, self.finetune)
             problem = replace(problem, data=data)
+            panel = Panel.draw(problem, self.evaluate_clients)
+            if validation is not None and panel.drawn:
+                validation = validation.subset(panel.clients.tolist())
             if self.finetune is not None:
                 self.finetune.check(problem)  # before anything is charged
             self._check_baselines(problem)
             try_metrics(problem, self.further_metrics)
-            result = resolved._follow(problem, folder, resume, coins)
+            result = resolved._follow(problem, panel, folder, resume, coins)
             if self.finetune is not None:
-                result = finetuned(result, problem, self.finetune, validation, self.privacy, self.further_metrics)
+                result = finetuned(result, panel.problem, self.finetune, validation, self.privacy, self.further_metrics)
         result = replace(
             result,
             chosen=chosen(self.algorithm, resolved.algorithm, self.repeated),
@@ -330,7 +338,12 @@ class Trainer:
                 raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
 
     def _follow(
-        self, problem: Problem, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None
+        self,
+        problem: Problem,
+        panel: Panel,
+        folder: RunFolder | None,
+        resume: bool,
+        coins: NoiseSource | None = None,
     ) -> Result:
         """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
@@ -353,7 +366,7 @@ class Trainer:
                 problem = replace(problem, tally=Tally(*tally[0].tolist()))
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks)
+                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks, panel)
                 run.seen = Tally(*tally[1].tolist())
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)

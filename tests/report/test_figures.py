@@ -96,6 +96,16 @@ def test_clients_are_sorted_and_compared_one_by_one(tmp_path: Path, drawn: list[
     assert labels == ["PMTL  mean 0.575", "Local  mean 0.350"]
 
 
+def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]) -> None:
+    values = np.random.default_rng(0).permutation(100_000) / 1e5  # quantile q is q
+    figures.plot_clients({"pmtl": values, "local": [0.25] * len(values)}, tmp_path / "c.png")
+    left, right = drawn[0].axes
+    for patch, expected in zip(left.patches, (np.full(1000, 0.25), (np.arange(1000) + 0.5) / 1000), strict=True):
+        np.testing.assert_allclose(patch.get_data().values, expected, atol=1e-5)
+    assert right.patches[0].get_width() == pytest.approx(0.75)  # of all clients
+    assert left.get_legend().get_texts()[1].get_text() == "PMTL  mean 0.500"
+
+
 def test_clients_of_errors_count_lower_as_better(tmp_path: Path, drawn: list[Figure]) -> None:
     figures.plot_clients(
         {"pmtl": [1.0, 1.0, 3.0, 1.0], "local": [2.0, 2.0, 2.0, 2.0]},

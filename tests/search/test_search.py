@@ -601,6 +601,7 @@ def with_privacy(**changes):
         ({"schedule": PoissonSampling(cohort=5)}, "schedule is PoissonSampling"),
         ({"data": ragged_classification(CLIENTS, seed=1)}, "data is "),
         ({"early_stopping": EarlyStopping()}, "early_stopping"),
+        ({"evaluate_clients": 5}, "evaluate_clients"),
     ],
 )
 def test_what_the_accounting_does_not_cover_is_refused_by_name(changes, said: str):

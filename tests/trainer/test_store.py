@@ -82,6 +82,51 @@ def test_restore_takes_the_snapshot_and_drops_later_rows(store):
     assert_holds(store, reference)
 
 
+@pytest.mark.parametrize("kind", ["memory", "mapped"])
+def test_only_clients_that_were_written_take_memory(tmp_path, kind):
+    many, fields, generator = 1_000_000, {"model": ((50,), torch.float64)}, torch.Generator().manual_seed(0)
+    store = ClientStore(many, fields) if kind == "memory" else MappedClientStore(many, fields, folder=tmp_path)
+    reference = torch.zeros(many, dtype=torch.float64)
+    for step in range(20):
+        ids = torch.randperm(many, generator=generator)[:100]
+        rows = torch.randn(100, 50, generator=generator, dtype=torch.float64)
+        before = store.gather("model", ids)
+        assert torch.equal(before[:, 7], reference[ids])
+        store.scatter_all(ids, {"model": rows})
+        reference[ids] = rows[:, 7]
+        snapshot = store.snapshot(step)
+        assert sum(tensor.nbytes for tensor in snapshot.values()) <= (step + 1) * 100 * 51 * 8
+    assert torch.equal(store.gather("model", torch.arange(many))[:, 7], reference)
+    written = (tmp_path / "journal-19.safetensors").stat().st_size if kind == "mapped" else 0
+    assert written < 2100 * 51 * 8
+    assert sum(path.stat().st_blocks for path in tmp_path.glob("*.bin")) * 512 < 1 << 20  # 400 MB if it were not sparse
+
+
+def test_a_store_that_most_clients_have_written_is_one_tensor_and_goes_on_from_either():
+    store, other = ClientStore(N, FIELDS), ClientStore(N, FIELDS)
+    rows = torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
+    order = torch.tensor([7, 2, 5, 0, 8, 1])
+    for first in range(0, 6, 2):
+        ids = order[first : first + 2]
+        store.scatter("model", ids, rows[ids])
+        snapshot = {name: tensor.clone() for name, tensor in store.snapshot(0).items()}
+        assert ("model.ids" in snapshot) == (2 * (first + 2) <= N)
+        other.scatter("model", torch.tensor([3]), rows[:1])  # later than the snapshot
+        other.restore(snapshot, 0)
+        expected = torch.zeros(N, 3, dtype=torch.float64)
+        expected[order[: first + 2]] = rows[order[: first + 2]]
+        for one in (store, other):
+            assert torch.equal(one.gather("model", torch.arange(N)), expected)
+            assert torch.equal(one.gather_all(torch.arange(N))["model"], expected)
+
+
+@pytest.mark.parametrize("ids", [[0, N], [-1, 0], [0, 1, 2]])
+def test_restore_refuses_rows_of_clients_that_are_not_there(ids):
+    store = ClientStore(N, {"seen": ((), torch.bool)})
+    with pytest.raises(ResumeError, match="client tensors"):
+        store.restore({"seen": torch.ones(2, dtype=torch.bool), "seen.ids": torch.tensor(ids)}, 1)
+
+
 def test_restore_refuses_other_shapes():
     store = ClientStore(N, FIELDS)
     for tensors in ({}, {**store.snapshot(1), "seen": torch.zeros(N + 1, dtype=torch.bool)}):

@@ -108,7 +108,7 @@ def seen(
         if event is not None and not found.first:
             clients = event.clients
             found.first = tuple(k for k in clients.flatten().tolist() if k >= 0)
-        for name, rows in state.private.snapshot(0).items():
+        for name, rows in state.private.gather_all(everybody).items():
             found.note(when - 1, f"{name!r} in the store", everybody, rows)
     return found
 
