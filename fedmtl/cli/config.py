@@ -209,8 +209,8 @@ def settings(config: Config) -> Config:
         if objects["baselines"] == "auto":
             objects["baselines"] = usual_baselines(objects["algorithm"]) if repeated.count == 1 else ()
         named_baselines(objects["baselines"], objects["algorithm"])
-        others = [objects.get(name) for name in ("early_stopping", "baselines", "evaluate_clients")]
-        repeated.check(objects["algorithm"], objects["privacy"], *others)
+        stopping, sample = objects.get("early_stopping"), objects["evaluate_clients"]
+        repeated.check(objects["algorithm"], objects["privacy"], stopping, objects["baselines"], sample)
         if config["device"] != "auto":
             try:
                 torch.empty(0, device=config["device"])
