@@ -165,6 +165,8 @@ def settings(config: Config) -> Config:
     Raises:
         ConfigError: an impossible value, named by its key.
     """
+    with ByKey(config):
+        _check_plain(config)  # before the imports, which take seconds
     import torch
 
     from .. import models
@@ -176,6 +178,7 @@ def settings(config: Config) -> Config:
 
     model, adapters, fixed = _plain_model(config)
     objects = {group: instantiate_group(config | {"model": model}, group) for group in GROUPS if group != "data"}
+    objects["evaluate_clients"] = config.get("evaluate_clients")
     logger = config.get("logger")
     if logger and "_target_" not in logger:
         raise ConfigError(f"logger is {logger!r}; accepted: logger=none, or a _target_ with its settings.")
@@ -191,16 +194,6 @@ def settings(config: Config) -> Config:
             objects["early_stopping"] = EarlyStopping(
                 **_fields("early_stopping", config["early_stopping"], EarlyStopping)
             )
-        positive_int("Trainer", rounds=config["rounds"])
-        objects["evaluate_clients"] = config.get("evaluate_clients")  # folders of earlier versions have none
-        counts = {name: config[name] for name in ("eval_every", "checkpoint_every")}
-        for name, value in (counts | {"evaluate_clients": objects["evaluate_clients"]}).items():
-            if value is not None:
-                positive_int("Trainer", **{name: value})
-        if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
-            raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
-        one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
-        one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
         asked = config.get("metrics") or ()
         check_metrics(asked)
         objects["metrics"] = tuple(asked)
@@ -223,6 +216,18 @@ def settings(config: Config) -> Config:
     objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}
     objects["trainable"] = config.get("trainable")  # folders of earlier versions have none
     return objects | {name: config[name] for name in names}
+
+
+def _check_plain(config: Config) -> None:
+    """Check the settings that are numbers and words of their own."""
+    positive_int("Trainer", rounds=config["rounds"], replicates=config["replicates"])
+    for name in ("eval_every", "checkpoint_every", "evaluate_clients"):  # folders of earlier versions lack the last
+        if config.get(name) is not None:
+            positive_int("Trainer", **{name: config[name]})
+    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
+        raise ConfigError(f"seed is {config['seed']!r}; it must be a whole number.")
+    one_of("Trainer", ("float32", "float64"), dtype=config["dtype"])
+    one_of("Trainer", ("memory", "mapped"), client_store=config["client_store"])
 
 
 def _plain_model(config: Config) -> tuple[Any, Any, bool]:

@@ -51,6 +51,13 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         super().__init__([rows], dict(lr=lr, proximal=proximal, **defaults))
         self.lam, self.anchor = lam, anchor
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take the rows, the only group. The method of torch does the same and first imports its compiler, which takes
+        longer than a small run."""
+        if self.param_groups:
+            raise ConfigError("A stacked optimizer has one group of parameters, its rows.")
+        self.param_groups.append({**self.defaults, **param_group})
+
     @torch.no_grad()
     def step(self, *, active: Active = None) -> None:  # type: ignore[override]
         """Move the active rows by one step of ``rows.grad``; all others keep every bit."""

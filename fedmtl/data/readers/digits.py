@@ -7,7 +7,9 @@ from either pool, and its own style: one rotation and one gamma for all its imag
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -87,11 +89,23 @@ def load_digits_clients(
 
 def raw_digits() -> tuple[Tensor, Tensor]:
     """Return scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
-    from sklearn.datasets import load_digits
+    rows = _file_of_digits()
+    images = torch.from_numpy(rows[:, :-1].reshape(-1, 8, 8).astype(np.float32) / 16)
+    return images, torch.from_numpy(rows[:, -1].astype(np.int64))
+
+
+def _file_of_digits() -> np.ndarray:
+    """Return the pixels and the label of every image, float64 (1797, 65), from the file that scikit-learn installs: the
+    package itself, with pandas, takes longer to import than a small run."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in () if found is None else found.submodule_search_locations or ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # of a version that keeps the file elsewhere
 
     digits = load_digits()
-    images = torch.from_numpy(np.asarray(digits.images, dtype=np.float32) / 16)
-    return images, torch.from_numpy(np.asarray(digits.target, dtype=np.int64))
+    return np.column_stack([digits.data, digits.target])
 
 
 def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
