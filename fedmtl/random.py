@@ -19,6 +19,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_BLOCK = 1 << 14  # draws, of which a dozen arrays are in the cache together
 
 
 def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
@@ -70,10 +71,24 @@ def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Ten
         step: round or event number in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
+    if isinstance(key, int) and isinstance(step, int) and index.device.type == "cpu":
+        return _bits_on_host(key, *torch.broadcast_tensors(client.cpu(), index), step)
     step = torch.as_tensor(step, dtype=torch.int64, device=index.device)
     low, high = client & _MASK, (client >> 32) & _MASK
     w0, w1, _, _ = philox(key, index, step, low, high)
     return ((w0 & 0x7FFFFFFF) << 32) | w1
+
+
+def _bits_on_host(key: int, client: Tensor, index: Tensor, step: int) -> Tensor:
+    """:func:`keyed_bits` by NumPy, in blocks that stay in the processor's cache."""
+    clients, indices = (words.reshape(-1).numpy().view(np.uint64) for words in (client, index))
+    bits = np.empty(len(indices), dtype=np.uint64)
+    for first in range(0, len(bits), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        own, place = clients[part], indices[part]
+        w0, w1, _, _ = philox(key, place, np.full(len(place), step, dtype=np.uint64), own & _MASK, own >> 32)
+        bits[part] = ((w0 & 0x7FFFFFFF) << 32) | w1
+    return torch.from_numpy(bits.view(np.int64)).reshape(index.shape)
 
 
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:

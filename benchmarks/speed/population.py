@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.wall: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
+        self.each: dict[str, list[float]] = {}
         self._inner = [(0.0, 0.0)]
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +89,7 @@ class Clock:
                     table[part] = table.get(part, 0.0) + whole - own
                 outer = self._inner[-1]
                 self._inner[-1] = outer[0] + spent[0], outer[1] + spent[1]
-                self.calls[part] = self.calls.get(part, 0) + 1
+                self.each.setdefault(part, []).append(spent[0] - inner[0])
 
         return call
 
@@ -129,15 +130,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     spent = time.process_time() - whole[0], time.perf_counter() - whole[1]
     parts = clock.seconds | {"other": spent[0] - sum(clock.seconds.values())}
     files = {path.name: path.stat().st_size for path in Path(arguments.folder).rglob("*") if path.is_file()}
-    rounds = clock.calls["rounds"] // 2
+    events = clock.each["rounds"]
+    rounds = [begin + step for begin, step in zip(events[::2], events[1::2], strict=True)]  # charge, then compute
     return {
         "clients": len(data),
         "algorithm": arguments.algorithm,
         "sampling": arguments.sampling,
         "store": arguments.store[0],
         "evaluated": arguments.evaluate,
-        "rounds": rounds,
-        "seconds_per_round": parts["rounds"] / rounds,
+        "rounds": len(rounds),
+        "seconds_per_round": [median(rounds), min(rounds), max(rounds)],
         "processor_seconds": parts,
         "wall_seconds": clock.wall | {"all": spent[1]},
         "memory_mib": memory(),
@@ -159,7 +161,7 @@ def line(found: dict[str, Any]) -> str:
     """Return one row of the table."""
     parts = found["processor_seconds"]
     cells = [f"{found['clients']:>9,}", found["algorithm"], found["sampling"], found["store"], found["evaluated"]]
-    cells += [f"{1e3 * found['seconds_per_round']:.1f}", *(f"{parts.get(name, 0.0):.2f}" for name in COLUMNS)]
+    cells += [f"{1e3 * found['seconds_per_round'][0]:.1f}", *(f"{parts.get(name, 0.0):.2f}" for name in COLUMNS)]
     cells += [f"{sum(parts.values()):.1f}", f"{found['memory_mib']:,.0f}", f"{found['memory_imported_mib']:,.0f}"]
     return "| " + " | ".join(cells) + " |"
 

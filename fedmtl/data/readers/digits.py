@@ -26,6 +26,7 @@ from ..loaders import reader
 from ..split import client_keys
 
 CLASSES = 10
+_CLIENTS = 1024  # that are dealt to together
 
 
 @reader("digits")
@@ -129,6 +130,12 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
     Raises:
         ConfigError: some client's classes have fewer images in the pool than it needs.
     """
+    blocks = zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True)
+    return torch.cat([_deal(labels, pool, some, whose, count, seed) for some, whose in blocks])
+
+
+def _deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int) -> Tensor:
+    """:func:`deal` to as many clients as are dealt to together: every client has a score for every image."""
     allowed = torch.zeros(len(keys), CLASSES, dtype=torch.bool).scatter_(1, chosen, True)[:, labels[pool]]
     available = int(allowed.sum(1).min())
     if available < count:
