@@ -2,6 +2,9 @@
 
 import ast
 import importlib.util
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,51 @@ def test_imports_inside_functions_are_only_of_what_is_slow_or_not_on_every_syste
     modules = package()
     assert len(modules) > 150
     assert list(misplaced(modules)) == []
+
+
+def test_every_dependency_is_imported_by_the_package():
+    """Of the hard ones pyarrow alone is not: pandas reads parquet by it."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [
+        *project["dependencies"],
+        *(one for name in ("h5", "tensorboard", "mlflow") for one in project["optional-dependencies"][name]),
+    ]
+    names = {re.match(r"[\w-]+", one).group() for one in asked}
+    modules = {"hydra-core": "hydra", "scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
+    modules["tensorboard"] = "torch.utils.tensorboard"
+    found = {name for file in (ROOT / "fedmtl").rglob("*.py") for name in everywhere(ast.parse(file.read_text()))}
+    missing = {name for name in names if not any(f"{one}.".startswith(f"{modules.get(name, name)}.") for one in found)}
+    assert missing == {"pyarrow"}
+    assert "read_parquet(" in (ROOT / "fedmtl/data/readers/columns.py").read_text()
+
+
+def everywhere(tree: ast.AST) -> Iterator[str]:
+    """Yield the absolute names of all imports, those in functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def test_a_small_run_imports_no_compiler_and_no_reader_of_tables():
+    """Each of these takes a third of a second to two, and an ordinary run needs none of them."""
+    program = """
+import sys
+from fedmtl import *
+Trainer(
+    algorithm=PMTL(local=LocalSGD(lr=0.1)), data=load_data("digits", clients=4), model=models.softmax_regression(),
+    schedule=PoissonSampling(cohort=2), privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-2), rounds=1,
+    baselines=("local",), metrics=("auc",), progress=False,
+).fit()
+print(*{name for name in sys.modules} & set(sys.argv[1:]))
+"""
+    unused = ["torch._dynamo", "torch._inductor", "sympy", "triton", "opacus", "sklearn", "pandas", "pyarrow"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *unused, "matplotlib"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(
