@@ -458,11 +458,13 @@ def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence
 
 def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
     """Return columns of one length as CSV under their names."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
+    content = io.BytesIO()
+    with io.TextIOWrapper(content, encoding="utf-8", newline="") as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        text.flush()
+        return content.getvalue()
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:

@@ -103,7 +103,7 @@ def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]
     for patch, expected in zip(left.patches, (np.full(1000, 0.25), (np.arange(1000) + 0.5) / 1000), strict=True):
         np.testing.assert_allclose(patch.get_data().values, expected, atol=1e-5)
     assert right.patches[0].get_width() == 0.74999  # of all clients, where the quantiles would say 0.75
-    assert left.get_legend().get_texts()[1].get_text() == "PMTL  mean 0.500"
+    assert left.get_legend().get_texts()[0].get_text() == "PMTL  mean 0.500"
 
 
 def test_clients_of_errors_count_lower_as_better(tmp_path: Path, drawn: list[Figure]) -> None:
