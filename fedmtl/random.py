@@ -72,7 +72,8 @@ def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Ten
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
     if isinstance(key, int) and isinstance(step, int) and index.device.type == "cpu":
-        return _bits_on_host(key, *torch.broadcast_tensors(client.cpu(), index), step)
+        owner, place = torch.broadcast_tensors(client.cpu(), index)
+        return _bits_on_host(key, owner, place, step)
     step = torch.as_tensor(step, dtype=torch.int64, device=index.device)
     low, high = client & _MASK, (client >> 32) & _MASK
     w0, w1, _, _ = philox(key, index, step, low, high)
