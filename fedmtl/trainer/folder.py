@@ -349,8 +349,10 @@ class RunFolder:
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
     """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
-    names = ("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client")
-    names += ("final", "chosen", "shortened", "evaluated", "tested")
+    names = (
+        *("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client"),
+        *("final", "chosen", "shortened", "evaluated", "tested"),
+    )
     found = {name: getattr(result, name) for name in names}
     finetuned = result.finetuned
     if finetuned is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fedmtl import PMTL, ClientPrivacy, Finetune, LocalSGD, PoissonSampling, Trainer, models
+from fedmtl import PMTL, ClientPrivacy, Finetune, LocalSGD, PoissonSampling, Result, Trainer, models
 from fedmtl.cli.config import compose, resolve, settings
 from fedmtl.cli.inspect import verify
 from fedmtl.errors import ConfigError
@@ -116,6 +116,13 @@ def test_files_of_a_run_that_evaluates_some(tmp_path):
     with pytest.raises(ConfigError, match="is not one of the 6 that were evaluated"):
         run.model_for(one)
     assert verify([str(tmp_path)]) == 0
+    again = Result.load(tmp_path)
+    assert (again.evaluated, again.tested, again.ids) == (run.evaluated, TESTED, run.ids)
+    assert torch.equal(again.personal, run.personal)
+    assert again.summary() == run.summary()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    assert torch.equal(again.model_for(run.evaluated[2])(x), run.model_for(run.evaluated[2])(x))
+    assert again.baselines["fedavg"].personal.shape == (6, run.personal.shape[1])
 
 
 def test_finetuning_is_of_these_clients():
