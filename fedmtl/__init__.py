@@ -27,6 +27,7 @@ _EXPORTS = {
     "Finetune": "algorithms",
     "Local": "algorithms",
     "PeerToPeer": "algorithms",
+    "PriorLayers": "algorithms",
     "PrivatePrior": "algorithms",
     "ServerOptimizer": "algorithms",
     "FederatedDataset": "data",
@@ -84,6 +85,7 @@ __all__ = [
     "PeerToPeer",
     "PoissonClocks",
     "PoissonSampling",
+    "PriorLayers",
     "PrivatePrior",
     "PrivateSearch",
     "QuantileClip",
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
         MPMTLayers,
         PeerToPeer,
         PFedMe,
+        PriorLayers,
         PrivatePrior,
         ServerOptimizer,
     )

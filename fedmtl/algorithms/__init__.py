@@ -21,6 +21,7 @@ from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
 from .pp_dmtl.simulated import largest_delay
 from .ppsgd import PPSGD
+from .prior_layers import PriorLayers
 from .private_prior import PrivatePrior
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, MappedClientStore
@@ -53,6 +54,7 @@ __all__ = [
     "Own",
     "PFedMe",
     "PeerToPeer",
+    "PriorLayers",
     "PrivatePrior",
     "Problem",
     "Released",

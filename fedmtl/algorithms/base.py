@@ -16,7 +16,7 @@ from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
-from ..local.optimizers import Strength
+from ..local.optimizers import Strength, rows_of
 from ..local.places import LANES, grain_of, places
 from ..local.private import train_privately
 from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
@@ -140,7 +140,8 @@ class Problem:
             clients: int64 (k,).
             round: the round, as :meth:`Algorithm.client` gets it, or its number; addresses batches and dropout masks.
             lam, anchor: the pull (lam / 2) ||w - anchor||^2; anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D)
-                with one strength for each coordinate.
+                with one strength for each coordinate, or a :class:`~fedmtl.local.precision.Precision` P, and the pull
+                is (1/2) (w - anchor)^T P (w - anchor).
             divergence: what the pull measures in place of the squared distance, see
                 :func:`fedmtl.local.train_locally`; not where records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
@@ -186,9 +187,9 @@ class Problem:
                         self.loss,
                         solver,
                         plan.part(part),
-                        _rows_of(start, own),
-                        lam=_rows_of(lam, own),
-                        anchor=_rows_of(anchor, own),
+                        rows_of(start, own),
+                        lam=rows_of(lam, own),
+                        anchor=rows_of(anchor, own),
                         divergence=divergence,
                         moving=moving,
                     )
@@ -232,22 +233,17 @@ class Problem:
                 self.data,
                 self.loss,
                 solver,
-                _rows_of(start, place),
+                rows_of(start, place),
                 clients=clients[own],
                 round=number,
                 records=local,
-                lam=_rows_of(lam, place),
-                anchor=_rows_of(anchor, place),
+                lam=rows_of(lam, place),
+                anchor=rows_of(anchor, place),
                 moving=moving,
             )
 
         self.executor.map(work, len(clients))
         return result
-
-
-def _rows_of(value: Any, places: Tensor) -> Any:
-    """Return the rows of a tensor (k, D) at ``places``; anything else, such as (D,) for all clients, as it is."""
-    return value[places] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
 @dataclass(frozen=True)

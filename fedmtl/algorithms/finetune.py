@@ -14,6 +14,7 @@ client's own records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -145,8 +146,6 @@ class Finetune:
 def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
     """Return the mean squares of the gradients of each client's own training records at its model.
 
-    Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
-
     Args:
         problem: the data, the model and the loss.
         models: (k, D), where the gradients are taken.
@@ -156,7 +155,26 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
         (k, D).
     """
     result = torch.zeros_like(models)
-    train = problem.data.train
+
+    def add(place: int, gradients: Tensor) -> None:
+        result[place] += gradients.square().sum(0)
+
+    visit_gradients(problem, models, clients, add)
+    return result / problem.data.train.counts[clients].to(result)[:, None]
+
+
+def visit_gradients(problem: Problem, models: Tensor, clients: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+    """Call ``visit`` with the gradients of each client's own training records at its model, a few records at a time.
+
+    Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
+
+    Args:
+        problem: the data, the model and the loss.
+        models: (k, D) or (D,), where the gradients are taken.
+        clients: int64 (k,), each with a training record or more.
+        visit: gets the place of the client among the k, and gradients of some of its records, (n, D).
+    """
+    train, models = problem.data.train, models.expand(len(clients), -1)
 
     def work(stack: StackedModule, part: slice) -> None:
         for place in range(part.start, part.stop):
@@ -171,8 +189,6 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
             for gradients, _ in example_gradients(
                 stack, x, y, problem.loss, mask=mask[None], address=address, position=position[None]
             ):
-                result[place] += gradients.square().sum(0)
-            result[place] /= count
+                visit(place, gradients)
 
     problem.executor.map(work, len(clients), grain=1)
-    return result

@@ -114,10 +114,7 @@ class PrivatePrior(LinearAlgorithm):
         """Resolve as the base class does, and take the clip norm for ``scale``, 1 without privacy; no step rests on
         a bound."""
         found = super().resolve_auto(problem, schedule, None)
-        if found.scale != "auto":
-            return found
-        given = privacy if isinstance(privacy, (tuple, list)) else [privacy]
-        return replace(found, scale=next((float(one.initial_norm) for one in given if one is not None), 1.0))
+        return replace(found, scale=clip_of(privacy)) if found.scale == "auto" else found
 
     # What it releases
 
@@ -288,6 +285,12 @@ class PrivatePrior(LinearAlgorithm):
     def _features(self, problem: Problem) -> int:
         tasks = self._tasks(problem)
         return tasks.dimension - int(tasks.bias)
+
+
+def clip_of(privacy: Any) -> float:
+    """Return the clip norm of a run, or of the first of its repetitions that has one; 1 without privacy."""
+    given = privacy if isinstance(privacy, (tuple, list)) else [privacy]
+    return next((float(one.initial_norm) for one in given if one is not None), 1.0)
 
 
 def mean_signal(mean: Tensor, noise: float) -> Tensor:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from .precision import Precision
 
 Active = Tensor | slice | None
 """Which rows move: a boolean mask (K,), a slice, or ``None`` for all."""
 
-Strength = float | Tensor
-"""Strength of the pull to an anchor: one number, or one for each coordinate, (D,) or (K, D)."""
+Strength = float | Tensor | Precision
+"""Strength of the pull to an anchor: one number, one for each coordinate, (D,) or (K, D), or a precision matrix."""
 
 
 class StackedOptimizer(torch.optim.Optimizer, ABC):
@@ -29,10 +30,12 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         rows: (K, D) parameters; the gradient is read from ``rows.grad``.
         lr: step size eta.
         lam: strength lambda of the pull towards ``anchor``, at least 0: one number for all coordinates, or a tensor
-            (D,) or (K, D) with one for each.
+            (D,) or (K, D) with one for each. Or a :class:`~fedmtl.local.precision.Precision` P, and the term is
+            (1/2) (w - anchor)^T P (w - anchor).
         anchor: (D,) or (K, D); needed when ``lam > 0``.
         proximal: take the anchor term by its proximal step, w <- (w + eta lam anchor) / (1 + eta lam), after the update
-            rule instead of adding lam (w - anchor) to the gradient. Stable for any ``eta * lam``.
+            rule instead of adding lam (w - anchor) to the gradient. Stable for any ``eta * lam``. Of a precision matrix
+            it is w <- anchor + (I + eta P)^-1 (w - anchor).
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         proximal: bool = False,
         **defaults: Any,
     ) -> None:
-        self.pulls = isinstance(lam, Tensor) or lam > 0.0
+        self.pulls = isinstance(lam, (Tensor, Precision)) or lam > 0.0
         if self.pulls and anchor is None:
             raise ConfigError("lam > 0 needs an anchor to pull towards.")
         super().__init__([rows], dict(lr=lr, proximal=proximal, **defaults))
@@ -71,9 +74,11 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
             if len(select) == 0:
                 return
         w, gradient = rows[select], _gradient(rows)[select]
-        anchor, lam = _rows_of(self.anchor, select), _rows_of(self.lam, select)
+        anchor, lam = rows_of(self.anchor, select), rows_of(self.lam, select)
         if anchor is not None and self.pulls and not proximal:
-            if isinstance(lam, Tensor):
+            if isinstance(lam, Precision):
+                gradient = gradient + lam.times(w - anchor)
+            elif isinstance(lam, Tensor):
                 gradient = torch.addcmul(gradient, lam, w - anchor)
             elif self._follows_gradient(group):  # w - lr (g + lam (w - anchor)), without temporaries
                 w.lerp_(anchor.expand_as(w), lr * lam)
@@ -81,7 +86,9 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
                 gradient = torch.add(gradient, w, alpha=lam).sub_(anchor, alpha=lam)
         self._update(rows, select, w, gradient, group)
         if anchor is not None and self.pulls and proximal:
-            if isinstance(lam, Tensor):
+            if isinstance(lam, Precision):
+                w.copy_(anchor + lam.resolvent(w - anchor, lr))
+            elif isinstance(lam, Tensor):
                 w.addcmul_(lam, anchor, value=lr).div_(1.0 + lr * lam)
             else:
                 w.add_(anchor, alpha=lr * lam).div_(1.0 + lr * lam)
@@ -97,8 +104,11 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         """Apply the rule: change ``w`` (k, D) in place, given the active rows' gradient."""
 
 
-def _rows_of(value: Any, select: Any) -> Any:
-    """Return the selected rows of a tensor (K, D); anything else as it is."""
+def rows_of(value: Any, select: Any) -> Any:
+    """Return the selected rows of a tensor (K, D), or of a precision of K clients; anything else, such as (D,) for all
+    clients, as it is."""
+    if isinstance(value, Precision):
+        return value.of(select)
     return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..stacked.losses import Loss
 from ..stacked.per_example import example_gradients
-from .optimizers import Strength
+from .optimizers import Strength, rows_of
 from .solver import LocalSolver, address_of, frozen_part
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def train_privately(
         round: addresses the step size and dropout masks.
         records: draws records, clips, adds noise.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
-            one strength for each coordinate.
+            one strength for each coordinate, or a precision matrix.
         moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
             clipped without them. None trains all.
 
@@ -66,9 +66,7 @@ def train_privately(
     if not sorted_already:
         place = order.to(start.device)
         clients, steps = clients[order], steps[order]
-        start = start if start.dim() == 1 else start[place]
-        anchor = anchor if anchor is None or anchor.dim() == 1 else anchor[place]
-        lam = lam[place] if isinstance(lam, Tensor) and lam.dim() == 2 else lam
+        start, anchor, lam = (rows_of(value, place) for value in (start, anchor, lam))
     rows = stack.load(start, len(clients))
     rows.grad = stack.grads[: len(clients)]
     optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)

@@ -204,7 +204,7 @@ def train_locally(
         plan: batches of the k clients, from :func:`plan_batches`.
         start: (D,) or (k, D), where the clients start.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
-            one strength for each coordinate.
+            one strength for each coordinate, or a precision matrix.
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PrivatePrior, private_prior
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PriorLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.async_learner import once
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
@@ -179,6 +179,7 @@ MATRICES = {
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
     "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
     "prior, diagonal": (MPMTL(release="once", penalty="l21"), replace(_SOUND, epsilon=100.0)),
+    "prior, layers": (PriorLayers(share=0.4, local=LocalSGD(lr=0.1)), replace(_SOUND, epsilon=100.0)),
 }
 
 
@@ -1311,6 +1312,31 @@ def _centred_rows(self, problem, public, own, clients, round):
     return {name: row - row.mean(-2, keepdim=True) for name, row in rows.items()}, own
 
 
+_layers_start, _layers_client, _responses = PriorLayers.init, PriorLayers.client, PriorLayers._responses
+
+
+def _centre_of_the_models(problem, state, before, block, channel):
+    """The mean direction follows the models, too."""
+    state.public["centre"] = state.public["centre"] + 1e-6 * state.private.whole("model").abs().sum().double()
+
+
+def _centre_of_the_rows(self, problem, replicates=1):
+    state = _layers_start(self, problem, replicates)
+    state.public["centre"][0] = problem.data.train.x.double().mean()
+    return state
+
+
+def _centred_changes(self, problem, public, own, clients, round):
+    """Every client's row is that less the mean of all."""
+    rows, own = _layers_client(self, problem, public, own, clients, round)
+    return {name: row - row.mean(0) for name, row in rows.items()}, own
+
+
+def _mean_response(self, problem, matrices, clients):
+    """What the records of a client determine is what those of all do."""
+    return [found.mean(0).expand_as(found) for found in _responses(self, problem, matrices, clients)]
+
+
 def _directions_of_the_rows(self, problem, replicates=1):
     state, x = _prior_start(self, problem, replicates), problem.data.train.x.double()
     state.public["directions"] = torch.linalg.eigh(x.T @ x)[1].repeat(replicates, 1, 1)
@@ -1728,17 +1754,22 @@ MUTANTS = [
         CLOCK_GAUSS,
         ("simulated step",),
     ),
-    Mutant("both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior",)),
+    Mutant("both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior", "prior, layers")),
     Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
     Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
     Mutant("directions of the rows", _set(PrivatePrior, "init", _directions_of_the_rows), TRANSCRIPT, ("prior",)),
     Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
+    Mutant("centre of the rows", _set(PriorLayers, "init", _centre_of_the_rows), TRANSCRIPT, ("prior, layers",)),
+    Mutant("centre from the models", _stepped(_centre_of_the_models), TRANSCRIPT, ("prior, layers",)),
     Mutant("step size from the rows", _set(MPMTL, "_step_size", _step_size_from_data), TRANSCRIPT, ("symmetric",)),
     # independence
     Mutant("personal models of two clients mixed", _trained(_models_mixed), INDEPENDENCE),
     Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
     Mutant(
-        "personal models of two clients mixed", _stepped(_stored_mixed), INDEPENDENCE, ("symmetric", "layers", "prior")
+        "personal models of two clients mixed",
+        _stepped(_stored_mixed),
+        INDEPENDENCE,
+        ("symmetric", "layers", "prior", "prior, layers"),
     ),
     Mutant(
         "a client's update in two rows", _set(Channel, "release", _in_two_rows), INDEPENDENCE, ("poisson", "k-norm")
@@ -1748,6 +1779,12 @@ MUTANTS = [
     Mutant("factors by the mean length of all records", _of_factors(_by_all_records), INDEPENDENCE, CLOCK_GAUSS),
     Mutant("start by the fits of all tasks", _start_by_all_fits, INDEPENDENCE, ("logistic",)),
     Mutant("rows less the mean of all", _set(PrivatePrior, "client", _centred_rows), INDEPENDENCE, ("prior",)),
+    Mutant(
+        "changes less the mean of all", _set(PriorLayers, "client", _centred_changes), INDEPENDENCE, ("prior, layers",)
+    ),
+    Mutant(
+        "response of all clients", _set(PriorLayers, "_responses", _mean_response), INDEPENDENCE, ("prior, layers",)
+    ),
     Mutant(
         "moments of the next owner too",
         _set(once, "moments_message", _moments_of_the_next_too),

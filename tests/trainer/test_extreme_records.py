@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedmtl import (
     MPMTLayers,
     PeerToPeer,
     PoissonClocks,
+    PriorLayers,
     PrivatePrior,
     RecordPrivacy,
     Trainer,
@@ -34,6 +36,7 @@ from fedmtl.local import LocalSGD
 
 CLIP = ClientPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)
 RECORD = RecordPrivacy(clip_norm=1.0, epsilon=5.0, delta=1e-5)
+LOUD = ClientPrivacy(clip_norm=1.0, epsilon=1e4, delta=1e-5)
 LOCAL = LocalSGD(lr=0.1, batch_size=4)
 
 LINEAR = {
@@ -62,6 +65,7 @@ MODULES = {
     "pmtl": (lambda: PMTL(local=LOCAL, lam=1.0), CLIP),
     "fedavg, records": (lambda: FedAvg(local=LOCAL), RECORD),
     "mp_mtl_layers": (lambda: MPMTLayers(layers=("2",), local=LOCAL), CLIP),
+    "private_prior_layers": (lambda: PriorLayers(share=0.5, local=replace(LOCAL, proximal=True)), LOUD),
 }
 
 
@@ -108,7 +112,7 @@ def run(algorithm, privacy, data, model, **options):
         model=model,
         schedule=PoissonClocks(per_client=4) if asynchronous else FullParticipation(),
         privacy=privacy,
-        rounds=1000 if asynchronous else 1 if isinstance(algorithm, PrivatePrior) else 3,
+        rounds=1000 if asynchronous else 1 if isinstance(algorithm, (PrivatePrior, PriorLayers)) else 3,
         progress=False,
         **options,
     ).fit()

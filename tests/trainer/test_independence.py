@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmtl import Execution, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PrivatePrior, base
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior, base
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
@@ -71,6 +71,33 @@ def test_whatever_the_execution(execution: Execution) -> None:
 @pytest.mark.parametrize("algorithm", [FedAvg(local=SOLVERS["batches"]), Local(local=SOLVERS["all examples"])])
 def test_without_privacy_and_without_personal_training(algorithm: Any) -> None:
     assert refuted(trainer(algorithm=algorithm, privacy=None, schedule=FullParticipation())) == []
+
+
+def ragged_directions() -> FederatedDataset:
+    """Clients of 2 to 40 records that differ in the sign of one feature."""
+    generator, parts = torch.Generator().manual_seed(5), {}
+    for client in range(24):
+        x = torch.randn(2 + (client * 17) % 39, 6, generator=generator)
+        parts[f"client-{client}"] = (x, ((-1) ** client * x[:, 0] > 0).long())
+    return FederatedDataset.from_tensors(parts, test=parts, classes=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("proximal", [False, True])
+def test_networks_that_train_again_under_a_prior(proximal: bool, dtype: str) -> None:
+    solver = LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)
+    run = trainer(
+        algorithm=PriorLayers(share=0.3, scale=0.5, local=solver),
+        data=ragged_directions(),
+        model=models.mlp(hidden=7),
+        schedule=FullParticipation(),
+        privacy=replace(PRIVACY, noise_multiplier=0.01),
+        rounds=1,
+        dtype=dtype,
+    )
+    assert refuted(run) == []
+    public = list(states(run, run.data, 1))[-1][0].public
+    assert any(bool(value.any()) for name, value in public.items() if name.startswith("excess/"))
 
 
 def test_numbers_of_records_are_public_where_single_records_are_protected() -> None:

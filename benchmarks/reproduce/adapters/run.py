@@ -2,11 +2,14 @@
 
 Of the 206 writers of LEAF's FEMNIST file 56 are public: a perceptron is trained on all their images. The other 150
 learn together from there by FedAvg under client-level privacy, and finetune what they shared on their own images, at
-no further epsilon. Who is public, the rows, cohorts and noise are a function of the seed. Every method chooses by its
-score on a fifth of the private writers' training rows, with five trainings: three clips, then three step sizes with the
-best clip; finetuning has three settings, chosen in the same way. Nothing is chosen on test rows.
+no further epsilon. Or they train alone from there, release once in which directions (the private prior), and train
+again. Who is public, the rows, cohorts and noise are a function of the seed. Every method chooses by its score on a
+fifth of the private writers' training rows, with five trainings: three clips, then three step sizes with the best clip,
+or three sides and scales, then three ridges; finetuning has three settings, chosen in the same way. Nothing is chosen
+on test rows.
 
     python benchmarks/reproduce/adapters/run.py --femnist leaf_femnist_206.json.zip
+    python benchmarks/reproduce/adapters/run.py --femnist leaf_femnist_206.json.zip --only prior
     python benchmarks/reproduce/adapters/run.py --collect      # only the table
 """
 
@@ -17,9 +20,10 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +32,7 @@ from torch import nn
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
-from scores import Score, by_client, read_scores, table, write_scores  # noqa: E402
+from scores import Score, by_client, read_scores, renew_scores, table, write_scores  # noqa: E402
 from settings import DELTA, STUDIES, Setting, half_size, held_out  # noqa: E402
 from sweep import replace_section  # noqa: E402
 
@@ -37,8 +41,10 @@ from fedmtl import (  # noqa: E402
     FedAvg,
     FederatedDataset,
     Finetune,
+    FullParticipation,
     LocalSGD,
     PoissonSampling,
+    PriorLayers,
     Trainer,
     load_data,
     models,
@@ -62,6 +68,10 @@ SHARED = {  # what is shared: (rank of adapters or 0, trainable parameters)
     "adapters, B alone": (4, ("*.lora_B",)),
     "last layer": (0, ("3",)),
 }
+PULLED = LocalSGD(lr=0.1, epochs=5, batch_size=10, proximal=True)
+RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0)
+SIDES: tuple[tuple[Literal["input", "output"], float], ...] = (("output", 1.0), ("output", 2.0), ("input", 4.0))
+"""Of the private prior: the side of the matrices, and what a client's row is multiplied by before the clip."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,59 @@ def rows(found: Writers, seed: int) -> Iterator[tuple[str, str, float, Mapping[s
             yield "fedavg", f"FedAvg, {name}, finetuned", epsilon, tuned, f"{text}, then {WAYS[way].text()}"
 
 
+def prior_rows(found: Writers, seed: int) -> Iterator[tuple[str, str, float, Mapping[str, float], str]]:
+    """The same of learning alone with a tuned pull to the public network, and of the private prior, which adds one
+    release to it; Local first. Five trainings choose for each."""
+    local, chosen = alone(found, seed)
+    yield "local", "Local", 0.0, local, chosen
+    for shared in SHARED:
+        model, trainable = shared_model(found.network, shared, seed)
+        ways = [Finetune(kind="mean", lam=ridge, local=PULLED) for ridge in RIDGES]
+        values = [average(finetuned(model, found.inner, way, trainable, seed)) for way in ways]
+        way = ways[max(range(len(ways)), key=values.__getitem__)]
+        tuned = finetuned(model, found.private, way, trainable, seed)
+        yield "public", f"public model, pulled, {shared}", 0.0, tuned, f"ridge {way.lam:g}"
+        for epsilon in EPSILONS:
+            best = best_prior(found.inner, model, trainable, way.lam, epsilon, seed)
+            own = prior(found.private, model, trainable, best, epsilon, seed)
+            text = f"{best.side} side, scale {best.scale:g}, ridge {best.ridge:g}"
+            yield "new", f"private prior, {shared}", epsilon, own, text
+
+
+def best_prior(
+    data: FederatedDataset, model: nn.Module, trainable: tuple[str, ...] | None, ridge: float, epsilon: float, seed: int
+) -> PriorLayers:
+    """The best side and scale at the ridge of learning alone, and then the best ridge with them."""
+    runs: dict[PriorLayers, float] = {}
+
+    def score(one: PriorLayers) -> float:
+        if one not in runs:
+            runs[one] = average(prior(data, model, trainable, one, epsilon, seed))
+        return runs[one]
+
+    best = max((PriorLayers(side=side, scale=scale, ridge=ridge, local=PULLED) for side, scale in SIDES), key=score)
+    return max((replace(best, ridge=factor * ridge) for factor in (1.0, 0.3, 3.0)), key=score)
+
+
+def prior(
+    data: FederatedDataset, model: nn.Module, trainable: tuple[str, ...] | None, algorithm: PriorLayers, epsilon: float,
+    seed: int,
+) -> Mapping[str, float]:  # fmt: skip
+    """The test accuracy of the models under the prior by writer."""
+    result = Trainer(
+        algorithm=algorithm,
+        data=data,
+        model=model,
+        trainable=trainable,
+        schedule=FullParticipation(),
+        privacy=ClientPrivacy(clip_norm=1.0, epsilon=epsilon, delta=DELTA),
+        rounds=1,
+        seed=seed,
+        progress=False,
+    ).fit()
+    return result.personal_accuracy
+
+
 def evaluated(model: nn.Module, data: FederatedDataset, seed: int) -> tuple[nn.Module, Mapping[str, float]]:
     """The model as it is, and its accuracy by writer."""
     return model, personalize(model, data, finetune=WAYS[0], seed=seed).shared_accuracy
@@ -199,15 +262,20 @@ def choose(
     return *best, runs[best][0]
 
 
-def work(data: FederatedDataset, seed: int, out: Path) -> None:
-    """Write the scores of a seed, unless they are there."""
-    file = out / f"seed-{seed}.csv"
+PARTS = {"shared": rows, "prior": prior_rows}
+
+
+def work(data: FederatedDataset, seed: int, out: Path, part: str) -> None:
+    """Write the scores of a part and a seed, unless they are there."""
+    file = out / f"{part}-{seed}.csv"
     if file.exists():
         return
     found, local, scores = writers(data, seed), {}, []
     began = time.process_time()
-    for role, method, epsilon, own, chosen in rows(found, seed):
+    for role, method, epsilon, own, chosen in PARTS[part](found, seed):
         local = own if role == "local" else local
+        if part == "prior" and role == "local":
+            continue  # is in the other part
         shares = by_client(own, local, larger=True)
         scores.append(
             Score(SETTING, "accuracy", True, role, method, epsilon, seed, average(own), chosen=chosen, **shares)  # type: ignore[arg-type]
@@ -223,6 +291,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/adapters"))
+    parser.add_argument("--only", choices=PARTS, help="one part; the scores of the other are kept")
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -231,11 +300,14 @@ def main() -> None:
         if arguments.femnist is None:
             parser.error("give --femnist FILE")
         for seed in arguments.seeds:
-            work(half_size(load_data("femnist", root=arguments.femnist, seed=seed)), seed, arguments.out)
-    scores = [score for file in sorted(arguments.out.glob("seed-*.csv")) for score in read_scores(file)]
+            data = half_size(load_data("femnist", root=arguments.femnist, seed=seed))
+            for part in [arguments.only] if arguments.only else PARTS:
+                work(data, seed, arguments.out, part)
+    files = [file for part in PARTS for file in sorted(arguments.out.glob(f"{part}-*.csv"))]
+    scores = [score for file in files for score in read_scores(file)]
     if not scores:
         raise SystemExit(f"{arguments.out} holds no finished seed.")
-    write_scores(HERE / "scores.csv", scores)
+    scores = renew_scores(HERE / "scores.csv", scores)
     replace_section(HERE / "README.md", "accuracy", table(scores, SETTING))
 
 

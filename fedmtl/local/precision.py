@@ -1,0 +1,78 @@
+"""Precision matrices of a prior over a network's parameters: the quadratic pull 1/2 (w - m)^T P (w - m).
+
+P is block diagonal, and never built. In a matrix D of parameters that is one of its blocks, P acts on one side, as
+D -> D (c I - V (c - a) V^T) with V of orthonormal columns: strength a_j along the directions of V, c across them.
+Everywhere else it is a number times the identity. So a product with P costs as much as one with V, and so does the
+proximal step of the pull, since (I + eta P)^-1 has the same form with 1 / (1 + eta a_j) and 1 / (1 + eta c).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PrecisionBlock:
+    """P in one matrix of parameters of K clients.
+
+    Attributes:
+        first: where the matrix begins in a flat row.
+        shape: (rows, columns) of the matrix.
+        columns: whether P acts on its columns, as above, or on its rows.
+        directions: V, (p, r), where p is the number of columns (or rows).
+        along: a, (K, r).
+        across: c, (K,).
+    """
+
+    first: int
+    shape: tuple[int, int]
+    columns: bool
+    directions: Tensor
+    along: Tensor
+    across: Tensor
+
+    @property
+    def places(self) -> slice:
+        """Return where the matrix stands in a flat row."""
+        return slice(self.first, self.first + self.shape[0] * self.shape[1])
+
+    def scaled(self, rows: Tensor, along: Tensor, across: Tensor) -> Tensor:
+        """Return the product of a matrix of this form with the block of flat ``rows``: (K, D) -> (K, size)."""
+        matrix = rows[:, self.places].reshape(len(rows), *self.shape)
+        matrix = matrix if self.columns else matrix.mT
+        v = self.directions.expand(len(rows), -1, -1)
+        found = across[:, None, None] * matrix
+        found = found - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT)
+        return (found if self.columns else found.mT).reshape(len(rows), -1)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """P for the flat parameters of K clients: ``strength`` times the identity outside of ``blocks``."""
+
+    strength: float
+    blocks: tuple[PrecisionBlock, ...]
+
+    def times(self, rows: Tensor) -> Tensor:
+        """Return P w for every row w: (K, D) -> (K, D)."""
+        found = self.strength * rows
+        for block in self.blocks:
+            found[:, block.places] = block.scaled(rows, block.along, block.across)
+        return found
+
+    def resolvent(self, rows: Tensor, step: float) -> Tensor:
+        """Return (I + step P)^-1 w for every row w: (K, D) -> (K, D)."""
+        found = rows / (1.0 + step * self.strength)
+        for block in self.blocks:
+            along, across = (1.0 / (1.0 + step * value) for value in (block.along, block.across))
+            found[:, block.places] = block.scaled(rows, along, across)
+        return found
+
+    def of(self, clients: Any) -> Precision:
+        """Return P of some of the clients, a slice or int64 positions."""
+        chosen = tuple(replace(b, along=b.along[clients], across=b.across[clients]) for b in self.blocks)
+        return Precision(self.strength, chosen)

@@ -1,0 +1,407 @@
+"""The private prior of layers against NumPy, automatic differentiation, Monte Carlo, and the limits of its settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
+
+from fedmtl import ClientPrivacy, FullParticipation, MPMTLayers, PriorLayers, RecordPrivacy, Trainer, models
+from fedmtl.algorithms import Problem, Round, State
+from fedmtl.algorithms.prior_layers import RELEASE, shrunk_matrix
+from fedmtl.data import FederatedDataset
+from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.errors import ConfigError
+from fedmtl.local import LocalSGD
+from fedmtl.privacy import open_channel
+from fedmtl.schedules import Block
+from tests.helpers import ragged_classification
+from tests.trainer.settings import quick_figures
+
+from .harness import everyone, problem_of, run
+
+RIDGE, FLOOR, D, TASKS = 0.05, 0.05, 5, 40
+EXACT = LocalSGD(lr=1.0, steps=300, batch_size=None, proximal=True)
+SHORT = LocalSGD(lr=0.2, epochs=3, batch_size=4, proximal=True)
+
+
+def linear(**options: Any) -> Problem:
+    settings = {"train_examples": 9, "test_examples": 6, "rank": 1, "noise": 0.3, "seed": 1} | options
+    tasks = make_synthetic_tasks(TASKS, features=D, problem="regression", **settings).data  # type: ignore[arg-type]
+    return problem_of(tasks, rounds=1, model=models.linear_regression(bias=False), loss="half_mse")
+
+
+def network(**options: Any) -> Problem:
+    """12 clients, and a perceptron whose last layer is ``3``, 5 inputs and 3 outputs."""
+    return problem_of(
+        ragged_classification(12, largest=12), rounds=1, model=models.mlp(hidden=5), loss="cross_entropy", **options
+    )
+
+
+def prior(**settings: Any) -> PriorLayers:
+    return PriorLayers(**({"ridge": RIDGE, "scale": 1.0, "local": SHORT} | settings))
+
+
+def alone(problem: Problem, algorithm: PriorLayers) -> Tensor:
+    clients = torch.arange(problem.clients)
+    return problem.train_locally(
+        algorithm.local, problem.initial, clients, round=0, lam=algorithm.ridge, anchor=problem.initial
+    )
+
+
+# A whole run
+
+
+def records(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    train = problem.data.train
+    x, y = problem.data.transform(train.x, torch.float64).numpy(), train.y.double().numpy()
+    ends = train.offsets.tolist()
+    return [(x[a:b], y[a:b]) for a, b in pairwise(ends)]
+
+
+def in_numpy(problem: Problem, share: float) -> np.ndarray:
+    """The models (n, D) of a run without noise, one task after the other, of linear regression."""
+    start, h = problem.initial.numpy(), RIDGE + 1 / (EXACT.lr * 300)
+    first, second, kept = np.zeros(D), np.zeros((D, D)), []
+    for x, y in records(problem):
+        gram = x.T @ x / len(y)
+        change = np.linalg.solve(gram + RIDGE * np.eye(D), x.T @ (y - x @ start) / len(y))
+        gradients = (x @ start - y)[:, None] * x
+        fisher = gradients.T @ gradients / len(y)
+        b = np.linalg.inv(fisher + h * np.eye(D)) @ fisher
+        u = change / np.linalg.norm(change)
+        first += u / TASKS
+        second += (np.outer(u, u) - (b + b.T) / 2 / np.trace(b)) / TASKS
+        kept.append((x, y, gram, np.trace(b) / D, np.linalg.norm(change)))
+    centre, signal = np.zeros(D), np.zeros((D, D))
+    if share > 0:
+        size, var = np.linalg.norm(first), 1 / (D * TASKS)
+        if size > 1.05 * math.sqrt(var) * (1 + math.sqrt(D)):
+            centre = first / size**2 * math.sqrt((size**2 - var * (1 + D)) ** 2 - 4 * var**2 * D)
+    if share < 1:
+        var = 2 / TASKS / D**2
+        values, vectors = np.linalg.eigh(second - np.outer(centre, centre))
+        for y, v in zip(values, vectors.T, strict=True):
+            if y > 1.05 * math.sqrt(2 * D * var):
+                below = (y + math.sqrt(y * y - 2 * D * var)) / 2
+                signal += below * (1 - D * var / (2 * below**2)) * np.outer(v, v)
+    values, vectors = np.linalg.eigh(signal)
+    known = np.abs(values) > 1e-12
+    assert bool(known.any()) == (share < 1)
+    values[~known] = -values[known].sum() / (~known).sum()
+    found = []
+    for x, y, gram, b, size in kept:
+        variances = np.clip(1 + D * values / b, FLOOR, D / FLOOR)
+        precision = vectors @ np.diag(RIDGE / variances) @ vectors.T
+        middle = start + size * centre
+        found.append(middle + np.linalg.solve(gram + precision, x.T @ (y - x @ middle) / len(y)))
+    assert share == 0 or centre.any()
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_without_noise_it_is_the_formula(share: float) -> None:
+    problem = linear()
+    if share:  # tasks that are alike
+        x, y = problem.data.train.x, problem.data.train.y
+        train = replace(problem.data.train, y=x.sum(1) * 0.5 + y)
+        problem = problem_of(
+            replace(problem.data, train=train), rounds=1, model=models.linear_regression(bias=False), loss="half_mse"
+        )
+    algorithm = prior(share=share, local=EXACT)
+    found = everyone(problem, algorithm, run(algorithm, problem)).numpy()
+    np.testing.assert_allclose(found, in_numpy(problem, share), rtol=1e-6, atol=1e-7)
+
+
+def dense_precision(problem: Problem, algorithm: PriorLayers, state: State, client: int) -> Tensor:
+    """P of a client as a matrix, from the public state and its own b e."""
+    p = RIDGE * torch.eye(problem.dimension, dtype=torch.float64)
+    known = state.private.gather("known", torch.tensor([client]))[0]
+    matrices = [part for part in algorithm.parts(problem) if part.width > 1]
+    for part, own in zip(matrices, known, strict=True):
+        v, excess = state.public[f"directions/{part.name}"], state.public[f"excess/{part.name}"]
+        variances = (1 + part.width * excess / own).clamp(FLOOR, part.width / FLOOR)
+        side, eye = (v * (RIDGE / variances)) @ v.T, torch.eye(math.prod(part.shape) // part.width).double()
+        p[part.places, part.places] = torch.kron(eye, side) if part.columns else torch.kron(side, eye)
+    return p
+
+
+def one_direction() -> FederatedDataset:
+    """16 clients of 8 records in 5 dimensions and 3 classes, who differ in the sign of one feature for two classes."""
+    generator = torch.Generator().manual_seed(3)
+    parts = {}
+    for client in range(16):
+        x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+        score = (-1) ** client * 2 * x[:, 0] + 0.3 * torch.randn(8, generator=generator, dtype=torch.float64)
+        parts[f"client-{client}"] = (x, torch.where(score > 0.5, 2, torch.where(score < -0.5, 1, 0)))
+    return FederatedDataset.from_tensors(parts, test_fraction=0.25, classes=3)
+
+
+@pytest.mark.parametrize("side", ["input", "output", "auto"])
+def test_a_softmax_model_under_the_prior_is_a_stationary_point(side: Any) -> None:
+    data = one_direction()
+    problem = problem_of(data, rounds=1, model=models.softmax_regression(), loss="cross_entropy")
+    algorithm = prior(share=0.5, side=side, local=LocalSGD(lr=1.0, steps=700, batch_size=None, proximal=True))
+    state = run(algorithm, problem)
+    (name,) = (name for name in state.public if name.startswith("excess/"))
+    assert bool(state.public[name].any())
+    if side == "input":  # the direction in which they differ
+        assert float(state.public[name.replace("excess", "directions")][0, -1].abs()) > 0.9
+    found, lengths = everyone(problem, algorithm, state), state.private.gather("length", torch.arange(16))
+    shape, train = problem.layout.shapes[0], data.train
+    for client in range(0, 16, 5):
+        part = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
+        w = found[client].clone().requires_grad_()
+        x = data.transform(train.x[part], torch.float64)
+        logits = x @ w[: math.prod(shape)].view(shape).T + w[math.prod(shape) :]
+        away = w - problem.initial - lengths[client] * state.public["centre"]
+        pull = away @ dense_precision(problem, algorithm, state, client) @ away / 2
+        (nn.functional.cross_entropy(logits, train.y[part]) + pull).backward()
+        assert w.grad is not None
+        assert float(w.grad.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("make", [linear, network])
+def test_what_drowns_in_noise_leaves_every_client_alone_to_the_bit(make: Any, share: float) -> None:
+    problem, algorithm = make(), prior(share=share)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1e4, delta=1e-5)
+    state = run(algorithm, problem, privacy=privacy)
+    assert torch.equal(everyone(problem, algorithm, state), alone(problem, algorithm))
+
+
+def test_a_strong_pull_leaves_the_common_direction() -> None:
+    problem, clients, round = linear(), torch.arange(TASKS), Round(0, clip=lambda name, rows: rows)
+    algorithm = prior(share=1.0)
+    state = algorithm.init(problem)
+    _, own = algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)
+    public = {"centre": torch.tensor([0.1, 0.5, -0.3, 0.0, 0.2], dtype=torch.float64)}
+    found = replace(algorithm, ridge=1e12).receive(problem, public, own, clients, round)["model"]
+    torch.testing.assert_close(found, problem.initial + own["length"][:, None] * public["centre"])
+    torch.testing.assert_close(own["length"], (own["model"] - problem.initial).norm(dim=1))
+
+
+def test_low_rank_adapters_vectors_and_convolutions() -> None:
+    """Whatever has parameters has a prior; what has no gradient at the start has that of learning alone."""
+    adapted = problem_of(
+        ragged_classification(12, largest=12),
+        rounds=1,
+        model=models.lora(models.mlp(hidden=5), rank=2),
+        loss="cross_entropy",
+    )
+    algorithm = prior(share=0.5, side="input")
+    state = run(algorithm, adapted)
+    names = [part.name for part in algorithm.parts(adapted)]
+    assert {name.rsplit("_", 1)[1] for name in names} == {"A", "B"}
+    first = next(at for at, part in enumerate(algorithm.parts(adapted)) if part.name.endswith("A"))
+    assert not bool(state.private.gather("known", torch.arange(12))[:, first].any())
+    assert not bool(state.public[f"excess/{names[first]}"].any())
+    assert bool(everyone(adapted, algorithm, state).isfinite().all())
+    torch.manual_seed(0)
+    filters = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
+    filters(torch.zeros(1, 5))
+    convolved = problem_of(ragged_classification(12, largest=12), rounds=1, model=filters, loss="cross_entropy")
+    (part, bias) = prior(layers=("1",)).parts(convolved)
+    assert (part.shape, part.width, bias.shape, bias.width) == ((2, 3), 3, (2, 1), 1)
+    assert bool(everyone(convolved, algorithm, run(algorithm, convolved)).isfinite().all())
+
+
+def test_layers_that_are_not_chosen_are_trained_alone_under_the_same_pull() -> None:
+    problem = network()
+    algorithm = prior(layers=("3.weight",), share=0.5, ridge=1e9)
+    state = run(algorithm, problem)
+    last = slice(problem.layout.offsets[2], problem.layout.offsets[3])
+    assert bool(state.public["centre"][last].any())
+    rest = torch.ones(problem.dimension, dtype=torch.bool)
+    rest[last] = False
+    assert not bool(state.public["centre"][rest].any())
+    found = everyone(problem, algorithm, state)
+    torch.testing.assert_close(found[:, rest], problem.initial[rest].expand(12, -1), rtol=0, atol=1e-6)
+
+
+def test_a_client_that_never_took_part() -> None:
+    """Its model is the one it would have had: all of its records are in every step."""
+    problem, algorithm = linear(), prior(share=0.5, local=replace(EXACT, steps=5))
+    state = run(algorithm, problem)
+    took_part = everyone(problem, algorithm, state)
+    state.private.assign("seen", torch.zeros(TASKS, dtype=torch.bool))
+    state.private.assign("model", torch.zeros(TASKS, D, dtype=torch.float64))
+    assert not torch.equal(took_part, alone(problem, algorithm))
+    torch.testing.assert_close(everyone(problem, algorithm, state), took_part)
+
+
+# What is released
+
+
+def rows_of(algorithm: PriorLayers, problem: Problem) -> Tensor:
+    """What all clients hand to the release."""
+    state, clients = algorithm.init(problem), torch.arange(problem.clients)
+    round = Round(0, clip=lambda name, rows: rows)
+    return algorithm.client(problem, state.public, state.private.gather_all(clients), clients, round)[0][RELEASE]
+
+
+def test_the_row_of_a_client() -> None:
+    problem, algorithm = network(), prior(share=0.3, scale=2.5)
+    rows, sizes = rows_of(algorithm, problem) / 2.5, [problem.dimension, *(p * (p + 1) // 2 for p in (5, 5))]
+    first, *seconds = rows.split(sizes, dim=1)
+    torch.testing.assert_close(first.norm(dim=1), torch.full((12,), 0.3**0.5, dtype=torch.float64))
+    diagonal = torch.tensor([0, 5, 9, 12, 14])
+    assert all(float(second[:, diagonal].sum(1).abs().max()) < 1e-12 for second in seconds)
+    assert float(rows.norm(dim=1).max()) <= (0.3 + 0.7 * 2) ** 0.5
+    still = replace(problem, loss=lambda outputs, y: outputs.sum(1) * 0)
+    assert not bool(rows_of(algorithm, still).any())
+
+
+def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, algorithm = network(), prior(share=0.3)
+    together = rows_of(algorithm, problem)
+    monkeypatch.setattr("fedmtl.algorithms.prior_layers._BLOCK", 1)
+    assert torch.equal(rows_of(algorithm, problem), together)
+
+
+def test_epsilon_of_the_joint_release() -> None:
+    """All parts are one Gaussian release of the sum; its sensitivity is the clip norm."""
+    problem, algorithm = network(), prior(share=0.3)
+    bound = FullParticipation().bind(12)
+    channel = open_channel(
+        ClientPrivacy(clip_norm=1.5, epsilon=2.0, delta=1e-5), algorithm.plan(problem, bound), bound, seed=0, steps=1
+    )
+    assert channel.noise_multiplier is not None
+    accountant = PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(channel.noise_multiplier))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=1e-3)
+    assert channel.releases[RELEASE].sensitivity == 1.5
+    channel.begin(0, channel.draw(0))
+    assert float(channel.noise_std(RELEASE)) * 12 == pytest.approx(1.5 * channel.noise_multiplier)
+
+
+# What the server makes of it
+
+
+@pytest.mark.parametrize("size", [0.4, 0.6, 0.9])
+def test_a_mean_in_noise_is_shrunk_to_what_it_says(size: float) -> None:
+    """On average the kept singular value is <u, A v> of the hidden matrix A along the vectors that were released."""
+    generator, noise, kept, true = torch.Generator().manual_seed(0), 0.015, [], []
+    hidden = torch.zeros(80, 150, dtype=torch.float64)
+    hidden[3, 4] = size
+    for _ in range(40):
+        matrix = hidden + noise * torch.randn(80, 150, generator=generator, dtype=torch.float64)
+        u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+        kept.append(float(torch.linalg.svdvals(shrunk_matrix(matrix, noise, 1.05))[0]))
+        true.append(float(u[:, 0] @ hidden @ v[0]))
+    assert np.mean(kept) == pytest.approx(np.mean(true), rel=0.03)
+    torch.testing.assert_close(shrunk_matrix(hidden, 0.0, 1.05), hidden)
+
+
+def test_pure_noise_rarely_stands_out_of_a_mean() -> None:
+    generator, found = torch.Generator().manual_seed(1), 0
+    for _ in range(200):
+        found += bool(shrunk_matrix(0.02 * torch.randn(20, 30, generator=generator).double(), 0.02, 1.05).any())
+    assert found < 20
+    assert not bool(shrunk_matrix(torch.ones(20, 30, dtype=torch.float64), 0.2, 1.0).any())
+
+
+# A run of the trainer
+
+
+def trainer(algorithm: Any, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "data": one_direction(),
+        "model": models.mlp(hidden=5),
+        "schedule": FullParticipation(),
+        "privacy": ClientPrivacy(clip_norm=0.7, epsilon=1e4, delta=1e-5),
+        "rounds": 1,
+        "device": "cpu",
+        "progress": False,
+    }
+    return Trainer(algorithm=algorithm, **(settings | options))
+
+
+def test_one_release_of_mp_mtl_is_the_prior_without_a_mean() -> None:
+    once = trainer(MPMTLayers(layers=("1",), release="once", ridge=RIDGE, local=SHORT)).fit()
+    same = trainer(prior(layers=("1",), share=0.0, scale=2 * 0.7)).fit()
+    assert torch.equal(once.personal, same.personal)
+    loud = ClientPrivacy(clip_norm=0.7, epsilon=0.01, delta=1e-5)
+    assert not torch.equal(once.personal, trainer(prior(layers=("1",)), privacy=loud).fit().personal)
+    assert once.algorithm == "mp_mtl_layers"
+
+
+def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
+    run = trainer(prior(share=0.5), trainable=("3",))
+    assert run.fit().personal.shape == (16, 5 * 3 + 3)
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+
+    class Crash(Exception):
+        pass
+
+    class Stop:
+        def on_event(self, event: Block, state: State) -> None:
+            raise Crash
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: None
+
+    def saved(folder: str, callbacks: tuple[Any, ...] = ()) -> Trainer:
+        options = {"folder": tmp_path / folder, "checkpoint_every": 1, "callbacks": callbacks}
+        return trainer(prior(share=0.5), **options)
+
+    whole = saved("whole").fit()
+    with pytest.raises(Crash):
+        saved("cut", (Stop(),)).fit()
+    again = saved("cut").fit(resume=True)
+    assert torch.equal(whole.personal, again.personal)
+    assert again.epsilon == whole.epsilon
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({}, {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0)}, "no release for single records"),
+        ({}, {"rounds": 2}, "rounds is 1, not 2"),
+        ({"layers": ("fc",)}, {}, r"1\.weight, 1\.bias, 3\.weight, 3\.bias"),
+        ({"layers": ("3.bias",), "share": 0.0}, {}, "vectors"),
+        ({"side": "output"}, {"model": models.mlp(hidden=513)}, "513 rows, of at most 512"),
+    ],
+)
+def test_what_a_run_refuses(settings: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(prior(**settings), **options).fit()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: prior(layers="fc"), "tuple of names"),
+        (lambda: prior(share=1.5), "share"),
+        (lambda: prior(ridge=0.0), "ridge"),
+        (lambda: prior(edge=0.5), "at least 1"),
+        (lambda: prior(side="both"), "side"),
+        (lambda: prior(ridge=1.0, local=LocalSGD(lr=0.2)), "proximal"),
+        (lambda: MPMTLayers(layers=("3",), release="once", penalty="l21"), "release='once' takes 'nuclear' alone"),
+        (lambda: MPMTLayers(layers=("3",), release="twice"), "release"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_with_too_many_rows_the_mean_alone_can_be_released() -> None:
+    problem = problem_of(
+        ragged_classification(3, largest=5), rounds=1, model=models.mlp(hidden=600), loss="cross_entropy"
+    )
+    bound = FullParticipation().bind(3)
+    (plan,) = prior(share=1.0, side="output").plan(problem, bound)
+    assert plan.dimension == problem.dimension
