@@ -79,7 +79,7 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["algorithm=mp_mtl", "algorithm.rho=0.3"], "algorithm.rho is 0.3; release='once' takes None alone"),
         (["algorithm=private_prior", "algorithm.share=x"], "algorithm.share is 'x'; it must be a number from 0 to 1"),
         (["algorithm=mp_mtl_layers", "algorithm.release=once", "algorithm.rho=1"], "takes None alone"),
-        (["algorithm=private_prior_layers", "algorithm.side=both"], "algorithm.side is 'both'; accepted: 'auto'"),
+        (["algorithm=prior_layers", "algorithm.side=both"], "algorithm.side is 'both'; accepted: 'auto'"),
         (["data.root=x"], "data.root is no setting"),
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=null"], "experiment has no option None; accepted: cost_of_privacy_hospital, "),
@@ -203,7 +203,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["algorithm=mp_mtl_layers", "algorithm.layers=[9]"], "algorithm.layers has 9"),
-        (["algorithm=private_prior_layers", "privacy=record"], "has no release for single records"),
+        (["algorithm=prior_layers", "privacy=record"], "has no release for single records"),
         (["algorithm=p2p", "schedule=poisson", "schedule.cohort=3"], "(schedule=clocks or latency by name)"),
         (["algorithm=p2p", "algorithm/graph=knn", "algorithm.graph.k=500"], "algorithm.graph.k is 500 for 100 agents"),
         (["algorithm=p2p", "algorithm.row_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),

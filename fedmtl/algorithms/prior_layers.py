@@ -125,7 +125,7 @@ class PriorLayers(Algorithm):
     scale: float | Literal["auto"] = "auto"
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
 
-    name = "private_prior_layers"
+    name = "prior_layers"
 
     def __post_init__(self) -> None:
         if self.layers is not None:

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, example_losses
 from .batches import BatchPlan, batches_per_epoch
 from .optimizers import Elementwise, StackedOptimizer, StackedSGD, Strength, check_elementwise, check_stable
+from .precision import Precision
 
 if TYPE_CHECKING:
     from ..data import FederatedDataset
@@ -230,6 +231,7 @@ def train_locally(
         outputs = stack.forward(x, address=address)
         losses = example_losses(loss, outputs, y)
         if divergence is not None and towards is not None:
+            assert not isinstance(lam, Precision)
             losses = losses + lam * example_losses(divergence, outputs, stack.predict(towards[: batch.active], x))
         stack.backward(client_means(losses, mask))
         optimizer.step(active=slice(0, batch.active))

@@ -17,7 +17,7 @@ _TITLES = {
     "mp_mtl": "MP-MTL",
     "mp_mtl_layers": "MP-MTL of layers",
     "private_prior": "Private prior",
-    "private_prior_layers": "Private prior of layers",
+    "prior_layers": "Private prior of layers",
     "p2p": "Peer-to-peer",
     "pfedme": "pFedMe",
     "apfl": "APFL",

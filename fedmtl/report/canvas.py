@@ -45,7 +45,7 @@ _METHOD_COLOURS = {
     "clustered_pmtl": "#4a8fd0",
     "ifca": "#5d4037",
     "private_prior": "#ad1457",
-    "private_prior_layers": "#e91e90",
+    "prior_layers": "#e91e90",
     "fedavg + finetuning": "#8a3d00",
     "pmtl + finetuning": "#004a73",
 }

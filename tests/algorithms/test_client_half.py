@@ -53,8 +53,8 @@ ALGORITHMS = {
     "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(9)}, lam=0.5, local=SOLVER),
     "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
-    "private_prior_layers": PriorLayers(share=0.5, scale=0.5, local=SOLVER),
-    "private_prior_layers, output side": PriorLayers(layers=("3",), side="output", scale=0.5, local=SOLVER),
+    "prior_layers": PriorLayers(share=0.5, scale=0.5, local=SOLVER),
+    "prior_layers, output side": PriorLayers(layers=("3",), side="output", scale=0.5, local=SOLVER),
 }
 LINEAR = {
     "mp_mtl": MPMTL(row_norm=1.0, lam=0.05),
@@ -95,9 +95,9 @@ ONE = torch.tensor([0])
 @pytest.mark.parametrize("name", [*ALGORITHMS, *LINEAR])
 def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     algorithm = (ALGORITHMS | LINEAR)[name]
-    steps = 1 if name.startswith("private_prior") else ROUNDS
+    steps = 1 if name.startswith(("private_prior", "prior_layers")) else ROUNDS
     data, model, schedule = ragged_classification(9), models.mlp(hidden=5), PoissonSampling(cohort=5)
-    if name.startswith("private_prior_layers"):
+    if name.startswith("prior_layers"):
         schedule = FullParticipation()
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
@@ -107,7 +107,7 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     bound = schedule.bind(problem.clients)
     plans = algorithm.plan(problem, bound)
     # of a prior so little noise that clients train again
-    privacy = replace(PRIVACY, noise_multiplier=0.01) if name.startswith("private_prior_layers") else PRIVACY
+    privacy = replace(PRIVACY, noise_multiplier=0.01) if name.startswith("prior_layers") else PRIVACY
     stacked, alone = (open_channel(privacy, plans, bound, seed=3, steps=steps) for _ in range(2))
     stacked.record, alone.record = [], []
     order, ranks = client_ranks(problem.data)
