@@ -178,7 +178,7 @@ class PriorLayers(Algorithm):
             )
         return (ReleasePlan(name=RELEASE, dimension=sum(sizes), uses=1, stateful=True),)
 
-    def parts(self, problem: Problem) -> tuple[Part, ...]:
+    def shared_parts(self, problem: Problem) -> tuple[Part, ...]:
         """Return the tensors of the chosen layers, in the order of the flat parameters.
 
         Raises:
@@ -206,7 +206,7 @@ class PriorLayers(Algorithm):
 
     def _sizes(self, problem: Problem) -> list[int]:
         """Return the lengths of the parts of a row: of all directions, then of the covariance of every matrix."""
-        parts = self.parts(problem)
+        parts = self.shared_parts(problem)
         first = sum(part.shape[0] * part.shape[1] for part in parts) if self.share > 0 else 0
         return [first, *(part.width * (part.width + 1) // 2 for part in self._matrices(parts))]
 
@@ -223,7 +223,7 @@ class PriorLayers(Algorithm):
         ``directions/`` (p, p), columns of length 1, and ``excess/`` (p,), what mean(M) has along them, of sum 0.
         Private: ``model`` (n, D), ``length`` (n,), that of the change, and ``known`` (n, matrices), a client's b e.
         """
-        parts = self._matrices(self.parts(problem))
+        parts = self._matrices(self.shared_parts(problem))
         public = {"centre": torch.zeros(problem.dimension, dtype=torch.float64)}
         for part in parts:
             public[f"directions/{part.name}"] = torch.eye(part.width, dtype=torch.float64)
@@ -239,7 +239,7 @@ class PriorLayers(Algorithm):
 
     def _alone(self, problem: Problem, own: Own, clients: Tensor, round: Round | int) -> tuple[Own, Tensor]:
         """Return what clients keep that have trained alone, and what they hand to the release, unscaled."""
-        start, parts = problem.initial.expand(len(clients), -1), self.parts(problem)
+        start, parts = problem.initial.expand(len(clients), -1), self.shared_parts(problem)
         own = keep_models(own, self._train(problem, start, clients, round, self.ridge), start)
         size = max(1, _BLOCK // max(1, problem.dimension, *(part.width**2 for part in self._matrices(parts))))
         pieces = [self._rows(problem, parts, own["model"][at], clients[at]) for at in _slices(len(clients), size)]
@@ -299,7 +299,7 @@ class PriorLayers(Algorithm):
         return found
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        parts, found = self.parts(problem), dict(public)
+        parts, found = self.shared_parts(problem), dict(public)
         values = released.values[RELEASE].cpu() / self._scale
         noise, clients = float(released.noise_std(RELEASE)) / self._scale, released.denominator
         mean, *seconds = values.split(self._sizes(problem))
@@ -330,7 +330,7 @@ class PriorLayers(Algorithm):
     ) -> Tensor:
         """Return the models (k, D) under the prior; that of learning alone where there is no signal, or where training
         ends in numbers that are not finite."""
-        parts = self._matrices(self.parts(problem))
+        parts = self._matrices(self.shared_parts(problem))
         if not any(bool(public[name].any()) for name in ("centre", *(f"excess/{part.name}" for part in parts))):
             return own["model"]
         centre = own["length"][:, None] * public["centre"].to(own["length"].device)
@@ -364,6 +364,11 @@ class PriorLayers(Algorithm):
             return self._again(problem, public, alone, ids, PERSONALIZE_ROUND)
 
         return personal_models(own, clients, train_new)
+
+    def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
+        """Return what was made of the release, see :meth:`init`: all of it is 0 where nothing stands out of the noise,
+        but for the ``directions/``."""
+        return {name: value.clone() for name, value in state.public.items()}
 
     @property
     def _scale(self) -> float:

@@ -28,6 +28,7 @@ from fedmtl import (
     PeerToPeer,
     PFedMe,
     PoissonClocks,
+    PriorLayers,
     PrivatePrior,
     Result,
     Trainer,
@@ -142,6 +143,16 @@ def test_finetuning_to_a_quadratic_pull(kind: str) -> None:
         matrix = 2 * x.T @ x / len(y) + LAM * np.diag(fisher)
         expected = np.linalg.solve(matrix, 2 * x.T @ y / len(y) + LAM * fisher * start)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@covers("prior_layers")
+def test_layers_alone_are_pulled_to_the_public_start() -> None:
+    start = fit(FedAvg(local=LocalSGD(lr=1e-12, steps=1)), loss="mse").shared
+    local = LocalSGD(lr=0.8, steps=600, batch_size=None, proximal=True)
+    result = fit(PriorLayers(ridge=LAM, edge=99.0, local=local), loss="mse")  # nothing stands out so far
+    assert start is not None
+    for name, found in zip(result.ids, result.personal.numpy(), strict=True):
+        np.testing.assert_allclose(found, ridge(X[name], Y[name], 2.0, LAM, start.numpy()), rtol=1e-6, atol=1e-8)
 
 
 @covers("finetune=kl")

@@ -126,7 +126,7 @@ def dense_precision(problem: Problem, algorithm: PriorLayers, state: State, clie
     """P of a client as a matrix, from the public state and its own b e."""
     p = RIDGE * torch.eye(problem.dimension, dtype=torch.float64)
     known = state.private.gather("known", torch.tensor([client]))[0]
-    matrices = [part for part in algorithm.parts(problem) if part.width > 1]
+    matrices = [part for part in algorithm.shared_parts(problem) if part.width > 1]
     for part, own in zip(matrices, known, strict=True):
         v, excess = state.public[f"directions/{part.name}"], state.public[f"excess/{part.name}"]
         variances = (1 + part.width * excess / own).clamp(FLOOR, part.width / FLOOR)
@@ -200,9 +200,9 @@ def test_low_rank_adapters_vectors_and_convolutions() -> None:
     )
     algorithm = prior(share=0.5, side="input")
     state = run(algorithm, adapted)
-    names = [part.name for part in algorithm.parts(adapted)]
+    names = [part.name for part in algorithm.shared_parts(adapted)]
     assert {name.rsplit("_", 1)[1] for name in names} == {"A", "B"}
-    first = next(at for at, part in enumerate(algorithm.parts(adapted)) if part.name.endswith("A"))
+    first = next(at for at, part in enumerate(algorithm.shared_parts(adapted)) if part.name.endswith("A"))
     assert not bool(state.private.gather("known", torch.arange(12))[:, first].any())
     assert not bool(state.public[f"excess/{names[first]}"].any())
     assert bool(everyone(adapted, algorithm, state).isfinite().all())
@@ -210,7 +210,7 @@ def test_low_rank_adapters_vectors_and_convolutions() -> None:
     filters = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
     filters(torch.zeros(1, 5))
     convolved = problem_of(ragged_classification(12, largest=12), rounds=1, model=filters, loss="cross_entropy")
-    (part, bias) = prior(layers=("1",)).parts(convolved)
+    (part, bias) = prior(layers=("1",)).shared_parts(convolved)
     assert (part.shape, part.width, bias.shape, bias.width) == ((2, 3), 3, (2, 1), 1)
     assert bool(everyone(convolved, algorithm, run(algorithm, convolved)).isfinite().all())
 
