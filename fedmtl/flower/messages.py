@@ -34,8 +34,8 @@ def pack(facts: Facts, **tensors: Mapping[str, Tensor]) -> RecordDict:
 
 
 def facts_of(content: RecordDict) -> dict[str, int | str]:
-    """Return the settings of a message."""
-    return dict(content.config_records["facts"])  # type: ignore[arg-type]
+    """Return the settings of a message; none where it has none."""
+    return dict(content.config_records.get("facts", {}))  # type: ignore[arg-type]
 
 
 def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:

@@ -121,6 +121,7 @@ class Nodes:
     def __init__(self, grid: Grid, names: Sequence[str], patience: float) -> None:
         self.grid, self.names, self.patience = grid, tuple(names), patience
         self._nodes: dict[str, int] = {}
+        self._strangers: set[int] = set()  # they have answered, and are no client
 
     def gather(self, seconds: float) -> None:
         """Wait until all clients are connected, for ``seconds`` at most."""
@@ -128,28 +129,26 @@ class Nodes:
         while len(self.connected()) < len(self.names) and time.monotonic() < end:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
         if len(self._nodes) < len(self.names):
-            logger.warning("%d of %d clients are connected; the others count as zeros", *self._sizes())
-
-    def _sizes(self) -> tuple[int, int]:
-        return len(self._nodes), len(self.names)
+            sizes = len(self._nodes), len(self.names)
+            logger.warning("%d of %d clients are connected; the others count as zeros", *sizes)
 
     def connected(self) -> Mapping[str, int]:
         """Return the nodes by client. A node that is new is asked for its name; one that bears the name of another that
         is still there, or no name of the population, is left out."""
         there = set(self.grid.get_node_ids())
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
-        new = sorted(there - set(self._nodes.values()))
+        new = sorted(there - self._strangers - set(self._nodes.values()))
         content = pack({})
         messages = [Message(content, node, NAME, ttl=self.patience) for node in new]
         for node, reply in self._replies(messages):
-            try:
-                name = str(facts_of(reply)["name"])
-            except KeyError:
-                continue  # it has said on its own side what is wrong
-            if name not in self.names or name in self._nodes:
-                logger.warning("a node calls itself %r, which is %s", name, "taken" if name in self.names else "nobody")
+            name = facts_of(reply).get("name")
+            if name in self._nodes:
+                logger.warning("a node calls itself %r, and another that is connected bears this name", name)
+            elif name in self.names:
+                self._nodes[str(name)] = node
             else:
-                self._nodes[name] = node
+                self._strangers.add(node)
+                logger.warning("a node says no name of the population; its own log says why")
         return self._nodes
 
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, RecordDict]:

@@ -497,9 +497,12 @@ def test_a_name_that_is_taken_or_nobodys(tmp_path: Path, caplog) -> None:
     grid.context = lambda node: Context(1, node, {"client": grid.nodes[node]}, RecordDict(), {})
     with caplog.at_level(logging.WARNING, "fedmtl"):
         run(server, grid)
-    assert any("a node calls itself 'client-0', which is taken" in one.getMessage() for one in caplog.records)
+    assert any("a node calls itself 'client-0', and another" in one.getMessage() for one in caplog.records)
     assert any("client 'nobody' is not in the population" in (one.exc_text or "") for one in caplog.records)
     assert sum(kind == ROUND for kind, _, _ in grid.sent) == 2 * CLIENTS
+    asked = [client for kind, client, _ in grid.sent if kind == NAME]
+    assert asked.count("nobody") == 1
+    assert asked.count("client-0") > 2  # until the other one is gone
 
 
 def test_names_of_nodes(tmp_path: Path) -> None:
