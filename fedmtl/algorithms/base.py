@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +24,11 @@ from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
 from ..privacy.clip import Clip, not_finite
 from ..privacy.sums import NOBODY
+from ..ranks import ALONE, Ranks
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
-from .store import ClientStore, Fields, MappedClientStore
+from .store import ClientStore, Fields, MappedClientStore, PartStore
 
 PERSONALIZE_ROUND = 2**32 - 1
 """The round number that addresses the batches of :meth:`Algorithm.personalize`: after every real round."""
@@ -69,6 +71,8 @@ class Problem:
         store_folder: where the clients' own tensors are memory-mapped; ``None`` keeps them in memory.
         protects_records: whether the protected unit is one record, so that gradients of local training are released.
         tally: counts local trainings, for whoever runs the simulation; private.
+        ranks: the processes that compute the run.
+        owner: int64 (n,), the rank that computes each client; None in a single process.
         clients: number of clients, the public nominal population.
     """
 
@@ -82,10 +86,31 @@ class Problem:
     store_folder: Path | None = None
     protects_records: bool = False
     tally: Tally | None = None
+    ranks: Ranks = ALONE
+    owner: Tensor | None = None
 
     @property
     def clients(self) -> int:
         return len(self.data)
+
+    def own(self, clients: Tensor) -> Tensor:
+        """Return the places in ``clients``, int64 (k,), of those that this process computes: all, in a single one."""
+        if self.owner is None:
+            return torch.arange(len(clients))
+        return (self.owner[clients] == self.ranks.rank).nonzero()[:, 0]
+
+    @cached_property
+    def mine(self) -> Problem:
+        """Return the problem of this rank's clients alone, in their order, as that of a single process."""
+        members = (self.owner == self.ranks.rank).nonzero()[:, 0].tolist() if self.owner is not None else []
+        return replace(self, data=self.data.subset(members), ranks=ALONE, owner=None)
+
+    def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
+        """Return ``work(clients)``, a row a client (k, ...), at every rank; each calls it with its own clients."""
+        if self.owner is None:
+            return work(clients)
+        place = self.own(clients)
+        return self.ranks.join(work(clients[place]), place, len(clients))
 
     @property
     def dimension(self) -> int:
@@ -111,10 +136,29 @@ class Problem:
 
     def client_store(self, fields: Fields) -> ClientStore:
         """Return an empty store of the clients' own tensors, on the problem's device."""
+        if self.owner is None:
+            return self._store(self.clients, fields, self.store_folder)
+        members = (self.owner == self.ranks.rank).nonzero()[:, 0]
+        folder = None if self.store_folder is None else self.store_folder / f"rank-{self.ranks.rank}"
+        return PartStore(self.clients, members, self._store(len(members), fields, folder))
+
+    def _store(self, clients: int, fields: Fields, folder: Path | None) -> ClientStore:
         device = self.initial.device
-        if self.store_folder is None:
-            return ClientStore(self.clients, fields, device=device)
-        return MappedClientStore(self.clients, fields, folder=self.store_folder, device=device)
+        if folder is None:
+            return ClientStore(clients, fields, device=device)
+        return MappedClientStore(clients, fields, folder=folder, device=device)
+
+    def gathered(self, store: ClientStore, *, at_all: bool = False) -> ClientStore:
+        """Return a store with the tensors of all clients, at the first rank, or at all of them; elsewhere, and where
+        the tensors are in files, ``store`` itself."""
+        if not isinstance(store, PartStore) or (self.store_folder is not None and not at_all):
+            return store
+        whole = ClientStore(self.clients, store.fields, device=self.initial.device if at_all else "cpu")
+        for name in store.fields:
+            rows = self.ranks.join(store.gather(name, store.members), store.members, self.clients, at_all=at_all)
+            if at_all or self.ranks.first:
+                whole.assign(name, rows)
+        return whole if at_all or self.ranks.first else store
 
     def train_locally(
         self,
@@ -162,7 +206,7 @@ class Problem:
             return self._counted(result, number)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
-        lanes = torch.arange(len(clients)) % LANES
+        lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
         for width in widths.unique().tolist():
             alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, self.executor.chunk)
             members, real = places(steps[alike], lanes[alike], grain)
@@ -261,6 +305,8 @@ class Round:
             from them by itself: :meth:`fedmtl.privacy.Channel.members`. None in rounds.
         noise: noise that such a client adds inside, and never sends: :meth:`fedmtl.privacy.Channel.local_noise`. None
             in rounds.
+        cohort: int64 (k,), who takes part, where the clients of a round are computed in several places; it decides in
+            which lanes of a stack they stand (:mod:`fedmtl.local.places`), and no number.
     """
 
     number: int
@@ -270,6 +316,15 @@ class Round:
     time: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     members: Callable[..., np.ndarray | None] | None = None
     noise: Callable[..., Tensor] | None = None
+    cohort: Tensor | None = None
+
+    def places(self, clients: Tensor) -> Tensor:
+        """Return the positions of ``clients``, int64 (k,), among those who take part, which they are themselves where
+        ``cohort`` is not known."""
+        if self.cohort is None:
+            return torch.arange(len(clients))
+        members, order = torch.sort(self.cohort)
+        return order[torch.searchsorted(members, clients.cpu())]
 
 
 @dataclass(frozen=True)
@@ -319,12 +374,15 @@ class Algorithm:
         supports_replicates: whether ``init(problem, replicates)`` and ``step`` compute several runs as one program.
         accepts_empty_clients: whether clients without training examples can take part.
         one_at_a_time: whether its clients act one at a time by clocks of their own, and not in rounds.
+        all_at_once: whether ``client`` and ``receive`` compute all clients of the problem in their order, and are never
+            called with some of them; over several ranks the problem is then that of the rank's clients.
     """
 
     name: ClassVar[str]
     supports_replicates: ClassVar[bool] = False
     accepts_empty_clients: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
+    all_at_once: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 
@@ -408,7 +466,8 @@ class Algorithm:
         return state
 
     def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:
-        clients, store = block.cohort, state.private
+        cohort, store = block.cohort, state.private
+        clients = cohort[problem.own(cohort)]
         if self.one_at_a_time and not len(clients):
             channel.release(GRADIENT, NOBODY)
             return state
@@ -421,12 +480,16 @@ class Algorithm:
             time,
             members=channel.members if self.one_at_a_time else None,
             noise=channel.local_noise if self.one_at_a_time else None,
+            cohort=None if problem.owner is None else cohort,
         )
-        rows, own = self.client(problem, state.public, store.gather_all(clients), clients, round)
+        part, asked = problem, clients
+        if self.all_at_once and problem.owner is not None:
+            part, asked = problem.mine, torch.arange(len(clients))
+        rows, own = self.client(part, state.public, store.gather_all(clients), asked, round)
         store.scatter_all(clients, own)
         state.public = self.conclude(problem, state.public, rows, block, channel)
         if type(self).receive is not Algorithm.receive:
-            store.scatter_all(clients, self.receive(problem, state.public, own, clients, round))
+            store.scatter_all(clients, self.receive(part, state.public, own, asked, round))
         return state
 
     def conclude(
@@ -445,11 +508,13 @@ class Algorithm:
         Args:
             problem: its public parts.
             public: the public state, not to be changed.
-            rows: what :meth:`client` returned, by release; in a round rows (k, D) in the order of the block's cohort.
+            rows: what :meth:`client` returned, by release; in a round rows (k, D) in the order of the block's cohort,
+                or of those of it whom this rank computes.
             block: who takes part; charged already.
             channel: the only way out of the clients.
         """
         clients, time = block.cohort, block.time.numpy().T
+        clients = clients[problem.own(clients)]
         answered = not self.one_at_a_time or bool(channel.answering(1).any())
         values = {name: channel.release(name, message, clients) for name, message in rows.items()}
         if self.one_at_a_time:

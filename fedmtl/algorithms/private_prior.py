@@ -98,6 +98,7 @@ class PrivatePrior(LinearAlgorithm):
 
     name = "private_prior"
     supports_replicates = True
+    all_at_once = True
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)

@@ -188,6 +188,65 @@ class ClientStore:
                 self.assign(name, tensors[name].clone())
 
 
+class PartStore(ClientStore):
+    """The tensors of some of the clients, which are addressed by their numbers among all; rows of the others are
+    dropped. A rank of a run over several processes has one.
+
+    Args:
+        clients: n, all of them.
+        members: int64 (m,), whose tensors are kept, ascending.
+        inner: keeps them, in this order.
+    """
+
+    def __init__(self, clients: int, members: Tensor, inner: ClientStore) -> None:
+        self.clients, self.members, self.inner, self.fields = clients, members, inner, inner.fields
+        self._place = torch.full((clients,), -1)
+        self._place[members] = torch.arange(len(members))
+
+    def gather(self, name: str, ids: Tensor) -> Tensor:
+        return self.inner.gather(name, self._place[ids.cpu()])
+
+    def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
+        return self.inner.gather_all(self._place[ids.cpu()])
+
+    def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
+        place = self._place[ids.cpu()]
+        kept = (place >= 0).nonzero()[:, 0]
+        self.inner.scatter(name, place[kept], rows[kept.to(rows.device)])
+
+    def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
+        place = self._place[ids.cpu()]
+        if bool((place >= 0).all()):
+            self.inner.scatter_all(place, rows)
+        else:
+            super().scatter_all(ids, rows)
+
+    def _in_order(self, ids: Tensor) -> bool:
+        return False
+
+    def whole(self, name: str) -> Tensor:
+        raise NotImplementedError("A rank has the tensors of its own clients alone; gather them first.")
+
+    def assign(self, name: str, rows: Tensor) -> None:
+        self.inner.assign(name, rows[self.members.to(rows.device)])
+
+    def snapshot(self, step: int) -> dict[str, Tensor]:
+        return self.inner.snapshot(step)
+
+    def commit(self) -> None:
+        self.inner.commit()
+
+    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Take the values of the snapshot of ``step``, of all clients (those of a mapped store are in its folder)."""
+        if not tensors:
+            self.inner.restore(tensors, step)
+            return
+        whole = ClientStore(self.clients, self.fields)
+        whole.restore(tensors, step)
+        for name in self.fields:
+            self.inner.assign(name, whole.gather(name, self.members))
+
+
 class MappedClientStore(ClientStore):
     """A :class:`ClientStore` in memory-mapped files, for populations larger than memory.
 

@@ -56,7 +56,7 @@ class Execution:
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
             strategy = "threads" if convolutional and device.type == "cpu" else "stacked"
         if strategy == "threads":
-            return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or _cores())
+            return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or available_cores())
         return Execution("stacked", self.chunk or max_clients(sum(p.numel() for p in module.parameters())), 1)
 
 
@@ -148,5 +148,6 @@ def by_decreasing(values: Tensor) -> Tensor:
     return torch.argsort(values, descending=True, stable=True)
 
 
-def _cores() -> int:
+def available_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -9,6 +9,9 @@ released through ``local``, and what clients send is post-processing, which ``re
 Every release is clip, sum by segment (the cohort, or each client), noise of the sum's sensitivity, division by a public
 constant. R repetitions of a run, each with its own noise (and its own clients, where these act one at a time), are
 computed together; they are simulations, and an epsilon is that of one of them.
+
+Over several ranks every rank has a channel, and hands it the rows of its own clients. The first rank alone draws
+cohorts, has the account and adds noise; a step begins, and a value is released, at all ranks together.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
+from ..ranks import ALONE, Ranks
 from .account import Account
 from .chain import Head
 from .clip import MARGIN, Clip, clip_rows, contributions, largest_norm, row_norms, sum_width
@@ -107,6 +111,7 @@ class Channel:
         notes: what else no epsilon covers.
         rows: noise that clients add to their own rows, by release.
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
+        ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
     """
 
@@ -128,11 +133,12 @@ class Channel:
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
         replay: Recording | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.settings, self.account, self.sampler, self.law = settings, account, sampler, law
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
         self.gradients, self.terms, self.schedule = gradients, terms, schedule
-        self.ledger_name, self.notes = ledger_name, notes
+        self.ledger_name, self.notes, self.ranks = ledger_name, notes, ranks
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.tap: Tap | None = None
         self.rows_are_noised = False
@@ -144,7 +150,7 @@ class Channel:
         self._adaptive = settings[0].clip_norm if settings else None
         self._correlated: dict[str, CorrelatedNoise] = {}
         self._step: int | None = None
-        self._cohort = 0
+        self._cohort = self._use = 0
         self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
         self._lock = threading.Lock()
@@ -240,9 +246,12 @@ class Channel:
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self.account.start(step, None if self.sampler is None else lambda earlier: self._members(self._sample(earlier)))
+        self.ranks.share(lambda: self._start(step))
         if self.gradients is not None and self.sampler is None and not self._end:
             self._place = self._end = self._begins = step
+
+    def _start(self, step: int) -> None:
+        self.account.start(step, None if self.sampler is None else lambda earlier: self._members(self._sample(earlier)))
 
     def draw(self, step: int) -> Tensor:
         """Return the cohort of round ``step``: sorted int64 ranks; the same cohort until the round begins.
@@ -250,7 +259,10 @@ class Channel:
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        self.start(step)
+        return self.ranks.share(lambda: self._draw(step))
+
+    def _draw(self, step: int) -> Tensor:
+        self._start(step)
         if step not in self._drawn:
             self._drawn[step] = self._sample(step)
         return self._drawn[step].clone()
@@ -287,19 +299,23 @@ class Channel:
         if members.ndim == 2:
             self._begin_activations(step, members.numpy())
             return
-        drawn = self._drawn.get(step)
-        if drawn is None or not torch.equal(drawn, torch.sort(members.cpu()).values):
+        drawn = torch.sort(members.cpu()).values
+        clients = self._members(drawn)
+        self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
+        self._step, self._cohort, self._released = step, members.numel(), set()
+        self.local = None if self.gradients is None else LocalSteps(self, step, clients)
+
+    def _charge(self, step: int, drawn: Tensor, clients: Tensor) -> int:
+        """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
+        if step not in self._drawn or not torch.equal(self._drawn[step], drawn):
             raise PrivacyError(
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
                 f"that cohort only. Call draw(step) first."
             )
         self._step = self.local = None
-        clients = self._members(drawn)
         self.account.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
-        self._step, self._cohort, self._released = step, members.numel(), set()
-        if self.gradients is not None:
-            self.local = LocalSteps(self, step, clients)
+        return self.account.steps_charged - 1
 
     def reserve(self, first: int, clients: Tensor) -> None:
         """Charge activations to come, arguments of :meth:`begin`, with one line of the ledger where repeating is free
@@ -364,19 +380,29 @@ class Channel:
             rows = self._hidden(name, rows, clients, step)
             if name in self.rows:
                 self._note(step, f"{name}/rows", rows)
-            value = self._noised_sum(name, self._sum(name, rows), step)
+            total = self._sum(name, rows, clients)
+            value = self.ranks.share(lambda: self._noised_sum(name, total, step))
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
         return value
 
-    def _sum(self, name: str, rows: Tensor) -> Tensor:
-        """Return the clipped sum of the rows of a cohort, as it is noised; of vectors exact, whatever their order."""
+    def _sum(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
+        """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
+
+        That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
+        in the order of the clients.
+        """
         clip, form = self._clip(name), self._plans[name].form
-        if form != "vector" or self.sampler is None:
-            return contributions(rows, clip, form)
-        bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
-        return contributions(rows, clip, form, sum_width(bound, self.sampler.n))
+        if form == "vector":
+            bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
+            bound = max(self.ranks.gather(bound)) if clip is None else bound
+            most = len(clients) if self.sampler is None else self.sampler.n
+            return self.ranks.sum(contributions(rows, clip, form, sum_width(bound, most)))
+        if self.ranks.size > 1:
+            each = self.ranks.gather((clients, rows.detach().cpu()))
+            clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
+        return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Return the rows as the server gets them: with noise of their own, where the release asks for it."""
@@ -445,7 +471,7 @@ class Channel:
             return []
         if release.noise is None or not self.multipliers:
             return [release] * self.replicates
-        weight = self._plans[name].weight(self.account.steps_charged - 1)
+        weight = self._plans[name].weight(self._use)
         if self.replicates == 1:
             return [release.weighted(weight)]
         silent = replace(release, noise=None)
@@ -489,14 +515,17 @@ class Channel:
         release, key = self.releases[name], f"{name}/count"
         value = self._replayed(step, key)
         if value is None:
-            total = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
-            std = settings.count_std(self.denominator)
-            noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
-            bound = count_sensitivity(release.relation)
-            value = privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
+            count = count_rows(row_norms(rows, release.clip), release.clip.bound).double().sum(0).cpu()
+            total = self.ranks.sum(count)
+            value = self.ranks.share(lambda: self._noised_count(key, total, step, settings, release))
         self._note(step, key, value)
         norm = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
         self.releases[name] = release.clipped_at(norm)
+
+    def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
+        std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
+        noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
+        return privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
 
     def _checked_step(self, name: str, rows: Tensor, clients: Tensor) -> int:
         if self._step is None:
@@ -946,7 +975,7 @@ class Channel:
 
     def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was seen: everything planned is charged, see the account."""
-        self.account.charge_remaining(done)
+        self.ranks.share(lambda: self.account.charge_remaining(done))
 
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""

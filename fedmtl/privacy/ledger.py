@@ -70,7 +70,7 @@ class Ledger:
         resume: bool = False,
         single: bool | None = None,
     ) -> None:
-        self._path = path
+        self._path, self.header = path, header
         self._file: ChainFile | None = None
         self._single = not replays_free if single is None else single
         self._place: Mapping[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from dp_accounting import dp_event
 from .._check import positive_int
 from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
+from ..ranks import ALONE, Ranks
 from .account import Account, Cost
 from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, epsilon, largest_uses
@@ -48,6 +50,8 @@ class _Run:
     replay: Recording | None
     block: int | None
     notes: tuple[str, ...]
+    ranks: Ranks
+    known: dict[str, Any] | None = None
 
     @property
     def seeded(self) -> bool:
@@ -59,7 +63,9 @@ class _Run:
 
     @property
     def header(self) -> dict[str, Any] | None:
-        """Return the header of the ledger that is resumed, or None."""
+        """Return the header of the ledger that is resumed, or of the first rank's ledger; None without one."""
+        if self.known is not None:
+            return self.known
         return read_header(self.ledger_path) if self.resume and self.ledger_path is not None else None
 
     def ledger(self, header: dict[str, Any], *, clients: int | None) -> Ledger:
@@ -85,7 +91,7 @@ class _Run:
             "sampler": self.sampler,
             "schedule": self.schedule,
         }
-        kept |= {"notes": self.notes, "replay": self.replay}
+        kept |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks}
         kept["ledger_name"] = "none" if account.ledger is None else self.ledger_name
         return Channel(settings, account, self.sources, **(kept | options))
 
@@ -105,6 +111,7 @@ def open_channel(
     block: int | None = None,
     notes: tuple[str, ...] = (),
     replicates: int = 1,
+    ranks: Ranks = ALONE,
 ) -> Channel:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R repetitions of it.
 
@@ -130,6 +137,7 @@ def open_channel(
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
         replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them.
+        ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
 
     Raises:
         ConfigError: a budget that cannot be met, or repetitions of a private, kept or sampled run.
@@ -167,11 +175,29 @@ def open_channel(
         replay,
         block,
         notes,
+        ranks,
     )
     if sampler is not None:
         _check_rows(rows, steps)
         if replicates > 1:
             _check_repetitions(settings, sampler)
+    if ranks.size == 1:
+        return _opened(settings, run, gradients)
+    found: list[Channel] = []
+
+    def open_first() -> dict[str, Any] | None:
+        found.append(_opened(settings, run, gradients))
+        ledger = found[0].account.ledger
+        return None if ledger is None else json.loads(json.dumps(ledger.header))  # as a resume reads it
+
+    header = ranks.share(open_first)
+    return found[0] if ranks.first else _opened(
+        settings, replace(run, ledger_path=None, resume=False, known=header), gradients
+    )
+
+
+def _opened(settings: tuple[Privacy, ...], run: _Run, gradients: GradientPlan | None) -> Channel:
+    rows, sampler = run.plans, run.sampler
     if any(isinstance(one, RecordPrivacy) for one in settings) or sampler is None:
         return _open_gradients(settings, run, gradients)
     assert sampler is not None

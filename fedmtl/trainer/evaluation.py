@@ -8,7 +8,7 @@ the score is recall, has no score. Losses and scores are sums over examples that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
-from ..local.batches import max_clients
-from ..local.executor import by_decreasing
+from ..local.batches import batch_widths, max_clients
+from ..local.places import LANES, grain_of, places
 from ..random import derive_key, keyed_bits
 from ..stacked import StackedModule
 from ..stacked.losses import example_losses
@@ -60,6 +60,11 @@ class Metrics:
     def of(cls, sums: Tensor | Sequence[Tensor], counts: Tensor, others: Mapping[str, Tensor] | None = None) -> Metrics:
         """From sums of losses (..., k), of scores (..., k) and of weights (k,) over clients' examples (k,)."""
         return cls(sums[0] / counts, sums[1] / sums[2], sums[2], others or {})
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """Return the losses, the scores, the weights, and the others: float64 (k,) each."""
+        return [self.loss, self.score, self.weight, *self.others.values()]
 
     def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
         """Return every metric of every client of the problem for which it is defined, by name and id: the loss, the
@@ -110,7 +115,9 @@ class Panel:
         bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
         bits[~tested] = torch.iinfo(bits.dtype).max
         clients = bits.topk(count, largest=False).indices.sort().values
-        return cls(clients, replace(problem, data=problem.data.subset(clients.tolist())), population)
+        owner = None if problem.owner is None else problem.owner[clients]
+        part = replace(problem, data=problem.data.subset(clients.tolist()), owner=owner)
+        return cls(clients, part, population)
 
     @property
     def ids(self) -> tuple[str, ...] | None:
@@ -159,13 +166,34 @@ def evaluate_personal(
         clients: int64 (k,); None for all.
     """
     everyone = torch.arange(problem.clients) if clients is None else clients
+    return evaluate_each(problem, lambda own: algorithm.personalize(problem, state, own), everyone, side, metrics)
+
+
+def evaluate_each(
+    problem: Problem,
+    models: Callable[[Tensor], Tensor],
+    clients: Tensor,
+    side: Side = "test",
+    metrics: Sequence[Metric] = (),
+) -> Metrics:
+    """The model of each of ``clients``, int64 (k,), on its own examples, a block of clients at a time; of several ranks
+    each computes its own clients.
+
+    Args:
+        problem: data, loss and executor.
+        models: int64 (m,) clients -> (m, D).
+        clients: who is evaluated.
+        side: which examples.
+        metrics: to measure beside the loss and the score.
+    """
+    place = problem.own(clients)
     each = [
-        evaluate_rows(problem, algorithm.personalize(problem, state, some), some, side, metrics)
-        for some in everyone.split(max_clients(problem.dimension))
+        evaluate_rows(problem, models(some), some, side, metrics)
+        for some in clients[place].split(max_clients(problem.dimension))
     ]
-    loss, score, weight = (torch.cat([getattr(one, name) for one in each]) for name in ("loss", "score", "weight"))
-    others = {one.name: torch.cat([part.others[one.name] for part in each]) for one in metrics}
-    return Metrics(loss, score, weight, others)
+    columns = [torch.cat(parts) for parts in zip(*(one.columns for one in each), strict=True)]
+    found = problem.ranks.join(torch.stack(columns, 1), place, len(clients)).unbind(1)
+    return Metrics(*found[:3], {one.name: column for one, column in zip(metrics, found[3:], strict=True)})
 
 
 def evaluate_rows(
@@ -182,63 +210,73 @@ def evaluate_rows(
     """
     examples = problem.data.side(side)
     counts, first = examples.counts[clients], examples.offsets[clients]
-    order = by_decreasing(counts)
+    widths = batch_widths(counts, None) * (counts > 0)
     sums = torch.zeros(3, len(clients), dtype=torch.float64)
     others = _undefined(metrics, len(clients))
+    for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
+        alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, problem.executor.chunk)
+        chosen, real = places(counts[alike], clients[alike] % LANES, grain)
 
-    def work(stack: StackedModule, part: slice) -> None:
-        members = order[part]
-        n = counts[members]
-        parameters = rows[members.to(rows.device)]
-        kept: list[tuple[Tensor, Tensor]] = []
-        for begin in range(0, int(n.max()), _EXAMPLES):
-            place = torch.arange(begin, min(begin + _EXAMPLES, int(n.max())))
-            mask = place < n[:, None]
-            index = first[members][:, None] + torch.where(mask, place, 0)
-            index = index.clamp(max=len(examples) - 1)  # of the last client, where it has none
-            x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
-            outputs = stack.predict(parameters, x)
-            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
-                total[members] += torch.where(mask, values.cpu(), 0.0).sum(1)
-            if metrics:
-                kept.append((outputs.detach().cpu(), y.cpu()))
-        if kept:
-            whole, true = (torch.cat(one, 1) for one in zip(*kept, strict=True))
-            for row, (member, count) in enumerate(zip(members.tolist(), n.tolist(), strict=True)):
-                _measure(metrics, others, member, whole[row, :count], true[row, :count])
+        def work(
+            stack: StackedModule,
+            part: slice,
+            place: Tensor = alike[chosen],
+            real: Tensor = real,
+            width: int = width,
+        ) -> None:
+            members, own = place[part], real[part]
+            n, mine = counts[members], members[own]
+            parameters = rows[members.to(rows.device)]
+            kept: list[tuple[Tensor, Tensor]] = []
+            for begin in range(0, width, _EXAMPLES):
+                column = torch.arange(begin, min(begin + _EXAMPLES, width))
+                mask = column < n[:, None]
+                index = first[members][:, None] + torch.where(mask, column, 0)
+                x, y = problem.data.gather(side, index, dtype=rows.dtype, device=rows.device)
+                outputs = stack.predict(parameters, x)
+                for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
+                    total[mine] += torch.where(mask, values.cpu(), 0.0).sum(1)[own]
+                if metrics:
+                    kept.append((outputs.detach().cpu(), y.cpu()))
+            if kept:
+                whole, true = (torch.cat(one, 1)[own] for one in zip(*kept, strict=True))
+                for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
+                    _measure(metrics, others, member, whole[row, :count], true[row, :count])
 
-    problem.executor.map(work, len(clients))
+        problem.executor.map(work, len(chosen), grain=grain)
     return Metrics.of(sums, counts, others)
 
 
 def evaluate_shared(problem: Problem, row: Tensor, side: Side = "test", metrics: Sequence[Metric] = ()) -> Metrics:
-    """One model (D,) on every client's examples."""
-    examples = problem.data.side(side)
+    """One model (D,) on every client's examples: those of several clients together, which a rank takes in turn."""
+    examples, ranks = problem.data.side(side), problem.ranks
     counts = examples.counts
     owner = torch.repeat_interleave(torch.arange(problem.clients), counts)
+    first = torch.div(examples.offsets[: problem.clients], _FLAT, rounding_mode="floor")  # where clients begin
+    groups = torch.unique_consecutive(first, return_counts=True)[1].tolist()
+    groups = torch.arange(problem.clients).split(groups)[ranks.rank :: ranks.size]
     sums = torch.zeros(3, problem.clients, dtype=torch.float64)
     others = _undefined(metrics, problem.clients)
-    waiting: list[tuple[Tensor, Tensor]] = []  # rows from the first client on that is not complete
-    done = 0
     with problem.executor.stack() as stack:
-        for index in torch.arange(len(owner)).split(_FLAT):
-            x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
-            outputs = stack.predict(row[None], x)
-            for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
-                total.index_add_(0, owner[index], values[0].cpu())
-            if not metrics:
-                continue
-            waiting.append((outputs[0].detach().cpu(), y[0].cpu()))
-            ready = int(owner[index[-1] + 1]) if index[-1] + 1 < len(owner) else problem.clients
-            if ready > done:
-                whole, true = (torch.cat(one) for one in zip(*waiting, strict=True))
-                parts = counts[done:ready].tolist()
-                rest = len(whole) - sum(parts)
-                pieces = zip(whole.split([*parts, rest]), true.split([*parts, rest]), strict=True)
-                for client, (own, labels) in zip(range(done, ready), pieces, strict=False):
+        for clients in groups:
+            begin, end = int(examples.offsets[clients[0]]), int(examples.offsets[clients[-1]] + counts[clients[-1]])
+            kept: list[tuple[Tensor, Tensor]] = []
+            for index in torch.arange(begin, end).split(_FLAT):
+                x, y = problem.data.gather(side, index[None], dtype=row.dtype, device=row.device)
+                outputs = stack.predict(row[None], x)
+                for total, values in zip(sums, per_example(problem, outputs, y), strict=True):
+                    total.index_add_(0, owner[index], values[0].cpu())
+                if metrics:
+                    kept.append((outputs[0].detach().cpu(), y[0].cpu()))
+            if kept:
+                parts = counts[clients].tolist()
+                pieces = (torch.cat(one).split(parts) for one in zip(*kept, strict=True))
+                for client, own, labels in zip(clients.tolist(), *pieces, strict=True):
                     _measure(metrics, others, client, own, labels)
-                waiting, done = ([(whole[len(whole) - rest :], true[len(true) - rest :])], ready)
-    return Metrics.of(sums, counts, others)
+    mine = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64)
+    found = torch.stack([*sums, *others.values()], 1)
+    columns = ranks.join(found[mine], mine, problem.clients).unbind(1)
+    return Metrics.of(columns[:3], counts, dict(zip(others, columns[3:], strict=True)))
 
 
 def _undefined(metrics: Sequence[Metric], clients: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from ..data import FederatedDataset
 from ..data.examples import cut
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
-from .evaluation import Metrics, evaluate_rows
+from .evaluation import Metrics, evaluate_each
 from .finetuned import Finetuned
 from .metrics import REGISTRY, Metric
 from .replicates import numbers_of
@@ -98,7 +98,7 @@ def finetuned(
     models = {"personal": result.personal}
     if result.shared is not None:
         models = {"shared": result.shared.expand(problem.clients, -1)} | models
-    models["finetuned"] = finetune.train(problem, start, everyone)
+    models["finetuned"] = problem.spread(lambda own: finetune.train(problem, rows_at(start, own), own), everyone)
     scores: dict[str, ByClient] = {"personal": result.by_client}
     if result.shared_by_client is not None:
         scores = {"shared": result.shared_by_client} | scores
@@ -106,13 +106,13 @@ def finetuned(
     chosen: dict[str, str] = {}
     if validation is not None:
         local = replace(finetune, kind="vanilla")
-        models["local"] = local.train(problem, problem.initial, everyone)
+        models["local"] = problem.spread(lambda own: local.train(problem, problem.initial, own), everyone)
         final, chosen = _chosen(problem, models, validation)
-    measured = {"finetuned": evaluate_rows(problem, models["finetuned"], everyone, "test", metrics)}
+    measured = {"finetuned": _measured(problem, models["finetuned"], metrics)}
     if validation is not None:
-        measured["local"] = evaluate_rows(problem, models["local"], everyone, "test", metrics)
+        measured["local"] = _measured(problem, models["local"], metrics)
     scores |= {name: found.by_client(problem) for name, found in measured.items()}
-    found = measured["finetuned"] if validation is None else evaluate_rows(problem, final, everyone, "test", metrics)
+    found = measured["finetuned"] if validation is None else _measured(problem, final, metrics)
     metric = result.metric
     better, equal, worse = beside(found.by_client(problem)[metric], scores[origin][metric], REGISTRY[metric])
     summary = Finetuned(finetune, origin, metric, scores, chosen, better, equal, worse)
@@ -124,6 +124,15 @@ def finetuned(
         finetuned=summary,
         privacy=replace(result.privacy, outside=(*result.privacy.outside, *_why(privacy))),
     )
+
+
+def rows_at(models: Tensor, clients: Tensor) -> Tensor:
+    """The models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
+    return models if models.dim() == 1 else models[clients.to(models.device)]
+
+
+def _measured(problem: Problem, models: Tensor, metrics: Sequence[Metric]) -> Metrics:
+    return evaluate_each(problem, lambda own: rows_at(models, own), torch.arange(problem.clients), "test", metrics)
 
 
 def _final(result: Result, problem: Problem, found: Metrics) -> dict[str, Any]:
@@ -140,7 +149,11 @@ def _chosen(
     """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
     everyone, names = torch.arange(problem.clients), ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
-    losses = torch.stack([own_losses(judged, models[name], everyone, "test") for name in names])
+
+    def losses_of(rows: Tensor) -> Tensor:
+        return judged.spread(lambda own: own_losses(judged, rows_at(rows, own), own, "test"), everyone)
+
+    losses = torch.stack([losses_of(models[name]) for name in names])
     best = losses.nan_to_num(nan=torch.inf).argmin(0)
     place = best.to(models["finetuned"].device)
     rows = models["finetuned"].clone()

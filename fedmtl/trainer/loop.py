@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Problem, State, Tally
+from ..algorithms.base import Algorithm, Problem, State, Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Channel
 from ..schedules import Block
@@ -98,7 +98,7 @@ class Loop:
         """
         with held_interruption() as interrupted:
             reached = self._advance(state, step, interrupted)
-        if interrupted():
+        if self.problem.ranks.share(interrupted):
             raise KeyboardInterrupt
         return reached
 
@@ -121,13 +121,15 @@ class Loop:
                     self.channel.charge_remaining(step)
                     stopped = "early"
                     break
-                if interrupted():
+                ends, due = self.problem.ranks.share(lambda at=step: (interrupted(), self.due(at)))  # type: ignore[misc]
+                if ends:
                     break
-                self.checkpoint(state, step)
+                if due:
+                    self.checkpoint(state, step)
         except BudgetExhausted as spent:
             logger.info("%s", spent)
             stopped = "budget"
-        self.checkpoint(state, step, force=True)
+        self.checkpoint(state, step)
         return state, step, stopped
 
     def step(self, state: State, block: Block) -> State:
@@ -146,13 +148,13 @@ class Loop:
         before = 0
         while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
             before = self.history.pop().get("diverged_trainings", 0)
-        when = time.monotonic() - self.began
+        when = self.problem.ranks.share(lambda: time.monotonic() - self.began)
         lost = self._lost(step, found, before)
         for row in found.rows:
             self.history.append({"round": step, "time": when} | row | lost)
             for callback in self.callbacks:
                 callback.on_evaluate(self.history[-1])
-        if self.folder is not None and time.monotonic() - self.written > _HISTORY_SECONDS:
+        if self.folder is not None and self.problem.ranks.first and time.monotonic() - self.written > _HISTORY_SECONDS:
             self.folder.write_history(self.history)
             self.written = time.monotonic()
         return found
@@ -160,7 +162,7 @@ class Loop:
     def _warn_first(self, step: int) -> None:
         """Say at once when local training diverges for the first time, and not only at the next evaluation."""
         tally = self.problem.tally
-        if tally is not None and tally.diverged and not self.told:
+        if tally is not None and tally.diverged and not self.told and self.problem.ranks.first:
             self.told = tally.diverged
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
@@ -171,7 +173,7 @@ class Loop:
     def _lost(self, step: int, found: Measured, before: int) -> dict[str, int]:
         """Return, and say, how many local trainings diverged since the last evaluation (beside ``before`` of this
         round), and how many clients' own models have no finite loss, where any do."""
-        tally, counts = self.problem.tally, {}
+        tally, counts = self.tally(), {}
         if tally is None:
             return {}
         lost, trained = before + tally.diverged - self.seen.diverged, tally.trained - self.seen.trained
@@ -180,15 +182,24 @@ class Loop:
         where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
         if lost:
             counts["diverged_trainings"] = lost
-            if tally.diverged > self.told:
+            if tally.diverged > self.told and self.problem.ranks.first:
                 logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
             self.told = tally.diverged
         if diverged:
             counts["diverged_clients"] = diverged
             text = "%s: the loss of %d of %d clients' own models is not finite"
-            logger.warning(text, where, diverged, losses.shape[-1])
+            if self.problem.ranks.first:
+                logger.warning(text, where, diverged, losses.shape[-1])
         self.seen = replace(tally)
         return counts
+
+    def tally(self) -> Tally | None:
+        """Return the local trainings of all ranks; None where they are not counted."""
+        own = self.problem.tally
+        if own is None:
+            return None
+        each = self.problem.ranks.gather((own.trained, own.diverged))
+        return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
     @property
     def step_name(self) -> str:
@@ -200,13 +211,20 @@ class Loop:
         shared = None if model is None else evaluate_shared(panel.problem, model, metrics=metrics)
         personal = shared if not state.private.fields else None
         personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics, clients=panel.clients)
-        row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(panel.problem, personal)
+        if type(algorithm).objective is not Algorithm.objective:
+            state = State(state.public, problem.gathered(state.private, at_all=True))
+        row = problem.ranks.share(lambda: self._row(state, personal, shared, model))
+        return Measured([row], personal, shared)
+
+    def _row(self, state: State, personal: Metrics, shared: Metrics | None, model: Tensor | None) -> dict[str, Any]:
+        problem, algorithm = self.problem, self.trainer.algorithm
+        row: dict[str, Any] = {"epsilon": self.channel.epsilon} | numbers_of(self.panel.problem, personal)
         row |= {name: float(value) for name, value in objectives(problem, algorithm, state).items()}
         row |= self.distance(model)
         if shared is not None:
             row |= summarize(shared.score, shared.weight, metric=metric_name(problem), prefix="global_")
             row |= means(shared, "global_")
-        return Measured([row], personal, shared)
+        return row
 
     def distance(self, model: Tensor | None) -> dict[str, float]:
         """Return how far the shared model has moved, where early stopping asks for it."""
@@ -225,40 +243,61 @@ class Loop:
         ]
         return Measured(rows, first, None, each_run(columns, self.groups))
 
-    def checkpoint(self, state: State, step: int, *, force: bool = False) -> None:
-        """Write a checkpoint when one is due."""
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due."""
+        every = self.trainer.checkpoint_every
+        return step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
+
+    def checkpoint(self, state: State, step: int) -> None:
+        """Write a checkpoint, at all ranks together: the first one writes it, each commits what its clients keep."""
         if self.folder is None:
             return
-        every = self.trainer.checkpoint_every
-        due = step % every == 0 if every else time.monotonic() - self.saved > _CHECKPOINT_SECONDS
-        if due or force:
+        problem, tally = self.problem, self.tally()
+        private = problem.gathered(state.private)
+        kept = private.snapshot(step)
+
+        def write() -> None:
             channel, head = self.channel.state(), self.channel.ledger_head
-            if (tally := self.problem.tally) is not None:
+            if tally is not None:
                 counts = [[tally.trained, tally.diverged], [self.seen.trained, self.seen.diverged]]
                 channel = channel | {TALLY: torch.tensor(counts)}
-            found = Checkpoint.of(step, state, self.history, self.fingerprint, channel=channel, ledger=head)
+            found = Checkpoint(step, dict(state.public), kept, self.history, self.fingerprint, channel, head)
+            assert self.folder is not None
             found.write(self.folder.checkpoint)
-            state.private.commit()
-            self.saved = time.monotonic()
+
+        with problem.ranks.agree():  # journals of mapped stores are there before the checkpoint is
+            pass
+        problem.ranks.share(write)
+        private.commit()
+        self.saved = time.monotonic()
 
     def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the personal models (n, D), and their parts by name; only the models (k, D) of clients that were
         drawn for evaluation."""
         problem, algorithm, panel = self.problem, self.trainer.algorithm, self.panel
-        personal = algorithm.personalize(problem, state, panel.clients)
-        return personal, {} if panel.drawn else algorithm.parts(problem, state, personal)
+        if not state.private.fields and algorithm.shared(state) is not None:  # one row for all, as a view of it
+            personal = algorithm.personalize(problem, state, panel.clients)
+        else:
+            personal = problem.spread(lambda own: algorithm.personalize(problem, state, own), panel.clients)
+        if panel.drawn or type(algorithm).parts is Algorithm.parts:
+            return personal, {}
+        whole = State(state.public, problem.gathered(state.private, at_all=True))
+        return personal, algorithm.parts(problem, whole, personal)
 
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """The result after the last event."""
-        trainer, problem, panel = self.trainer, self.problem, self.panel
-        found = self.evaluate(state, step)
-        ids, report = problem.data.ids, self.channel.report
+        trainer, problem, panel, ranks = self.trainer, self.problem, self.panel, self.problem.ranks
+        found, tally = self.evaluate(state, step), self.tally()
+        ids = problem.data.ids
+        report, epsilon, released = ranks.share(
+            lambda: (self.channel.report, self.channel.epsilon, dict(self.channel.on_grid))
+        )
         personal, parts = self.models(state)
         if self.replicates.count > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.replicates.count), *report.outside))
         return Result(
             algorithm=trainer.algorithm.name,
-            epsilon=self.channel.epsilon,
+            epsilon=epsilon,
             privacy=report,
             history=self.history,
             personal=personal,
@@ -274,9 +313,9 @@ class Loop:
             module=problem.module,
             folder=None if self.folder is None else self.folder.root,
             replicates=found.runs,
-            released=dict(self.channel.on_grid),
+            released=released,
             asked=trainer.asked_metrics,
-            trained=self.problem.tally is None or not 0 < self.problem.tally.trained == self.problem.tally.diverged,
+            trained=tally is None or not 0 < tally.trained == tally.diverged,
             step=self.step_name,
             evaluated=panel.ids,
             tested=panel.population,

@@ -24,9 +24,11 @@ from ..data.examples import Side
 from ..data.transforms import Cast, Integers, Packed
 from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor
+from ..local.executor import available_cores
 from ..models import MeanEmbedding, ModelFactory, NamedInputs
 from ..privacy import GradientPlan, NoiseSource, Privacy, ReleasePlan
 from ..random import derive_key
+from ..ranks import ALONE, Ranks
 from ..stacked import Layout, check_stackable, prepare_module, resolve_loss
 from ..stacked.losses import Loss, binary_cross_entropy
 
@@ -48,18 +50,21 @@ def build_problem(
     store_folder: Path | None = None,
     protects_records: bool = False,
     trainable: Sequence[str] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Problem:
     """Build the model, check it against the data's public shape, and place everything on the device.
 
     With ``store_folder`` the clients' own tensors are memory-mapped files there, otherwise in memory. With
     ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that move, see
-    :func:`fedmtl.stacked.set_trainable`.
+    :func:`fedmtl.stacked.set_trainable`. Over several ``ranks`` every client belongs to one of them.
 
     Raises:
         ConfigError: an unknown device, a loss that does not fit the targets, or names that the model does not have.
         ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
     """
-    place, kind = resolve_device(device), getattr(torch, dtype)
+    place, kind = resolve_device(device, ranks), getattr(torch, dtype)
+    if ranks.size > len(data):
+        raise ConfigError(f"There are {ranks.size} ranks for the {len(data)} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and data.classes is None:
         raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
     if loss == "cross_entropy" and data.spec.labels:
@@ -81,7 +86,8 @@ def build_problem(
     template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
     if named:
         _check_loss(str(loss), template, sample, data)
-    resolved = execution.resolve(template, place)
+    cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
+    resolved = replace(execution, threads=execution.threads or cores).resolve(template, place)
     if resolved.chunk != 1:
         try:
             check_stackable(template, sample)
@@ -90,7 +96,7 @@ def build_problem(
                 raise
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
-            resolved = Execution("threads", chunk=1).resolve(template, place)
+            resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
     executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
         data=place_data(data, place),
@@ -102,6 +108,8 @@ def build_problem(
         seed=seed,
         store_folder=store_folder,
         protects_records=protects_records,
+        ranks=ranks,
+        owner=None if ranks.size == 1 else ranks.owners(data.train.counts),
     )
 
 
@@ -204,13 +212,15 @@ def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset
     return data.to(device) if 2 * size < torch.cuda.mem_get_info(device)[0] else data
 
 
-def resolve_device(device: str) -> torch.device:
-    """``"auto"`` is the first GPU, else the CPU.
+def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
+    """``"auto"`` is the first GPU, else the CPU; of several ranks on a machine each takes the next GPU.
 
     Raises:
         ConfigError: the device does not exist here.
     """
     if device == "auto":
+        if ranks.size > 1 and torch.cuda.is_available():
+            return torch.device("cuda", ranks.local % torch.cuda.device_count())
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
@@ -275,6 +285,8 @@ def fingerprint(
     A release repeated under the same digest is the same release; under another it would be a new one.
     """
     execution = problem.executor.execution
+    if not problem.protects_records:  # no number depends on how many threads there are, nor on the number of ranks
+        execution = replace(execution, threads=None)
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(algorithm),

@@ -200,6 +200,6 @@ class _TimedLoop(Loop):
         with self.watch("evaluation"):
             return super().evaluate(state, step)
 
-    def checkpoint(self, state: State, step: int, *, force: bool = False) -> None:
+    def checkpoint(self, state: State, step: int) -> None:
         with self.watch("checkpoint"):
-            super().checkpoint(state, step, force=force)
+            super().checkpoint(state, step)

@@ -241,7 +241,7 @@ def open_run(
         options: for :func:`~fedmtl.privacy.open_channel`.
     """
     check_idle(algorithm, problem)
-    options |= {"seed": seed, "replicates": replicates, "notes": problem.notes}
+    options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
     one = privacy[0] if isinstance(privacy, Sequence) else privacy
     if isinstance(schedule, AsynchronousSchedule):
         bound = bind_schedule(schedule, problem)

@@ -23,6 +23,7 @@ from ..local import Execution, operation_threads
 from ..models import ModelFactory
 from ..privacy import Channel, ClientPrivacy, FullParticipation, NoiseSource, Privacy, RecordPrivacy
 from ..privacy.channel import Recording
+from ..ranks import ALONE, Ranks
 from ..schedules import AsynchronousSchedule
 from ..stacked.losses import Loss
 from .baselines import named_baselines
@@ -182,13 +183,19 @@ class Trainer:
         return isinstance(self.privacy, RecordPrivacy) and not self.algorithm.one_at_a_time
 
     def problem(
-        self, store_folder: Path | None = None, *, data: FederatedDataset | None = None, device: str | None = None
+        self,
+        store_folder: Path | None = None,
+        *,
+        data: FederatedDataset | None = None,
+        device: str | None = None,
+        ranks: Ranks = ALONE,
     ) -> Problem:
         """Return the problem of a run; close its executor.
 
         Args:
             store_folder: where the clients' own tensors are kept; None: in memory.
             data, device: in place of the trainer's.
+            ranks: the processes that compute the run.
         """
         return build_problem(
             self.data if data is None else data,
@@ -202,6 +209,7 @@ class Trainer:
             store_folder=store_folder,
             protects_records=self.protects_records,
             trainable=self.trainable,
+            ranks=ranks,
         )
 
     def resolved(self, problem: Problem) -> Trainer:
@@ -217,15 +225,17 @@ class Trainer:
         privacy = first.privacies(self.privacy)
         return replace(self, replicates=1, epsilons=None, privacy=privacy, baselines=(), folder=None)
 
-    def fit(self, *, resume: bool = False) -> Result:
+    def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.
 
         Args:
+            ranks: the processes that compute the run together, each of which calls this; None for those that torchrun
+                started, or of the program's process group. ``Ranks()`` is this process alone.
             resume: continue the run in ``folder`` from its last checkpoint. A run in secure mode goes on in the folder
                 where it began; of a copy whose original is gone, say so first with ``RunFolder.accept_move``.
 
         Returns:
-            The result, with those of the baselines.
+            The result, with those of the baselines; the same at every rank, of which the first alone writes.
 
         Raises:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
@@ -235,12 +245,15 @@ class Trainer:
                 release and never ends a run, whose length is public; a baseline without any is left out. The folder of
                 a run with noise is written all the same: which files can be published says nothing about the data.
         """
+        ranks = Ranks.of_launch() if ranks is None else ranks
         folder = None if self.folder is None else RunFolder(Path(self.folder))
-        if folder is None and resume:
-            raise ResumeError("There is nothing to resume without a folder.")
-        if folder is not None and folder.started and not resume:
-            raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
-        result = self._run(folder, resume)
+        with ranks.agree():
+            self._check_ranks(ranks)
+            if folder is None and resume:
+                raise ResumeError("There is nothing to resume without a folder.")
+            if folder is not None and ranks.first and folder.started and not resume:
+                raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
+        result = self._run(folder, resume, ranks=ranks)
         if result.lost and (self.privacy is None or self.privacy.noiseless):
             raise TrainingError(result.lost)
         comparison = {}
@@ -254,18 +267,39 @@ class Trainer:
                 folder=None if place is None else place.root,
                 **self._without_release(algorithm),
             )
-            found = trainer._run(place, place is not None and place.started)
+            started = ranks.share(lambda place=place: place is not None and place.started)  # type: ignore[misc]
+            found = trainer._run(place, started, ranks=ranks)
             if found.lost:
                 logger.warning("the baseline is left out: %s", found.lost)
             else:
                 comparison[name] = found
         result = replace(result, baselines=comparison)
-        if folder is not None:
-            folder.write_result(result, self._settings(result.module), self.data)
-            folder.seal()
+
+        def write() -> None:
+            if folder is not None:
+                folder.write_result(result, self._settings(result.module), self.data)
+                folder.seal()
+
+        ranks.share(write)
         if result.lost:
             raise TrainingError(result.lost)
         return result
+
+    def _check_ranks(self, ranks: Ranks) -> None:
+        """Refuse what needs a single process.
+
+        Raises:
+            ConfigError: clients that act one at a time, or repetitions as one program.
+        """
+        if ranks.size == 1:
+            return
+        what = ""
+        if self.algorithm.one_at_a_time:
+            what = f"{self.algorithm.name} has clients that act one at a time: nothing can be computed beside"
+        elif self.repeated.count > 1:
+            what = f"{self.repeated.count} repetitions are one batched program"
+        if what:
+            raise ConfigError(f"{what}; it needs one process, and {ranks.size} were started. Start it without torchrun.")
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
         """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its
@@ -281,7 +315,9 @@ class Trainer:
             "eval_every": None,
         }
 
-    def _run(self, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None) -> Result:
+    def _run(
+        self, folder: RunFolder | None, resume: bool, coins: NoiseSource | None = None, ranks: Ranks = ALONE
+    ) -> Result:
         """One run, without baselines.
 
         Args:
@@ -289,8 +325,11 @@ class Trainer:
             resume: continue the run there.
             coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
                 seed, and nothing is logged.
+            ranks: the processes that compute it.
         """
-        problem = self.problem(folder.clients if folder is not None and self.client_store == "mapped" else None)
+        files = folder.clients if folder is not None and self.client_store == "mapped" else None
+        with ranks.agree():
+            problem = self.problem(files, ranks=ranks)
         cohort = 1.0
         if isinstance(self.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))
@@ -298,6 +337,11 @@ class Trainer:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
             resolved = self.resolved(problem)
+            if ranks.size > 1 and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:
+                raise ConfigError(
+                    f"{self.algorithm.name} takes its step size from the records of all clients where there is no bound "
+                    f"on rows; over several ranks give one, as algorithm.row_norm=1.0."
+                )
             bound = resolved.algorithm.row_bound(problem)
             shortened = share_beyond(problem.data, bound)
             if bound is not None:  # records are scored as they are trained on
@@ -324,7 +368,7 @@ class Trainer:
             ),
         )
         if folder is not None:
-            folder.write_run(result, problem, self.model)
+            ranks.share(lambda: folder.write_run(result, problem, self.model))
         return result
 
     def _check_baselines(self, problem: Problem) -> None:
@@ -347,31 +391,39 @@ class Trainer:
     ) -> Result:
         """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
+        ranks = problem.ranks
         if resume and folder is not None:
-            folder.check_ledger()
+            ranks.share(folder.check_ledger)
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
         channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
         with closing(channel):  # also after an interruption: steps that never began return to the budget
             state, step, history = self.start(problem), 0, []
             tally = torch.zeros(2, 2, dtype=torch.int64)
-            if resume and folder is not None and folder.checkpoint.exists():
-                checkpoint = Checkpoint.read(folder.checkpoint, fingerprint=mark)
-                state = checkpoint.restore(state, problem.initial.device)
-                step, history = checkpoint.step, checkpoint.history
-                tally = checkpoint.channel.pop(TALLY, tally)
-                channel.restore(checkpoint.channel)
+            if resume and folder is not None:
+                checkpoint = ranks.share(lambda: self._checkpoint(folder, mark))
+                if checkpoint is not None:
+                    state = checkpoint.restore(state, problem.initial.device)
+                    step, history = checkpoint.step, checkpoint.history
+                    tally = checkpoint.channel.pop(TALLY, tally)
+                    tally[0] *= int(ranks.first)  # of all ranks together
+                    channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
             if coins is None:
-                self._announce(channel)
+                if ranks.first:
+                    self._announce(channel)
                 problem = replace(problem, tally=Tally(*tally[0].tolist()))
-            callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks]
+            callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks] if ranks.first else []
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
                 run = self.loop(self, problem, channel, source, folder, mark, history, callbacks, panel)
                 run.seen = Tally(*tally[1].tolist())
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
                 end.append(result)
-        return replace(result, privacy=result.privacy.with_ledger(channel.account.ledger))
+        return replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(channel.account.ledger)))
+
+    @staticmethod
+    def _checkpoint(folder: RunFolder, mark: str) -> Checkpoint | None:
+        return Checkpoint.read(folder.checkpoint, fingerprint=mark) if folder.checkpoint.exists() else None
 
     def start(self, problem: Problem) -> State:
         """The state before the first event, of all repetitions."""

@@ -127,6 +127,7 @@ class MPMTL(LinearAlgorithm):
 
     name = "mp_mtl"
     supports_replicates = True
+    all_at_once = True
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)

@@ -1,0 +1,226 @@
+"""Processes that compute one run together: torch.distributed in a few operations.
+
+Every rank runs the same program. A client belongs to one rank, which computes it and keeps what is its own; what is
+public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the ledger, adds the noise, and writes.
+
+Values travel through main memory by gloo, whatever devices the ranks compute on: what is reduced in a round is one
+vector in float64, which is noised on a CPU in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import ConfigError, FedmtlError, TrainingError
+
+T = TypeVar("T")
+_WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
+_INLINE = 4000  # bytes of a value that travel with its length
+_HEAD = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The place of this process among those of a run; the default is a run of one process.
+
+    All ranks call the same methods in the same order. An error of a method that names no other rank is that of this
+    process; where another rank is lost, every method raises TrainingError.
+
+    Attributes:
+        rank: of this process, in [0, size).
+        size: number of processes.
+        group: their process group; None for a single one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    @classmethod
+    def of_launch(cls) -> Ranks:
+        """Return the ranks that torchrun (or whoever set RANK and WORLD_SIZE) started, or those of the process group
+        that the program has made; a single one without either.
+
+        Raises:
+            ConfigError: torch was built without gloo.
+        """
+        if not dist.is_available():
+            return cls()
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo", timeout=_WAIT)
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls()
+        if not dist.is_gloo_available():
+            raise ConfigError("A run over several processes needs a build of torch with gloo.")
+        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_WAIT))
+
+    @property
+    def first(self) -> bool:
+        """Return whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def local(self) -> int:
+        """Return the number of this process on its machine, as torchrun says it; else its rank."""
+        return int(os.environ.get("LOCAL_RANK", self.rank)) if self.size > 1 else 0
+
+    @property
+    def beside(self) -> int:
+        """Return how many ranks are on this machine, as torchrun says it; else all."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) if self.size > 1 else 1
+
+    def owners(self, work: Tensor) -> Tensor:
+        """Return the rank of every client, int64 (n,): they are dealt out in the order of their expected ``work``
+        (n,), back and forth, so that the ranks have about as much to do. No number of a run depends on it."""
+        order = torch.argsort(work, descending=True, stable=True)
+        there_and_back = torch.cat([torch.arange(self.size), torch.arange(self.size).flip(0)])
+        owner = torch.empty(len(work), dtype=torch.int64)
+        owner[order] = there_and_back.repeat(len(work) // (2 * self.size) + 1)[: len(work)]
+        return owner
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over ranks at rank 0; elsewhere something else. It is exact where all partial sums are, as
+        those of :func:`fedmtl.privacy.clip.clipped_sum`, and then the same for any number of ranks.
+
+        Args:
+            values: float64, the same shape everywhere; overwritten.
+        """
+        if self.size > 1:
+            with self._together():
+                dist.reduce(values, 0, group=self.group)
+        return values
+
+    def share(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns at rank 0, and nowhere else is called, at every rank; or raise its error at
+        every rank. Tensors arrive on the CPU."""
+        if self.size == 1:
+            return make()
+        value, error = None, None
+        if self.first:
+            try:
+                value = make()
+            except Exception as raised:
+                error = _known(raised)
+            self._broadcast(_packed((value, error)))
+        else:
+            value, error = pickle.loads(self._broadcast(b""))
+        if error is not None:
+            raise _known(error)
+        return value  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value of every rank, in their order, at every rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def join(self, rows: Tensor, places: Tensor, count: int, *, at_all: bool = True) -> Tensor:
+        """Return rows from all ranks in one tensor.
+
+        Args:
+            rows: (k, ...) those of this rank, the same dtype and further sizes everywhere.
+            places: int64 (k,) where they belong.
+            count: n, rows in all; every place is that of one rank.
+            at_all: at every rank; else at the first, and elsewhere ``rows`` are returned.
+
+        Returns:
+            (n, ...) on the device of ``rows``; ``rows`` themselves in a single process whose places are in order.
+        """
+        if self.size == 1 and bool((places == torch.arange(count)).all()):
+            return rows
+        own = rows.detach().cpu().contiguous()
+        out = own.new_zeros(count if at_all or self.first else 0, *rows.shape[1:])
+        for rank, where in enumerate(self.gather(places.tolist())):
+            part = own if rank == self.rank else own.new_empty(len(where), *rows.shape[1:])
+            flat = part.view(-1).view(torch.uint8)
+            if self.size > 1 and len(flat):
+                with self._together():
+                    if at_all:
+                        dist.broadcast(flat, rank, group=self.group)
+                    elif rank and self.first:
+                        dist.recv(flat, rank, group=self.group)
+                    elif rank == self.rank and rank:
+                        dist.send(flat, 0, group=self.group)
+            if len(out):
+                out[torch.tensor(where, dtype=torch.int64)] = part
+        return out.to(rows.device) if len(out) or not count else rows
+
+    @contextmanager
+    def agree(self) -> Iterator[None]:
+        """At the end of the block, raise at every rank the error that the block had at the lowest rank that has one."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as own:
+            if self.size == 1 or getattr(own, "agreed", False):
+                raise
+            error = own
+        if self.size == 1:
+            return
+        for rank, (found,) in enumerate(map(pickle.loads, self.gather(_packed((error,))))):
+            if found is not None:
+                if isinstance(found, FedmtlError) and rank and self.first:
+                    found = type(found)(f"rank {rank}: {found}")
+                raise _known(found) from error
+
+    def _broadcast(self, data: bytes) -> bytes:
+        """Return the bytes of rank 0: in one message where they are few, else in two."""
+        head = torch.zeros(_HEAD + _INLINE, dtype=torch.uint8)
+        if self.first:
+            known = data[:_INLINE]
+            head[:8] = torch.frombuffer(bytearray(len(data).to_bytes(8, "little")), dtype=torch.uint8)
+            head[_HEAD : _HEAD + len(known)] = torch.frombuffer(bytearray(known), dtype=torch.uint8)
+        with self._together():
+            dist.broadcast(head, 0, group=self.group)
+        length = int.from_bytes(bytes(head[:8].tolist()), "little")
+        if length <= _INLINE:
+            return head[_HEAD : _HEAD + length].numpy().tobytes()
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.first else head.new_empty(length)
+        with self._together():
+            dist.broadcast(whole, 0, group=self.group)
+        return whole.numpy().tobytes()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise TrainingError(
+                f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended. Its own message "
+                f"says why; a run that is kept in a folder goes on from its last checkpoint with fedmtl resume, also "
+                f"with another number of ranks. ({str(error).splitlines()[0]})"
+            ) from error
+
+
+ALONE = Ranks()
+"""A run of one process."""
+
+
+def _packed(outcome: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps(outcome, protocol=5)
+    except Exception:
+        error = next((one for one in outcome if isinstance(one, BaseException)), None)
+        if error is None:
+            raise
+        told = tuple(TrainingError(f"{type(error).__name__}: {error}") if one is error else one for one in outcome)
+        return pickle.dumps(told, protocol=5)
+
+
+def _known(error: BaseException) -> BaseException:
+    """Return an error that every rank has, marked as such (pickling forgets it): the first rank alone prints it."""
+    error.agreed = True  # type: ignore[attr-defined]
+    return error
