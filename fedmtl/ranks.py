@@ -199,9 +199,9 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise TrainingError(
-                f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended. Its own message "
-                f"says why; a run that is kept in a folder goes on from its last checkpoint with fedmtl resume, also "
-                f"with another number of ranks. ({str(error).splitlines()[0]})"
+                f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended, or cannot be "
+                f"reached. Its own message says why. A run that is kept in a folder goes on from its last checkpoint, "
+                f"also with another number of ranks: resume it."
             ) from error
 
 

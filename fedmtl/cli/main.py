@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,14 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
-from .config import ByKey, Config, build, check, choices, config_folder, resolve
+from .config import ByKey, Config, build, check, choices, config_folder, printed_log, resolve
 from .inspect import audit, profile, report, verify
-from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, write_config
+from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
 from .sweep import STORED, Job, jobs, left, marked
 
 if TYPE_CHECKING:
+    from ..ranks import Ranks
     from ..trainer import Trainer
 
 FAILED, REFUSED = 1, 2
@@ -45,6 +46,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
        fedmtl verify FOLDER              what the files of a finished run confirm
        fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
+       torchrun --nproc-per-node=4 -m fedmtl [KEY=VALUE ...]   train, or resume, in several processes
 """
 _EXAMPLES = """\
 examples
@@ -83,14 +85,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     try:
         with _errors_in_one_line(debug) as codes:
-            codes.append(_dispatch(words, debug))
+            codes.append(_dispatch(words, debug, _launched(words)))
         return max(codes)
     except KeyboardInterrupt:
         say("interrupted.")
         return INTERRUPTED
 
 
-def _dispatch(words: list[str], debug: bool) -> int:
+def _launched(words: list[str]) -> Ranks | None:
+    """Return the ranks that torchrun started; None, without importing PyTorch, where it started one or did not.
+
+    Raises:
+        ConfigError: several, for a command that runs in one process.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return None
+    command = next((word for word in words if word in (*_COMMANDS, "-m", "--multirun")), "resume")
+    if command != "resume":
+        if os.environ.get("RANK") != "0":
+            raise SystemExit(REFUSED)
+        raise ConfigError(f"{command} runs in one process, and {size} were started; start it without torchrun.")
+    from ..ranks import Ranks
+
+    return Ranks.of_launch()
+
+
+def _dispatch(words: list[str], debug: bool, ranks: Ranks | None) -> int:
     if words == ["help"] or ({"-h", "--help"} & set(words) and words[0] not in _COMMANDS):
         print(help_text(_train_options([word for word in words if word not in ("-h", "--help", "help")]).config_dir))
         return 0
@@ -106,9 +127,9 @@ def _dispatch(words: list[str], debug: bool) -> int:
                 f"unknown command {words[0]!r}; {hint}accepted: {accepted}, or settings written KEY=VALUE."
             )
         if words[0] == "resume":
-            return _resume(words[1:], debug)
+            return _resume(words[1:], debug, ranks)
         return _COMMANDS[words[0]](words[1:])
-    return _train(words, debug)
+    return _train(words, debug, ranks)
 
 
 def help_text(extra: Path | None = None) -> str:
@@ -127,11 +148,14 @@ def help_text(extra: Path | None = None) -> str:
     return "\n".join([*lines, "", _EXAMPLES])
 
 
-def _train(words: list[str], debug: bool) -> int:
+def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
     """Check everything, then hand over to Hydra, which composes, sweeps and names the folders."""
-    options = _train_options(words)
-    if options.passed_on is None:
-        check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+    with _agreed(ranks):
+        options = _train_options(words)
+        if options.passed_on is None:
+            check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+    if ranks is not None and not any(word.startswith("hydra.run.dir=") for word in words):
+        words = [*words, f"hydra.run.dir={ranks.share(lambda: time.strftime('outputs/%Y-%m-%d/%H-%M-%S'))}"]
     if options.cfg is not None or options.passed_on is not None:
         _hydra(words, lambda config: None)
         return 0
@@ -145,7 +169,7 @@ def _train(words: list[str], debug: bool) -> int:
         job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
         command = shlex.join(["fedmtl", *hydra.overrides.task])
         with _errors_in_one_line(debug, codes, job):
-            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job)
+            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, ranks)
 
     _hydra(words, task)
     if options.multirun:
@@ -174,7 +198,7 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
             os.environ[_FULL_ERROR] = full
 
 
-def _begin(config: Config, folder: Path, command: str, job: Job | None) -> None:
+def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: Ranks | None = None) -> None:
     """Make a run of a resolved configuration.
 
     Raises:
@@ -182,15 +206,20 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None) -> None:
     """
     from ..trainer.folder import RunFolder
 
-    if RunFolder(folder).started:
-        shown = _short(folder)
-        raise ResumeError(f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder.")
-    with marked(folder):
-        trainer = build(config, folder)
-        make_paths_absolute(config)
-        write_config(folder, command, config)
+    with _agreed(ranks):
+        if _writes(ranks) and RunFolder(folder).started:
+            shown = _short(folder)
+            raise ResumeError(
+                f"{shown} already holds a run; go on with fedmtl resume {shown}, or choose another folder."
+            )
+    with marked(folder) if _writes(ranks) else nullcontext():
+        with _agreed(ranks):
+            trainer = build(config, folder)
+            make_paths_absolute(config)
+            if _writes(ranks):
+                write_config(folder, command, config)
         with ByKey(config):
-            _fit(trainer, folder, resume=False, job=job)
+            _fit(trainer, folder, resume=False, job=job, ranks=ranks)
 
 
 def _resume_sweep(sweep: Path, debug: bool) -> int:
@@ -210,7 +239,7 @@ def _resume_sweep(sweep: Path, debug: bool) -> int:
     return max(codes)
 
 
-def _resume(words: list[str], debug: bool = False) -> int:
+def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -> int:
     description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
     parser = command_parser("resume", description)
     parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
@@ -225,23 +254,40 @@ def _resume(words: list[str], debug: bool = False) -> int:
     if (folder / STORED).is_file() and not stored.is_file():
         if options.moved:
             raise ConfigError(f"--moved is said of one run: name one of the folders in {folder}.")
+        if ranks is not None:
+            raise ConfigError("A sweep is resumed in one process; start it without torchrun.")
         return _resume_sweep(folder, debug)
-    if not stored.is_file():
-        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
+    with _agreed(ranks):
+        if not stored.is_file():
+            raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     from omegaconf import OmegaConf
 
     from ..trainer.folder import RunFolder
 
-    if options.moved:
+    if options.moved and _writes(ranks):
         RunFolder(folder).accept_move()
     config = OmegaConf.to_container(OmegaConf.load(stored))
     assert isinstance(config, dict)
     stored_settings = {str(key): value for key, value in config.items()}
     if "search" in stored_settings:
+        if ranks is not None:
+            raise ConfigError("A search is resumed in one process; start it without torchrun.")
         return resume_search(stored_settings, folder)
-    with marked(folder), ByKey(stored_settings):
-        _fit(build(stored_settings, folder), folder, resume=True)
+    with marked(folder) if _writes(ranks) else nullcontext(), ByKey(stored_settings):
+        with _agreed(ranks):
+            trainer = build(stored_settings, folder)
+        _fit(trainer, folder, resume=True, ranks=ranks)
     return 0
+
+
+def _writes(ranks: Ranks | None) -> bool:
+    """Return whether this process is the one that writes and prints."""
+    return ranks is None or ranks.first
+
+
+def _agreed(ranks: Ranks | None) -> AbstractContextManager[None]:
+    """Raise at all ranks what the block raises at any."""
+    return nullcontext() if ranks is None else ranks.agree()
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -255,9 +301,13 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None) -> None:
+def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None, ranks: Ranks | None = None) -> None:
     """Train and print the summary; of the job of a sweep one line."""
     shown = _short(folder)
+    if ranks is not None and not ranks.first:
+        with printed_log(logging.CRITICAL):
+            trainer.fit(resume=resume, ranks=ranks)
+        return
     if job is not None:
         trainer = replace(trainer, progress=trainer.progress and job.watched)
         began = time.monotonic()
@@ -265,8 +315,8 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
             result = trainer.fit(resume=resume)
         print(job.line(result, began, shown), flush=True)
         return
-    with resumable(shown, logging.INFO):
-        result = trainer.fit(resume=resume)
+    with resumable(shown, logging.INFO), told_to_end(shown) if ranks is not None else nullcontext():
+        result = trainer.fit(resume=resume, ranks=ranks)
     print(f"{result.summary()}\n\nSaved in {shown}")
     several = result.replicates is not None
     plotted = not several and 0 < result.epsilon < float("inf")
@@ -302,13 +352,18 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | 
     """Print an error as one line, with the job of a sweep whose it is, and append its exit code, unless ``debug`` asks
     for the traceback."""
     codes = [] if codes is None else codes
-    whose = "" if job is None else f"{job}: "
+    whose, rank = "" if job is None else f"{job}: ", int(os.environ.get("RANK", "0"))
+
+    def tell(error: Exception, text: str) -> None:
+        if rank == 0 or not getattr(error, "agreed", False):  # else the first rank says it
+            say(f"error: {whose}{f'rank {rank}: ' if rank else ''}{text}")
+
     try:
         yield codes
     except FedmtlError as error:
         if debug:
             raise
-        say(f"error: {whose}{' '.join(str(error).split())}")
+        tell(error, " ".join(str(error).split()))
         codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)
     except BrokenPipeError:  # the reader of the output has gone, as with "| head"
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -316,7 +371,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | 
     except Exception as error:
         if debug:
             raise
-        say(f"error: {whose}{type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
+        tell(error, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows the traceback)")
         codes.append(FAILED)
 
 

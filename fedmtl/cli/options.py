@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ..errors import ConfigError
 from ..report.tables import write_text
@@ -79,6 +81,25 @@ def make_paths_absolute(config: Config, start: str = "") -> None:
         for key in keys:
             if isinstance(node.get(key), str):
                 node[key] = os.path.abspath(os.path.join(start, node[key]))
+
+
+@contextmanager
+def told_to_end(folder: Path) -> Iterator[None]:
+    """Say how to go on where torchrun ends this process, since another rank has ended.
+
+    Raises:
+        SystemExit: SIGTERM came.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        say(f"a rank has ended; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}")
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -191,8 +191,10 @@ def open_channel(
         return None if ledger is None else json.loads(json.dumps(ledger.header))  # as a resume reads it
 
     header = ranks.share(open_first)
-    return found[0] if ranks.first else _opened(
-        settings, replace(run, ledger_path=None, resume=False, known=header), gradients
+    return (
+        found[0]
+        if ranks.first
+        else _opened(settings, replace(run, ledger_path=None, resume=False, known=header), gradients)
     )
 
 

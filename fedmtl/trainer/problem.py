@@ -285,7 +285,8 @@ def fingerprint(
     A release repeated under the same digest is the same release; under another it would be a new one.
     """
     execution = problem.executor.execution
-    if not problem.protects_records:  # no number depends on how many threads there are, nor on the number of ranks
+    alike = not problem.protects_records and problem.initial.device.type == "cpu"
+    if alike:  # no number depends on how many threads there are
         execution = replace(execution, threads=None)
     parts = {
         "data": problem.data.fingerprint(),
@@ -311,6 +312,8 @@ def fingerprint(
         parts["replicates"] = describe(repeated)
     if coins is not None:
         parts["coins"] = describe(coins)
+    if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):
+        parts["ranks"] = problem.ranks.size  # numbers agree to rounding alone
     return fingerprint_of(parts)
 
 

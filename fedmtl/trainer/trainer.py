@@ -253,6 +253,8 @@ class Trainer:
                 raise ResumeError("There is nothing to resume without a folder.")
             if folder is not None and ranks.first and folder.started and not resume:
                 raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
+            if folder is not None and self.client_store == "mapped":
+                folder.check_parts(ranks.size)
         result = self._run(folder, resume, ranks=ranks)
         if result.lost and (self.privacy is None or self.privacy.noiseless):
             raise TrainingError(result.lost)
@@ -299,7 +301,9 @@ class Trainer:
         elif self.repeated.count > 1:
             what = f"{self.repeated.count} repetitions are one batched program"
         if what:
-            raise ConfigError(f"{what}; it needs one process, and {ranks.size} were started. Start it without torchrun.")
+            raise ConfigError(
+                f"{what}; it needs one process, and {ranks.size} were started. Start it without torchrun."
+            )
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
         """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its

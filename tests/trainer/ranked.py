@@ -1,0 +1,236 @@
+"""Runs over several processes: ``python -m tests.trainer.ranked FOLDER 2 3`` starts groups of two and of three.
+
+The processes find one another by RANK, WORLD_SIZE and MASTER_PORT, as under torchrun. What every rank found is in
+``FOLDER/SIZE-RANK.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmtl import (
+    IFCA,
+    MPMTL,
+    PMTL,
+    ClientPrivacy,
+    Ditto,
+    FedAvg,
+    FedRep,
+    Finetune,
+    FullParticipation,
+    LocalSGD,
+    MPMTLayers,
+    PoissonSampling,
+    PrivatePrior,
+    QuantileClip,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import FedmtlError, TrainingError
+from fedmtl.ranks import Ranks
+from fedmtl.trainer.folder import RunFolder
+from tests.helpers import ragged_classification
+
+SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=3, momentum=0.5)
+PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
+BASE: dict[str, Any] = {
+    "algorithm": PMTL(lam=0.5, local=SOLVER),
+    "model": models.mlp(hidden=5),
+    "schedule": PoissonSampling(cohort=5),
+    "privacy": PRIVACY,
+    "rounds": 3,
+    "progress": False,
+}
+TASKS = {"model": models.linear_regression(bias=True), "schedule": FullParticipation(), "data": "tasks"}
+CASES: dict[str, dict[str, Any]] = {
+    "pmtl": {"folder": True, "eval_every": 1},
+    "pmtl, running mean": {"algorithm": PMTL(lam=0.5, local=SOLVER, delta="local"), "metrics": ["f1"]},
+    "fedavg, no privacy": {"algorithm": FedAvg(local=SOLVER), "privacy": None, "baselines": ["local"]},
+    "fedavg, finetuned": {"algorithm": FedAvg(local=SOLVER), "finetune": Finetune(validation=0.3)},
+    "ditto, everybody": {"algorithm": Ditto(lam=0.3, local=SOLVER), "schedule": FullParticipation()},
+    "fedrep": {"algorithm": FedRep(local=SOLVER, head_local=LocalSGD(lr=0.1, steps=3))},
+    "ifca": {"algorithm": IFCA(clusters=3, spread=0.5, local=SOLVER)},
+    "layers": {"algorithm": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER)},
+    "mapped": {"folder": True, "client_store": "mapped", "checkpoint_every": 1},
+    "adaptive": {
+        "privacy": ClientPrivacy(
+            clip_norm=QuantileClip(0.5, count_noise=3.0), noise_multiplier=1.5, epsilon=5.0, delta=1e-5
+        ),
+        "rounds": 9,
+    },
+    "mp_mtl": {"algorithm": MPMTL(row_norm=1.0, lam=0.05), **TASKS},
+    "private_prior": {
+        "algorithm": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
+        "rounds": 1,
+        **TASKS,
+    },
+}
+RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
+SECURE = {"privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mortal(PMTL):
+    """PMTL whose process of rank :data:`VICTIM` ends in a round; or all processes have an error there, or one has."""
+
+    def client(self, problem: Any, public: Any, own: Any, clients: Any, round: Any) -> Any:
+        if round.number == 2 and problem.ranks.rank == VICTIM:
+            os._exit(9)
+        if round.number == 2 and VICTIM == -1:
+            raise TrainingError("as if it were killed")
+        return super().client(problem, public, own, clients, round)
+
+
+VICTIM: int | None = None
+DYING = {"algorithm": Mortal(lam=0.5, local=SOLVER), "folder": True, "checkpoint_every": 1, "rounds": 5}
+
+
+def trainer(case: dict[str, Any], folder: Path) -> Trainer:
+    options = BASE | case
+    tasks = options.pop("data", None) == "tasks"
+    data = load_synthetic_tasks(
+        tasks=6, train_examples=9, test_examples=4, features=5, problem="classification", seed=2
+    )
+    options["data"] = data if tasks else ragged_classification(11)
+    if options.pop("folder", False):
+        options["folder"] = folder
+    return Trainer(**options)
+
+
+def outcome(run: Trainer, **options: Any) -> dict[str, Any]:
+    """What must be the same for any number of processes: bits of models, all numbers, and the lines of the ledger."""
+    result = run.fit(**options)
+    digest = hashlib.blake2b(result.personal.contiguous().numpy().tobytes(), digest_size=8)
+    if result.shared is not None:
+        digest.update(result.shared.numpy().tobytes())
+    history = [{key: value for key, value in row.items() if key != "time"} for row in result.history]
+    lines: list[Any] = []
+    if run.folder is not None:
+        text = (Path(run.folder) / "private" / "ledger.jsonl").read_text().splitlines()
+        lines = [(line["kind"], line.get("first"), line.get("end")) for line in map(json.loads, text)]
+    reported = {key: value for key, value in result.privacy.to_dict().items() if not key.startswith("ledger")}
+    found = {"models": digest.hexdigest(), "history": history, "ledger": lines, "scores": result.by_client}
+    found |= {"epsilon": result.epsilon, "stopped": result.stopped, "report": reported}
+    found |= {"off grid": [one.off_grid for one in result.released.values()]}
+    found |= {"baselines": {name: one.by_client for name, one in result.baselines.items()}}
+    return json.loads(json.dumps(found))
+
+
+def error_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except FedmtlError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def start(sizes: tuple[int, ...], folder: Path) -> list[list[dict[str, Any]]]:
+    """Run groups of processes, all at the same time; return what the ranks of each group found."""
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    own = os.environ | single | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.trainer.ranked", str(folder), *map(str, sizes)]
+    with subprocess.Popen(command, env=own, cwd=Path(__file__).parents[2], start_new_session=True) as process:
+        try:
+            process.wait(timeout=240)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return [[json.loads((folder / f"{n}-{rank}.json").read_text()) for rank in range(n)] for n in sizes]
+
+
+def fork(folder: Path, size: int) -> None:
+    """Start the processes of one group, which have imported everything by then."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for rank in range(size):
+        if os.fork():
+            continue
+        place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in place.items()})
+        try:
+            main(folder)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+
+
+def main(folder: Path) -> None:
+    global VICTIM
+    torch.set_num_threads(1)
+    RunFolder._plot = lambda self, result: None  # type: ignore[method-assign]
+    ranks = Ranks.of_launch()
+    own = folder / str(ranks.size)
+
+    def write(found: dict[str, Any]) -> None:
+        (folder / f"{ranks.size}-{ranks.rank}.json").write_text(json.dumps(found))
+
+    found: dict[str, Any] = {"operations": operations(ranks)}
+    for number, (name, case) in enumerate(CASES.items()):
+        found[name] = outcome(trainer(case, own / str(number)), ranks=ranks)
+    found["secure"] = outcome(trainer(SECURE, own), ranks=ranks)
+    found["records"] = outcome(trainer(RECORDS, own), ranks=ranks)
+    found["begun alone"] = outcome(trainer(DYING, own / "begun alone"), ranks=ranks, resume=True)
+    found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / "0").fit(ranks=ranks))
+    write(found)
+    VICTIM = ranks.size - 1
+    found["killed"] = error_of(lambda: trainer(DYING, own / "killed").fit(ranks=ranks))
+    write(found)
+
+
+def operations(ranks: Ranks) -> dict[str, Any]:
+    """Every operation of :class:`Ranks`, on small values."""
+
+    def fail() -> None:
+        raise ValueError("of the first")
+
+    def disagree() -> None:
+        with ranks.agree():
+            if ranks.rank == 1:
+                raise TrainingError("of the second")
+
+    def share_error() -> str:
+        try:
+            ranks.share(fail)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    mine = torch.arange(ranks.rank, 7, ranks.size)
+    rows = torch.stack([mine.float(), -mine.float()], 1)
+    tail = ranks.join(rows, mine, 7, at_all=False)
+    return {
+        "sum": ranks.sum(torch.full((3,), 2.0**-40 * (ranks.rank + 1), dtype=torch.float64)).tolist(),
+        "shared": ranks.share(lambda: ("rank", ranks.rank)),
+        "tensor": ranks.share(lambda: torch.arange(5000) + ranks.rank).sum().item(),
+        "gathered": ranks.gather(ranks.rank),
+        "joined": ranks.join(rows, mine, 7).tolist(),
+        "bools": ranks.join(mine % 2 == 0, mine, 7).tolist(),
+        "at the first": (tail if ranks.first else rows).tolist(),
+        "error of the first": share_error(),
+        "error of another": error_of(disagree),
+    }
+
+
+if __name__ == "__main__":
+    for size in sys.argv[2:]:
+        fork(Path(sys.argv[1]), int(size))
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()

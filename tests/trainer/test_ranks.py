@@ -1,0 +1,143 @@
+"""Several processes give what one gives, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmtl import PPDMTL, PoissonClocks
+from fedmtl.errors import ConfigError, ResumeError, TrainingError
+from fedmtl.ranks import Ranks
+from fedmtl.trainer.folder import RunFolder
+
+from . import ranked
+from .ranked import CASES, DYING, RECORDS, SECURE, outcome, start, trainer
+
+SIZES = (2, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_and_no_plots() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "_plot", lambda self, result: None)
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What each rank of groups of two and three processes found."""
+    for size in SIZES:  # a run that one process begins, and that the ranks go on with
+        ranked.VICTIM = -1
+        with pytest.raises(TrainingError):
+            trainer(DYING, folder / str(size) / "begun alone").fit()
+    ranked.VICTIM = None
+    return dict(zip(SIZES, start(SIZES, folder), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_processes_gives_the_same_bits(name: str, found: Any, tmp_path: Path) -> None:
+    alone = outcome(trainer(CASES[name], tmp_path / "run"))
+    for ranks in found.values():
+        for one in ranks:
+            assert one[name] == alone
+
+
+def test_another_seed_gives_other_bits(found: Any, tmp_path: Path) -> None:
+    assert outcome(trainer(CASES["pmtl"] | {"seed": 1}, tmp_path / "run"))["models"] != found[2][0]["pmtl"]["models"]
+
+
+def test_secure_noise_is_drawn_once(found: Any, tmp_path: Path) -> None:
+    alone = outcome(trainer(SECURE, tmp_path))
+    drawn = set()
+    for ranks in found.values():
+        assert all(one["secure"] == ranks[0]["secure"] for one in ranks)
+        assert ranks[0]["secure"]["off grid"] == [0]
+        assert ranks[0]["secure"]["epsilon"] == alone["epsilon"]
+        drawn.add(ranks[0]["secure"]["models"])
+    assert len(drawn | {alone["models"]}) == 3
+
+
+def test_single_records_agree_to_rounding(found: Any, tmp_path: Path) -> None:
+    alone = outcome(trainer(RECORDS, tmp_path))
+    for ranks in found.values():
+        for one in ranks:
+            assert one["records"]["epsilon"] == alone["epsilon"]
+            assert one["records"]["history"][-1]["loss"] == pytest.approx(alone["history"][-1]["loss"], rel=1e-5)
+
+
+def test_a_run_of_one_process_goes_on_in_several(found: Any, tmp_path: Path) -> None:
+    whole = outcome(trainer(DYING, tmp_path / "run"))
+    for ranks in found.values():
+        for one in ranks:
+            assert one["begun alone"]["models"] == whole["models"]
+            assert one["begun alone"]["epsilon"] == whole["epsilon"]
+
+
+def test_a_lost_rank_ends_the_run_which_goes_on_in_one_process(found: Any, folder: Path, tmp_path: Path) -> None:
+    whole = outcome(trainer(DYING, tmp_path / "run"))
+    for size, ranks in found.items():
+        for one in ranks[:-1]:
+            assert one["killed"].startswith("TrainingError: Rank ")
+            assert "resume" in one["killed"]
+        assert "killed" not in ranks[-1]
+        rest = outcome(trainer(DYING, folder / str(size) / "killed"), resume=True)
+        assert (rest["models"], rest["epsilon"]) == (whole["models"], whole["epsilon"])
+
+
+def test_what_one_rank_refuses_all_refuse(found: Any) -> None:
+    for ranks in found.values():
+        for one in ranks:
+            assert "already holds a run" in one["taken"]
+
+
+def test_operations(found: Any) -> None:
+    for size, ranks in found.items():
+        assert ranks[0]["operations"]["sum"] == [2.0**-40 * size * (size + 1) / 2] * 3
+        assert ranks[0]["operations"]["at the first"] == [[k, -k] for k in range(7)]
+        for one in (rank["operations"] for rank in ranks):
+            assert one["shared"] == ["rank", 0]
+            assert one["tensor"] == 5000 * 4999 // 2
+            assert one["gathered"] == list(range(size))
+            assert one["joined"] == [[k, -k] for k in range(7)]
+            assert one["bools"] == [k % 2 == 0 for k in range(7)]
+            assert one["error of the first"] == "of the first"
+            assert one["error of another"].endswith("of the second")
+
+
+def test_a_mapped_run_goes_on_with_as_many_processes(found: Any, folder: Path) -> None:
+    number = list(CASES).index("mapped")
+    with pytest.raises(ResumeError, match="files of 2 processes, and 1 were started"):
+        trainer(CASES["mapped"], folder / "2" / str(number)).fit(resume=True)
+    RunFolder(folder / "2" / str(number)).check_parts(2)
+
+
+def test_what_needs_one_process_says_so() -> None:
+    clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
+    with pytest.raises(ConfigError, match=r"pp_dmtl has clients that act one at a time.* needs one process"):
+        trainer(CASES["mp_mtl"] | clocks, Path())._check_ranks(Ranks(0, 2))
+    with pytest.raises(ConfigError, match="2 repetitions are one batched program"):
+        trainer(CASES["mp_mtl"] | {"replicates": 2}, Path())._check_ranks(Ranks(0, 2))
+    with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
+        trainer(CASES["mp_mtl"], Path()).problem(ranks=Ranks(0, 7))
+
+
+def test_clients_are_dealt_out_evenly() -> None:
+    work = torch.tensor([5, 100, 7, 7, 1, 60, 60, 2, 3, 90, 11])
+    owner = Ranks(1, 3).owners(work)
+    loads = [int(work[owner == rank].sum()) for rank in range(3)]
+    assert sum(loads) == int(work.sum())
+    assert max(loads) - min(loads) <= 60
+    assert torch.bincount(owner).tolist() in ([4, 4, 3], [3, 4, 4], [4, 3, 4])
+    assert torch.equal(owner, Ranks(2, 3).owners(work))
