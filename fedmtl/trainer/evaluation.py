@@ -192,8 +192,8 @@ def evaluate_each(
         for some in clients[place].split(max_clients(problem.dimension))
     ]
     columns = [torch.cat(parts) for parts in zip(*(one.columns for one in each), strict=True)]
-    found = problem.ranks.join(torch.stack(columns, 1), place, len(clients)).unbind(1)
-    return Metrics(*found[:3], {one.name: column for one, column in zip(metrics, found[3:], strict=True)})
+    loss, score, weight, *others = problem.ranks.join(torch.stack(columns, 1), place, len(clients)).unbind(1)
+    return Metrics(loss, score, weight, {one.name: column for one, column in zip(metrics, others, strict=True)})
 
 
 def evaluate_rows(

@@ -343,8 +343,8 @@ class Trainer:
             resolved = self.resolved(problem)
             if ranks.size > 1 and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:
                 raise ConfigError(
-                    f"{self.algorithm.name} takes its step size from the records of all clients where there is no bound "
-                    f"on rows; over several ranks give one, as algorithm.row_norm=1.0."
+                    f"{self.algorithm.name} takes its step size from the records of all clients where there is no "
+                    f"bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
                 )
             bound = resolved.algorithm.row_bound(problem)
             shortened = share_beyond(problem.data, bound)
