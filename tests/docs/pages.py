@@ -8,10 +8,12 @@ what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``; ``<!-- exi
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,6 +127,16 @@ def fedmtl(words: list[str], small: list[str]) -> int:
     return cli.main([verb, *rest] if verb else rest)
 
 
+def launched(words: list[str], small: list[str]) -> int:
+    """Run a documented command of torchrun, at small sizes; returns the exit code."""
+    if words[1:3] == ["-m", "fedmtl"] and words[3:] and words[3] != "resume":
+        words = [*words[:3], *small_settings([*words[3:], *small], None), f"hydra.run.dir={_fresh(FOLDER)}"]
+    single = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
+    single["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return subprocess.run([*command, *words], env=os.environ | single, timeout=300, check=False).returncode
+
+
 def _fresh(folder: str) -> str:
     """Return the name of a folder in which there is nothing any more."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -140,6 +152,8 @@ def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.syspath_prepend(str(Path.cwd()))
         elif words[0] == "fedmtl":
             assert fedmtl(words[1:], shlex.split(block.small)) == block.code, words
+        elif words[0] == "torchrun":
+            assert launched(words[1:], shlex.split(block.small)) == block.code, words
         elif words[0] == "python" and words[1].startswith("docs/examples/"):
             assert (ROOT / words[1]).exists(), words  # run by test_examples
         elif words[0] == "python":

@@ -124,7 +124,7 @@ def outcome(run: Trainer, **options: Any) -> dict[str, Any]:
     if run.folder is not None:
         text = (Path(run.folder) / "private" / "ledger.jsonl").read_text().splitlines()
         lines = [(line["kind"], line.get("first"), line.get("end")) for line in map(json.loads, text)]
-    reported = {key: value for key, value in result.privacy.to_dict().items() if key != "run"}
+    reported = {key: value for key, value in result.privacy.to_dict().items() if key not in ("run", "ledger_head")}
     found = {"models": digest.hexdigest(), "history": history, "ledger": lines, "scores": result.by_client}
     found |= {"epsilon": result.epsilon, "stopped": result.stopped, "report": reported}
     found |= {"off grid": [one.off_grid for one in result.released.values()]}
