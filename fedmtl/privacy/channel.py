@@ -435,7 +435,7 @@ class Channel:
         """
         self._checked_rows(name, row)
         if self._clip(name) is not None and self._plans[name].form == "vector":
-            return self._sum(name, row)[None]
+            return self._sum(name, row, torch.zeros(1, dtype=torch.int64))[None]
         return self.clip(name, row.detach().cpu().double())
 
     def _clip(self, name: str) -> Clip | None:
