@@ -207,37 +207,34 @@ class Problem:
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
-        for width in widths.unique().tolist():
-            alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, self.executor.chunk)
+        idle = (steps == 0).nonzero()[:, 0].to(start.device)
+        if len(idle) and out is not start:
+            result[idle] = start[idle] if start.dim() == 2 else start
+        for width in widths[steps > 0].unique().tolist():
+            alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
             members, real = places(steps[alike], lanes[alike], grain)
             block = plannable(int(steps[alike].max()), width, grain)
             for place, used in zip(alike[members].split(block), real.split(block), strict=True):
                 plan = plan_batches(
                     self.data, solver, clients[place], seed=self.seed, round=number, width=width, grain=grain
                 )
-                plan.steps = torch.where(used, plan.steps, 0)
+                plan.steps = torch.where(used, plan.steps, 0)  # of a filler nothing is written
 
-                def work(
-                    stack: StackedModule,
-                    part: slice,
-                    place: Tensor = place,
-                    used: Tensor = used,
-                    plan: BatchPlan = plan,
-                ) -> None:
-                    own, kept = place[part].to(start.device), used[part].to(start.device)
-                    models = train_locally(
+                def work(stack: StackedModule, part: slice, place: Tensor = place, plan: BatchPlan = plan) -> None:
+                    train_locally(
                         stack,
                         self.data,
                         self.loss,
                         solver,
                         plan.part(part),
-                        rows_of(start, own),
-                        lam=rows_of(lam, own),
-                        anchor=rows_of(anchor, own),
+                        start,
+                        out=result,
+                        place=place[part].to(start.device),
+                        lam=lam,
+                        anchor=anchor,
                         divergence=divergence,
                         moving=moving,
                     )
-                    result[own[kept]] = models[kept]
 
                 self.executor.map(work, len(place), grain=grain)
         return self._counted(result, number)

@@ -29,11 +29,13 @@ class Batch:
         index: int64 (A, B), rows of the flat data; padding repeats an example of the same client.
         mask: bool (A, B), which entries are no padding.
         active: A, how many leading clients take part.
+        done: places of the clients whose last step it is, int64.
     """
 
     index: Tensor
     mask: Tensor
     active: int
+    done: Tensor
 
 
 class BatchPlan:
@@ -101,10 +103,6 @@ class BatchPlan:
         """Local steps of the client that makes most."""
         return int(self.steps.max()) if len(self.steps) else 0
 
-    def finished(self, number: int) -> Tensor:
-        """Places of the clients whose last local step is step ``number``, counted from 0: int64."""
-        return (self.steps == number + 1).nonzero()[:, 0]
-
     def part(self, clients: slice) -> BatchPlan:
         """Return the plan of some of the clients, sharing this one's memory."""
         plan = copy.copy(self)
@@ -114,13 +112,14 @@ class BatchPlan:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of local steps 0 to ``max_steps - 1``."""
-        steps = self.steps.numpy()
-        columns = np.arange(self._index.shape[2])
-        for number in range(self.max_steps):
-            last = int(np.flatnonzero(steps > number)[-1]) + 1
+        steps, columns = self.steps.numpy(), np.arange(self._index.shape[2])
+        most = np.maximum.accumulate(steps[::-1])[::-1]  # steps of this client and all behind it
+        leading = (most > np.arange(self.max_steps)[:, None]).sum(1)
+        masks = torch.from_numpy(columns < self._lengths[: self.max_steps, :, None])
+        for number, last in enumerate(leading.tolist()):
             active = min(len(steps), -(-last // self.grain) * self.grain)
-            mask = torch.from_numpy(columns < self._lengths[number, :active, None])
-            yield Batch(self._index[number, :active], mask, active)
+            done = torch.from_numpy(np.flatnonzero(steps == number + 1))
+            yield Batch(self._index[number, :active], masks[number, :active], active, done)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:

@@ -1,8 +1,10 @@
 """Strategies for computing many clients: all stacked in one batched program, or a few in each of several threads.
 
-Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device:
-batched products win for linear models and MLPs, several small stacks in threads win for CNNs on a CPU, because the
-batching rule of a convolution is a grouped convolution.
+Both give the same numbers up to the order of floating-point sums. Which is faster depends on the model and the device.
+On a CPU several small stacks in threads win for convolutions, whose batching rule is a grouped convolution, and for
+perceptrons, whose batched products cost little to call: a stack that stays in a core's cache through all of its local
+steps is read from memory once. One batched program wins elsewhere, and on a GPU. Operations within a thread use one
+thread: nothing waits for a core that is busy with other work.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from .._check import one_of, positive_int
-from ..stacked import StackedModule, place_module
+from ..stacked import Layout, StackedModule, place_module
+from ..stacked.perceptron import Perceptron
 from .batches import max_clients
+from .places import LANES
 
 _SMALL = 1 << 20
 _A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
+_CACHE_BYTES = 3 << 19  # of parameters in a stack: three quarters of a common second-level cache
+_WORTH_A_THREAD = 1 << 17  # parameters in a stack
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -32,9 +38,11 @@ class Execution:
 
     Args:
         strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
-            in each of several threads; ``"auto"`` takes threads for convolutions on a CPU and stacked otherwise.
-        chunk: clients computed together, at most; ``None`` takes 8 in a thread, and otherwise as many as would have
-            about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by one.
+            in each of several threads; ``"auto"`` takes threads for convolutions and perceptrons on a CPU and stacked
+            otherwise.
+        chunk: clients computed together, at most; ``None`` takes 8 in a thread, of a perceptron as many as stay in the
+            cache but at least 4, and otherwise as many as would have about 1 GiB of parameters if none of the model's
+            were frozen. Local training takes fewer than 4 one by one.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
     """
 
@@ -51,13 +59,17 @@ class Execution:
 
     def resolve(self, module: nn.Module, device: torch.device) -> Execution:
         """Return the same settings with every choice made for this module and device."""
-        strategy = self.strategy
+        strategy, size = self.strategy, sum(p.numel() for p in module.parameters())
+        perceptron = Perceptron.of(module, Layout.of(module)) is not None
         if strategy == "auto":
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-            strategy = "threads" if convolutional and device.type == "cpu" else "stacked"
+            strategy = "threads" if (convolutional or perceptron) and device.type == "cpu" else "stacked"
         if strategy == "threads":
-            return Execution("threads", self.chunk or _A_THREADS_CLIENTS, self.threads or available_cores())
-        return Execution("stacked", self.chunk or max_clients(sum(p.numel() for p in module.parameters())), 1)
+            row = size * next(module.parameters()).element_size()
+            cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
+            few = cached if perceptron else _A_THREADS_CLIENTS
+            return Execution("threads", self.chunk or few, self.threads or available_cores())
+        return Execution("stacked", self.chunk or max_clients(size), 1)
 
 
 class Executor:
@@ -74,6 +86,7 @@ class Executor:
         assert execution.chunk is not None
         assert execution.threads is not None
         self.chunk, threads = execution.chunk, execution.threads
+        self._least = _WORTH_A_THREAD // sum(p.numel() for p in module.parameters())
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
@@ -94,11 +107,11 @@ class Executor:
         """
         size = self.chunk
         if self._pool is not None:  # at least two slices a thread, so that none waits long for the last
-            size = min(size, max(1, count // (2 * self.execution.threads)))  # type: ignore[operator]
+            size = min(size, max(1, self._least, count // (2 * self.execution.threads)))  # type: ignore[operator]
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
-        if self._pool is None:
+        if self._pool is None or len(slices) == 1:
             for part in slices:
                 with self.stack() as stack:
                     work(stack, part)

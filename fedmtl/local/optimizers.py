@@ -99,6 +99,10 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         """Return whether the rule is just w <- w - lr * gradient."""
         return False
 
+    def affine_step(self) -> tuple[float, float, float] | None:
+        """Return (a, b, c) where every step is w <- a w - b gradient + c anchor; None where it is another rule."""
+        return None
+
     @abstractmethod
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Apply the rule: change ``w`` (k, D) in place, given the active rows' gradient."""
@@ -135,6 +139,15 @@ class StackedSGD(StackedOptimizer):
 
     def _follows_gradient(self, group: dict[str, Any]) -> bool:
         return not group["weight_decay"] and not group["momentum"]
+
+    def affine_step(self) -> tuple[float, float, float] | None:
+        group = self.param_groups[0]
+        if group["momentum"] or not isinstance(self.lam, (int, float)):
+            return None
+        lr, decay, pull = group["lr"], group["weight_decay"], group["lr"] * self.lam
+        if group["proximal"]:
+            return (1.0 - lr * decay) / (1.0 + pull), lr / (1.0 + pull), pull / (1.0 + pull)
+        return 1.0 - lr * decay - pull, lr, pull
 
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:

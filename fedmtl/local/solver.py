@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from .._check import non_negative, one_of, positive, positive_int
 from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, example_losses
+from ..stacked.perceptron import output_gradient
 from .batches import BatchPlan, batches_per_epoch
-from .optimizers import Elementwise, StackedOptimizer, StackedSGD, Strength, check_elementwise, check_stable
+from .optimizers import Elementwise, StackedOptimizer, StackedSGD, Strength, check_elementwise, check_stable, rows_of
 from .precision import Precision
 
 if TYPE_CHECKING:
@@ -190,56 +192,100 @@ def train_locally(
     plan: BatchPlan,
     start: Tensor,
     *,
+    out: Tensor,
+    place: Tensor,
     lam: Strength = 0.0,
     anchor: Tensor | None = None,
     divergence: Loss | None = None,
     moving: Tensor | None = None,
-) -> Tensor:
-    """Train one stack of clients on their own data.
+) -> None:
+    """Train one stack of clients on their own data, and write each client's model after its own last step.
 
     Args:
         stack: computes all clients together; its buffers are overwritten.
         data: the clients' data.
         loss: one value per example.
         solver: names the optimizer and its step size in the plan's round.
-        plan: batches of the k clients, from :func:`plan_batches`.
-        start: (D,) or (k, D), where the clients start.
-        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
+        plan: batches of the k clients, from :func:`plan_batches`. One without a step is computed with the others, and
+            nothing is written of it.
+        start: (D,) or (n, D), where the clients start.
+        out: (n, D), where the models go; may be ``start``.
+        place: int64 (k,), the clients' rows of ``out``, and of every other argument with n rows.
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
             one strength for each coordinate, or a precision matrix.
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
-
-    Returns:
-        (k, D), each client's model after its own last step; may be a view of the stack's buffer: copy it before the
-        stack is used again.
     """
     k = len(plan.steps)
-    rows = stack.load(start, k)
-    rows.grad = stack.grads[:k]  # backward writes the leading active rows
-    uneven = bool((plan.steps != plan.max_steps).any())
-    models = rows.clone() if uneven else rows  # a client that has made its steps moves on in ``rows``, unused
+    rows = stack.load(start, k, place=place)
+    anchor, lam = rows_of(anchor, place), rows_of(lam, place)
     towards = None if divergence is None or anchor is None else anchor.expand(k, -1).contiguous()
     optimizer = solver.optimizer(rows, round=plan.round, lam=lam if towards is None else 0.0, anchor=anchor)
     frozen, still = frozen_part(rows, moving)
     for step, batch in enumerate(plan.batches()):
         x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
-        mask = batch.mask.to(rows.device)
-        address = None
-        if stack.has_dropout:
-            address = address_of(plan.keys[: batch.active], plan.round, step).to(rows.device)
-        outputs = stack.forward(x, address=address)
-        losses = example_losses(loss, outputs, y)
+        mask, active = batch.mask.to(rows.device), batch.active
+        pull: Pull | None = None
         if divergence is not None and towards is not None:
             assert not isinstance(lam, Precision)
-            losses = losses + lam * example_losses(divergence, outputs, stack.predict(towards[: batch.active], x))
-        stack.backward(client_means(losses, mask))
-        optimizer.step(active=slice(0, batch.active))
+            pull = partial(_divergence_pull, divergence, stack.predict(towards[:active], x), float(lam))
+        if not _by_products(stack, rows[:active], x, y, mask, loss, pull, optimizer):
+            address = None
+            if stack.has_dropout:
+                address = address_of(plan.keys[:active], plan.round, step).to(rows.device)
+            outputs = stack.forward(x, address=address)
+            losses = example_losses(loss, outputs, y)
+            losses = losses if pull is None else losses + pull(outputs)
+            rows.grad = stack.grads[:k]  # backward writes the leading active rows
+            stack.backward(client_means(losses, mask))
+            optimizer.step(active=slice(0, active))
         if frozen is not None and still is not None:
-            rows[: batch.active, frozen] = still[: batch.active]
-        if uneven and len(done := plan.finished(step).to(rows.device)):
-            models[done] = rows[done]
-    return models
+            rows[:active, frozen] = still[:active]
+        if len(batch.done) == k:
+            out.index_copy_(0, place, rows)
+        elif len(batch.done):
+            done = batch.done.to(rows.device)
+            out.index_copy_(0, place[done], rows[done])
+
+
+Pull = Callable[[Tensor], Tensor]
+"""Outputs (K, B, ...) -> what is added to the losses of their examples, (K, B)."""
+
+
+def _divergence_pull(divergence: Loss, others: Tensor, lam: float, outputs: Tensor) -> Tensor:
+    return lam * example_losses(divergence, outputs, others)
+
+
+@torch.no_grad()
+def _by_products(
+    stack: StackedModule,
+    rows: Tensor,
+    x: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    loss: Loss,
+    pull: Pull | None,
+    optimizer: StackedOptimizer,
+) -> bool:
+    """Make one step of the leading ``rows`` (A, D) of a stack by batched products; False, and nothing is done, where
+    the model is no perceptron."""
+    values = None if stack.perceptron is None else stack.perceptron.forward(rows, x)
+    if stack.perceptron is None or values is None:
+        return False
+    signal = output_gradient(loss, values[-1], y, mask, pull)
+    affine = optimizer.affine_step()
+    if affine is None:
+        all_rows: Tensor = optimizer.param_groups[0]["params"][0]
+        all_rows.grad = stack.grads[: len(all_rows)]
+        stack.perceptron.backward(rows, values, signal, stack.grads[: len(rows)])
+        optimizer.step(active=slice(0, len(rows)))
+        return True
+    keep, rate, towards = affine
+    stack.perceptron.descend(rows, values, signal, keep=keep, rate=rate)
+    if towards and optimizer.anchor is not None:
+        rows.add_(optimizer.anchor if optimizer.anchor.dim() == 1 else optimizer.anchor[: len(rows)], alpha=towards)
+    return True
 
 
 def frozen_part(rows: Tensor, moving: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -14,6 +14,9 @@ from torch.func import functional_call, vmap
 
 from ..errors import ConfigError, ModelError
 from .dropout import KeyedDropout
+from .perceptron import Perceptron
+
+_ALIGNED = 16
 
 
 @dataclass(frozen=True)
@@ -188,26 +191,44 @@ class StackedModule:
         placed = place_module(module, device=device, dtype=dtype)
         self.train_module, self.eval_module = _same_parameters(placed).train(), _same_parameters(placed).eval()
         self.layout = Layout.of(self.train_module)
+        self.perceptron = Perceptron.of(self.train_module, self.layout)
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
-        self.rows = torch.zeros(capacity, self.layout.dimension, device=device, dtype=dtype)
-        self.grads = torch.zeros_like(self.rows)
+        self._allocate(torch.zeros(0, device=device, dtype=dtype), capacity)
+
+    def _allocate(self, like: Tensor, capacity: int) -> None:
+        """Make the buffers: each row begins at the same alignment in memory, where products and sums are fastest and
+        round alike."""
+        padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
+        self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
+        self._grads: Tensor | None = None
         self._leaves: dict[str, Tensor] = {}
         self._grad_views: list[Tensor] = []
         self._count = -1
+
+    @property
+    def grads(self) -> Tensor:
+        """The gradients of ``rows``, of the same shape; made when they are first needed."""
+        if self._grads is None:
+            self._grads = self.rows.new_zeros(len(self.rows), self.rows.stride(0))[:, : self.layout.dimension]
+        return self._grads
 
     @property
     def has_dropout(self) -> bool:
         """Whether :meth:`forward` needs an ``address`` per copy."""
         return bool(self._dropouts)
 
-    def load(self, start: Tensor, count: int) -> Tensor:
-        """Set the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``."""
+    def load(self, start: Tensor, count: int, *, place: Tensor | None = None) -> Tensor:
+        """Set the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``.
+
+        With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
+        """
         if count > self.rows.shape[0]:
-            self.rows = torch.zeros(count, self.layout.dimension, device=self.rows.device, dtype=self.rows.dtype)
-            self.grads = torch.zeros_like(self.rows)
-            self._count = -1
+            self._allocate(self.rows, count)
         rows = self.rows[:count]
-        rows.copy_(start if start.dim() == 2 else start.expand(count, -1))
+        if start.dim() == 2 and place is not None:
+            torch.index_select(start, 0, place, out=rows)
+        else:
+            rows.copy_(start if start.dim() == 2 else start.expand(count, -1))
         return rows
 
     def forward(self, x: Tensor, *, address: Tensor | None = None) -> Tensor:

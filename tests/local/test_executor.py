@@ -13,22 +13,43 @@ CPU = torch.device("cpu")
 LINEAR, CNN = nn.Linear(4, 3), nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
 
 
-def test_auto_takes_threads_for_convolutions_on_a_cpu_only():
-    assert Execution().resolve(LINEAR, CPU).strategy == "stacked"
+def test_auto_takes_threads_for_convolutions_and_perceptrons_on_a_cpu_only():
+    assert Execution().resolve(LINEAR, CPU).strategy == "threads"
     assert Execution().resolve(CNN, CPU).strategy == "threads"
+    assert Execution().resolve(nn.Sequential(LINEAR, nn.LayerNorm(3)), CPU).strategy == "stacked"
+    assert Execution().resolve(LINEAR, torch.device("cuda")).strategy == "stacked"
     assert Execution().resolve(CNN, torch.device("cuda")).strategy == "stacked"
     assert Execution("stacked", chunk=5).resolve(CNN, CPU) == Execution("stacked", 5, 1)
-    assert Execution("threads", threads=3).resolve(LINEAR, CPU) == Execution("threads", 8, 3)
+    assert Execution("threads", threads=3).resolve(CNN, CPU) == Execution("threads", 8, 3)
 
 
-def test_small_cohorts_are_spread_over_the_threads():
-    executor = Executor(Execution("threads", 8, 2), LINEAR, device=CPU, dtype=torch.float32)
-    sizes: list[int] = []
-    for count in (3, 8, 100):
-        sizes.clear()
-        executor.map(lambda stack, part: sizes.append(part.stop - part.start), count)
-        assert sum(sizes) == count
-        assert max(sizes) == {3: 1, 8: 2, 100: 8}[count]
+@pytest.mark.parametrize(
+    ("module", "chunk"),
+    [
+        (nn.Linear(784, 62), 8),  # 195 kB a row
+        (nn.Linear(784, 62).double(), 4),
+        (nn.Linear(784, 1000), 4),  # none would do, but a stack has lanes
+    ],
+)
+def test_stacks_of_perceptrons_stay_in_the_cache(module, chunk):
+    assert Execution().resolve(module, CPU).chunk == chunk
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (nn.Conv2d(64, 256, 3), {3: 1, 8: 2, 100: 8}),  # 147,712 numbers
+        (LINEAR, {3: 3, 8: 8, 100: 8}),  # too small to be worth a thread
+    ],
+)
+def test_small_cohorts_are_spread_over_the_threads(module, sizes):
+    executor = Executor(Execution("threads", 8, 2), module, device=CPU, dtype=torch.float32)
+    found: list[int] = []
+    for count, expected in sizes.items():
+        found.clear()
+        executor.map(lambda stack, part: found.append(part.stop - part.start), count)
+        assert sum(found) == count
+        assert max(found) == expected
     executor.close()
 
 
