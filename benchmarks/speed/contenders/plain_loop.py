@@ -30,6 +30,7 @@ class PlainLoop:
         noise_std: standard deviation of the noise on the sum of updates.
         denominator: what the noised sum is divided by.
         normal: round -> standard normal noise, float64 (D,).
+        personal: whether a client goes on from its own model; else from the shared one, which is FedProx.
     """
 
     def __init__(
@@ -42,21 +43,23 @@ class PlainLoop:
         noise_std: float,
         denominator: float,
         normal: Callable[[int], Tensor],
+        personal: bool = True,
     ) -> None:
         self.shared = copy.deepcopy(module).train()
         self.models: dict[int, nn.Module] = {}
         self.lr, self.lam, self.clip_norm = lr, lam, clip_norm
         self.noise_std, self.denominator, self.normal = noise_std, denominator, normal
+        self.personal = personal
 
-    def round(self, step: int, batches: Batches) -> None:
+    def round(self, batches: Batches, step: int) -> None:
         """Local training of the cohort, clip, noise, and one move of the shared model."""
         anchor = [p.detach().clone() for p in self.shared.parameters()]
         mean = parameters_to_vector(self.shared.parameters()).detach()
         total = torch.zeros_like(mean, dtype=torch.float64)
         for client, (x, y, steps) in batches.items():
-            if client not in self.models:
-                self.models[client] = copy.deepcopy(self.shared)
-            model = self.models[client]
+            model = self.models.get(client) or copy.deepcopy(self.shared)
+            if self.personal:
+                self.models[client] = model
             optimizer = torch.optim.SGD(model.parameters(), lr=self.lr)
             for rows in steps:
                 optimizer.zero_grad()

@@ -1,0 +1,104 @@
+"""Run fedmtl's own rounds on a given work: cohort, ledger entry on disk, gathering, local training, store, release."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from work import WARM_UP, Clock, Work, arguments, report
+
+import fedmtl
+from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
+from fedmtl.algorithms.base import Algorithm, Problem
+from fedmtl.local import plan_batches
+from fedmtl.privacy import Channel, open_channel
+from fedmtl.schedules import rounds as round_events
+from fedmtl.trainer.problem import build_problem
+
+MODELS: dict[str, Any] = {
+    "cnn": models.femnist_cnn(),
+    "logistic": models.softmax_regression(),
+    "mlp": models.mlp(hidden=200),
+}
+
+
+@dataclass
+class Run:
+    """A run of fedmtl, ready for its first round."""
+
+    problem: Problem
+    algorithm: Algorithm
+    channel: Channel
+    order: Tensor
+    batch: int
+
+    @classmethod
+    def of(cls, settings: dict[str, Any], rounds: int, root: str, ledger: Path | None) -> Run:
+        """Build it by the settings of a work."""
+        data = load_data("femnist", root=root)
+        execution = Execution(**settings.get("execution", {}))
+        problem = build_problem(
+            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], "cpu", "float32"
+        )
+        solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
+        lam = settings["lam"]
+        algorithm = PMTL(lam=lam, local=solver) if settings["method"] == "pmtl" else FedProx(mu=lam, local=solver)
+        privacy = ClientPrivacy(clip_norm=settings["clip"], epsilon=settings["epsilon"], delta=1e-5)
+        sampler = PoissonSampling(cohort=settings["cohort"]).bind(len(data))
+        plans = algorithm.plan(problem, sampler)
+        channel = open_channel(privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds)
+        return cls(problem, algorithm, channel, torch.argsort(data.keys, stable=True), settings["batch"])
+
+    def work(self, settings: dict[str, Any], rounds: int) -> Work:
+        """Return the work that this run will do, for all contenders."""
+        data, channel = self.problem.data, self.channel
+        x, y = data.gather("train", torch.arange(len(data.train)))
+        cohorts = [self.order[channel.draw(step)] for step in range(rounds)]
+        orders = []
+        for step, cohort in enumerate(cohorts):
+            for client in cohort:
+                plan = plan_batches(data, self.algorithm.local, client[None], seed=settings["seed"], round=step)
+                orders.append(torch.cat([batch.index[0][batch.mask[0]] for batch in plan.batches()]))
+        ends = torch.tensor([len(cohort) for cohort in cohorts]).cumsum(0).tolist()
+        by_round = [torch.cat(orders[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+        release = channel.releases["update"]
+        noise = (channel.noise_multiplier or 0.0) * release.sensitivity
+        given = settings | {"noise": noise, "denominator": channel.denominator, "classes": data.classes}
+        return Work(x, y, data.train.offsets, self.problem.initial, cohorts, by_round, given)
+
+
+def main() -> None:
+    """Time every round as the trainer makes it."""
+    given = arguments(__doc__)
+    work, clock = Work.read(given.work), Clock.new()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.of(work.settings, work.rounds, given.root, Path(folder) / "ledger.jsonl")
+        problem, algorithm, channel, rank = run.problem, run.algorithm, run.channel, torch.argsort(run.order)
+        state = algorithm.init(problem)
+        events = round_events(channel.draw, run.order, start=0, stop=work.rounds)
+        for step in range(work.rounds):
+            clock.start()
+            event = next(events)
+            channel.begin(event.first, rank[event.cohort])
+            state = algorithm.step(problem, state, event, channel)
+            clock.stop()
+            assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)
+        assert len(clock.wall) > WARM_UP
+        rows = algorithm.personalize(problem, state, torch.arange(len(problem.data)))
+        module = work.module()
+
+        def model(client: int) -> nn.Module:
+            nn.utils.vector_to_parameters(rows[client], module.parameters())
+            return module
+
+        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, work.loss(model))
+        channel.close()
+        problem.executor.close()
+
+
+if __name__ == "__main__":
+    main()

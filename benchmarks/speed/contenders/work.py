@@ -1,0 +1,164 @@
+"""The work that all contenders do, read from a folder, and what each of them prints of it: one line of JSON.
+
+It needs NumPy and PyTorch alone, so that a contender runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """Clients' examples, cohorts and the order of the examples in every round, and all settings.
+
+    Attributes:
+        x, y: examples of all clients, one after another: float32 (N, ...), int64 (N,).
+        offsets: int64 (n + 1,), where each client's examples begin.
+        initial: (D,), where the shared model starts, in the order of ``nn.Module.parameters``.
+        cohorts: clients of each round.
+        orders: for each round, the examples of its clients in the order of their batches, one client after another.
+        settings: model, method, lr, lam, batch, clip, noise (standard deviation on the sum), denominator, seed.
+    """
+
+    x: Tensor
+    y: Tensor
+    offsets: Tensor
+    initial: Tensor
+    cohorts: list[Tensor]
+    orders: list[Tensor]
+    settings: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write it as NumPy files and one of JSON."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("x", "y", "offsets", "initial"):
+            np.save(folder / f"{name}.npy", getattr(self, name).numpy())
+        for name, values in (("cohorts", self.cohorts), ("orders", self.orders)):
+            np.save(folder / f"{name}.npy", torch.cat(values).numpy())
+            np.save(folder / f"{name}_lengths.npy", np.array([len(value) for value in values]))
+        (folder / "settings.json").write_text(json.dumps(self.settings))
+
+    @classmethod
+    def read(cls, folder: Path) -> Work:
+        """Read what :meth:`write` wrote."""
+        one = {name: torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "y", "offsets", "initial")}
+        parts = []
+        for name in ("cohorts", "orders"):
+            whole = torch.from_numpy(np.load(folder / f"{name}.npy"))
+            parts.append(list(whole.split(np.load(folder / f"{name}_lengths.npy").tolist())))
+        return cls(
+            **one, cohorts=parts[0], orders=parts[1], settings=json.loads((folder / "settings.json").read_text())
+        )
+
+    @property
+    def rounds(self) -> int:
+        """All rounds, those of the warm-up included."""
+        return len(self.cohorts)
+
+    def examples(self, step: int) -> dict[int, Tensor]:
+        """{client: its examples in the order of its batches} of a round."""
+        counts = self.offsets.diff()[self.cohorts[step]]
+        return dict(zip(self.cohorts[step].tolist(), self.orders[step].split(counts.tolist()), strict=True))
+
+    def module(self) -> nn.Module:
+        """The model at its start."""
+        features, classes = self.x[0].numel(), int(self.settings["classes"])
+        side = self.x.shape[-1]
+        networks: dict[str, Callable[[], nn.Module]] = {
+            "cnn": lambda: nn.Sequential(
+                nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Flatten(), nn.Linear(64 * (((side - 4) // 2 - 4) // 2) ** 2, classes),
+            ),
+            "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(features, classes)),
+            "mlp": lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(features, 200), nn.ReLU(), nn.Linear(200, classes)
+            ),
+        }  # fmt: skip
+        module = networks[self.settings["model"]]()
+        nn.utils.vector_to_parameters(self.initial, module.parameters())
+        return module
+
+    @torch.no_grad()
+    def loss(self, models: Callable[[int], nn.Module]) -> float:
+        """The mean over the clients that took part of the training loss of their models."""
+        seen = torch.unique(torch.cat(self.cohorts)).tolist()
+        total = 0.0
+        for client in seen:
+            rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+            total += float(nn.functional.cross_entropy(models(client)(self.x[rows]), self.y[rows]))
+        return total / len(seen)
+
+
+@dataclass
+class Clock:
+    """Seconds of every round: on the wall, and of all of the process's threads."""
+
+    wall: list[float]
+    cpu: list[float]
+    _began: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def new(cls) -> Clock:
+        return cls([], [])
+
+    def start(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        now = time.perf_counter(), time.process_time()
+        self.wall.append(now[0] - self._began[0])
+        self.cpu.append(now[1] - self._began[1])
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Parse what every contender is given, and set the number of threads of PyTorch's operations."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder of the work")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch's operations")
+    parser.add_argument("--root", help="of the data, for a contender that reads them itself")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    return given
+
+
+def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss: float) -> None:
+    """Print the line of a contender."""
+    batch = int(work.settings["batch"])
+    counts = [work.offsets.diff()[cohort] for cohort in work.cohorts[WARM_UP:]]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform == "darwin" else 10))
+    line = {
+        "contender": name,
+        "version": version,
+        "torch": torch.__version__,
+        "threads": threads,
+        "method": work.settings["method"],
+        "model": work.settings["model"],
+        "wall": clock.wall[WARM_UP:],
+        "cpu": clock.cpu[WARM_UP:],
+        "peak_mib": round(peak),
+        "rounds": len(counts),
+        "examples": sum(int(c.sum()) for c in counts),
+        "steps": sum(int((-(-c // batch)).sum()) for c in counts),
+        "loss": loss,
+    }
+    print(json.dumps(line))
+
+
+def batches(order: Tensor, size: int) -> Sequence[Tensor]:
+    """The examples of a client in batches of ``size``, the last one as long as it comes."""
+    return order.split(size)
