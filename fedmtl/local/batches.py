@@ -119,7 +119,8 @@ class BatchPlan:
         for number, last in enumerate(leading.tolist()):
             active = min(len(steps), -(-last // self.grain) * self.grain)
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
-            yield Batch(self._index[number, :active], masks[number, :active], active, done)
+            width = int(self._lengths[number, 0]) if len(steps) == 1 else len(columns)  # nobody beside: no padding
+            yield Batch(self._index[number, :active, :width], masks[number, :active, :width], active, done)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:

@@ -9,7 +9,10 @@ thread: nothing waits for a core that is busy with other work.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
+import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,8 +30,10 @@ from .places import LANES
 
 _SMALL = 1 << 20
 _A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to stay in the cache
+_ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
 _CACHE_BYTES = 3 << 19  # of parameters in a stack: three quarters of a common second-level cache
 _WORTH_A_THREAD = 1 << 17  # parameters in a stack
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -40,9 +45,10 @@ class Execution:
         strategy: ``"stacked"`` computes ``chunk`` clients in one batched program; ``"threads"`` computes a few clients
             in each of several threads; ``"auto"`` takes threads for convolutions and perceptrons on a CPU and stacked
             otherwise.
-        chunk: clients computed together, at most; ``None`` takes 8 in a thread, of a perceptron as many as stay in the
-            cache but at least 4, and otherwise as many as would have about 1 GiB of parameters if none of the model's
-            were frozen. Local training takes fewer than 4 one by one.
+        chunk: clients computed together, at most; ``None`` takes in a thread 8, or 1 where a model has 2**16 parameters
+            or more, and of a perceptron as many as stay in the cache but at least 4; otherwise as many as would have
+            about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by one,
+            and without padding.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
     """
 
@@ -67,7 +73,7 @@ class Execution:
         if strategy == "threads":
             row = size * next(module.parameters()).element_size()
             cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
-            few = cached if perceptron else _A_THREADS_CLIENTS
+            few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
             return Execution("threads", self.chunk or few, self.threads or available_cores())
         return Execution("stacked", self.chunk or max_clients(size), 1)
 
@@ -92,6 +98,8 @@ class Executor:
         for _ in range(threads):
             self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
         self._pool: ThreadPoolExecutor | None = None
+        if device.type == "cpu":
+            keep_freed_memory()
         if execution.strategy == "threads":
             before = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -137,6 +145,21 @@ class Executor:
         """Stop the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what this process frees, for what it allocates next, in blocks of up to 32 MiB.
+
+    Every round frees the rows of its cohort and allocates them again; memory that went back to the system in between
+    comes page by page, which takes longer than filling it. Of glibc alone, and not where the environment sets it.
+    """
+    given = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in given):
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 @contextmanager

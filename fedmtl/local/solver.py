@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..data import FederatedDataset
     from ..stacked import StackedModule
 
+_ONE_BY_ONE = 1 << 12  # numbers of a row: rows as long as this are copied faster one by one than by their indices
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSolver(ABC):
@@ -242,8 +244,9 @@ def train_locally(
             optimizer.step(active=slice(0, active))
         if frozen is not None and still is not None:
             rows[:active, frozen] = still[:active]
-        if len(batch.done) == k:
-            out.index_copy_(0, place, rows)
+        if rows.device.type == "cpu" and rows.shape[1] >= _ONE_BY_ONE:
+            for client in batch.done.tolist():
+                out[place[client]].copy_(rows[client])
         elif len(batch.done):
             done = batch.done.to(rows.device)
             out.index_copy_(0, place[done], rows[done])

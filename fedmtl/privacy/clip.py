@@ -14,6 +14,7 @@ there is no further term. (Rounding to the nearest multiple would have one: it c
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +33,7 @@ MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
 _BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
+_WORTH_THREADS = 1 << 20
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
 _MATRIX_ELEMENTS = 1 << 17
 
@@ -154,13 +156,27 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
     """
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
+    rows, threads = rows.detach(), torch.get_num_threads()
+    if rows.device.type != "cpu" or threads == 1 or rows.numel() < _WORTH_THREADS:
+        return _cells(rows, clip, width).mul_(width)
+    # exact sums may be divided: one thread for each part, and none that waits for another within an operation
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = list(pool.map(lambda part: _cells(part, clip, width), rows.tensor_split(threads)))
+    torch.set_num_threads(threads)
+    return torch.stack(parts).sum(0).mul_(width)
+
+
+def _cells(rows: Tensor, clip: Clip | None, width: float) -> Tensor:
+    """Return the sum of clipped rows (k, D) in multiples of ``width``: float64 (D,) on the CPU."""
     cells = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for chunk in rows.detach().split(_block_rows(rows)):
-        wide, norms = _with_norms(chunk, clip)
-        scale = (clip_factors(norms, clip) / width)[:, None]
-        scaled = wide * scale if wide.dtype == rows.dtype else wide.mul_(scale)  # a copy, so the rows stay as they are
-        cells += scaled.trunc_().sum(0).cpu()
-    return cells.mul_(width)
+    block = _block_rows(rows)
+    buffer = torch.empty(min(block, len(rows)), rows.shape[1], dtype=torch.float64)
+    for chunk in rows.split(block):
+        wide, norms = _with_norms(chunk, clip, buffer[: len(chunk)])
+        wide.mul_((clip_factors(norms, clip) / width)[:, None]).trunc_()
+        # a product of whole numbers with ones is as exact as their sum, and faster for few rows
+        cells = torch.addmv(cells, wide.T, wide.new_ones(len(wide)))
+    return cells
 
 
 def largest_norm(rows: Tensor) -> float:
@@ -247,9 +263,15 @@ def _block_rows(rows: Tensor) -> int:
     return max(1, elements // max(1, rows.shape[1]))
 
 
-def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
-    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
-    wide = rows.cpu().double() if rows.device.type == "mps" else rows.double()
+def _with_norms(rows: Tensor, clip: Clip | None, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64.
+
+    With a ``buffer`` of their shape on the CPU they are a copy, on the CPU in it.
+    """
+    if buffer is not None and rows.device.type in ("cpu", "mps"):
+        wide = buffer.copy_(rows)
+    else:
+        wide = rows.to(torch.float64, copy=buffer is not None) if rows.device.type != "mps" else rows.cpu().double()
     norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):

@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from ..errors import ConfigError, ModelError
 from .dropout import KeyedDropout
+from .kernels import use_fast_kernels
 from .perceptron import Perceptron
 
 _ALIGNED = 16
@@ -189,7 +190,8 @@ class StackedModule:
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
-        self.train_module, self.eval_module = _same_parameters(placed).train(), _same_parameters(placed).eval()
+        self.train_module = use_fast_kernels(_same_parameters(placed)).train()
+        self.eval_module = use_fast_kernels(_same_parameters(placed)).eval()
         self.layout = Layout.of(self.train_module)
         self.perceptron = Perceptron.of(self.train_module, self.layout)
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]

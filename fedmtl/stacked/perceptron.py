@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .kernels import hooked
 from .losses import Loss, client_means, cross_entropy, example_losses
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def output_gradient(
 def _parts(module: nn.Module) -> list[nn.Module] | None:
     """Return the layers, functions and first flattening of nested ``nn.Sequential``; None where there is anything
     else."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if hooked(module):
         return None
     if type(module) is nn.Sequential:
         found: list[nn.Module] = []

@@ -35,6 +35,11 @@ def test_stacks_of_perceptrons_stay_in_the_cache(module, chunk):
     assert Execution().resolve(module, CPU).chunk == chunk
 
 
+def test_clients_with_large_convolutions_are_computed_one_by_one():
+    assert Execution().resolve(CNN, CPU).chunk == 8
+    assert Execution().resolve(nn.Conv2d(64, 256, 3), CPU).chunk == 1
+
+
 @pytest.mark.parametrize(
     ("module", "sizes"),
     [

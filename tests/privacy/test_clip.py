@@ -211,3 +211,16 @@ def test_factors():
 def test_bounds_are_positive(kind, bound):
     with pytest.raises(ConfigError, match=f"{kind.__name__}.bound"):
         kind(bound)
+
+
+def test_several_threads_give_the_same_sum_to_the_last_bit() -> None:
+    rows = torch.randn(70, 1 << 14, generator=torch.Generator().manual_seed(0))
+    rows[3, 5] = torch.nan
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(clipped_sum(rows, L2Clip(20.0)))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

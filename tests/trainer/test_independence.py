@@ -63,6 +63,18 @@ def test_stacked_networks_of_clients_with_different_numbers_of_examples(solver: 
     assert refuted(run) == []
 
 
+def perceptron(spec: Any) -> nn.Module:
+    """A network that is computed by batched products, of odd widths."""
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_perceptrons_of_clients_with_different_numbers_of_examples(solver: str, dtype: str) -> None:
+    run = trainer(model=perceptron, algorithm=PMTL(lam=0.5, local=SOLVERS[solver]), dtype=dtype)
+    assert refuted(run) == []
+
+
 @pytest.mark.parametrize("execution", [Execution("threads", threads=2), Execution(chunk=1), Execution(chunk=3)])
 def test_whatever_the_execution(execution: Execution) -> None:
     assert refuted(trainer(execution=execution)) == []
