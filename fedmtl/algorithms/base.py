@@ -458,8 +458,10 @@ class Algorithm:
             block: who takes part; charged already.
             channel: the only way out of the clients.
         """
-        for one in block.steps() if self.one_at_a_time else (block,):
-            state = self._step(problem, state, one, channel)
+        with problem.executor.one_thread() as threads:
+            channel.threads = threads
+            for one in block.steps() if self.one_at_a_time else (block,):
+                state = self._step(problem, state, one, channel)
         return state
 
     def _step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:

@@ -133,6 +133,23 @@ class Executor:
             future.result()
 
     @contextmanager
+    def one_thread(self) -> Iterator[int]:
+        """Inside the block, the caller's operations use one thread where clients are spread over several.
+
+        What is divided within an operation waits for its slowest part every time; beside other work that is most of the
+        time, and the parts are small.
+
+        Yields:
+            The number of threads over which clients are spread, or else that of the caller's operations.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(before if self._pool is None else 1)
+        try:
+            yield before if self._pool is None else self.execution.threads or 1
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
     def stack(self) -> Iterator[StackedModule]:
         """Borrow one of the stacked modules."""
         stack = self._stacks.get()

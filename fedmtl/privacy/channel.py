@@ -113,6 +113,7 @@ class Channel:
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
         ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
+        threads: over which the sum of a cohort's rows is spread.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Channel:
         self.rows_are_noised = False
         self.on_grid: dict[str, GridValue] = {}
         self.local: LocalSteps | None = None
+        self.threads = 1
         self.sources = list(sources)
         self._plans = {plan.name: plan for plan in plans}
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
@@ -398,7 +400,7 @@ class Channel:
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
             most = len(clients) if self.sampler is None else self.sampler.n
-            return self.ranks.sum(contributions(rows, clip, form, sum_width(bound, most)))
+            return self.ranks.sum(contributions(rows, clip, form, sum_width(bound, most), threads=self.threads))
         if self.ranks.size > 1:
             each = self.ranks.gather((clients, rows.detach().cpu()))
             clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))

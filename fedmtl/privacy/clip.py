@@ -140,7 +140,7 @@ def sum_width(bound: float, rows: int) -> float:
     return math.ldexp(1.0, max(exponent, -1021))  # no smaller than that its inverse is a double
 
 
-def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> Tensor:
+def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, threads: int = 1) -> Tensor:
     """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
@@ -150,19 +150,20 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
         clip: the bound, or None for no clipping.
         width: g from :func:`sum_width`, the same for all parts of one sum; None for that of these rows alone, by the
             bound of the clip or, without one, by their largest norm.
+        threads: that share many rows on the CPU; exact sums do not show how many there are.
 
     Returns:
         (D,) float64 on the CPU, whole multiples of g.
     """
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
-    rows, threads = rows.detach(), torch.get_num_threads()
+    rows, before = rows.detach(), torch.get_num_threads()
     if rows.device.type != "cpu" or threads == 1 or rows.numel() < _WORTH_THREADS:
         return _cells(rows, clip, width).mul_(width)
-    # exact sums may be divided: one thread for each part, and none that waits for another within an operation
+    # one thread for each part, and none that waits for another within an operation
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = list(pool.map(lambda part: _cells(part, clip, width), rows.tensor_split(threads)))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
     return torch.stack(parts).sum(0).mul_(width)
 
 
@@ -185,14 +186,16 @@ def largest_norm(rows: Tensor) -> float:
     return float(torch.where(torch.isfinite(norms), norms, 0.0).max()) if len(norms) else 0.0
 
 
-def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | None = None) -> Tensor:
+def contributions(
+    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None, *, threads: int = 1
+) -> Tensor:
     """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
 
     Args:
         rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
         clip: the bound on one row, or None.
         form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
-        width: of that grid, see :func:`clipped_sum`.
+        width, threads: of that grid, and of the sum of vectors, see :func:`clipped_sum`.
 
     Returns:
         float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
@@ -200,8 +203,8 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | No
     """
     if form == "vector":
         if rows.ndim == 2:
-            return clipped_sum(rows, clip, width)
-        return torch.stack([contributions(one, clip, form, width) for one in rows])
+            return clipped_sum(rows, clip, width, threads=threads)
+        return torch.stack([contributions(one, clip, form, width, threads=threads) for one in rows])
     wide = rows.detach().cpu().double()
     if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
         parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
