@@ -2,7 +2,7 @@
 
 Best on an idle machine. rounds.py also leaves rounds.jsonl, rounds.md and rounds.png.
 
-    python benchmarks/speed/all.py --root /path/to/leaf_femnist_206.json.zip --out speed --pfl-python /path/to/bin/python
+    python benchmarks/speed/all.py --root /path/to/leaf_femnist_206.json.zip --out speed --pfl-python /path/to/python
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         "rounds-busy": [*rounds, "--busy", "2", "--workloads", "W2", "W2-fedprox", "--out", str(given.out / "busy")],
         "frozen": ["frozen.py", "--rounds", "7"],
         "asynchronous": ["asynchronous.py", "--workloads", "learner", "statistics", "--runs", "1", "100", *single],
-        "asynchronous-tasks": ["asynchronous.py", "--workloads", "tasks", "--runs", "1", "100", "--events", "200", *single],
+        "tasks": ["asynchronous.py", "--workloads", "tasks", "--runs", "1", "100", "--events", "200", *single],
         "mp_mtl": ["mp_mtl.py"],
         "p2p": ["p2p.py"],
     }  # fmt: skip
