@@ -53,7 +53,11 @@ SOURCES = (
     ),
     Source("adapters", "a client", ("adapters/run.py --femnist FILE",)),
     Source("starts", "a client", ("starts/run.py", "starts/femnist.py --femnist FILE")),
-    Source("mp_mtl", "a client", ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE", "mp_mtl/layers.py --once")),
+    Source(
+        "mp_mtl",
+        "a client",
+        ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE", "mp_mtl/layers.py --once"),
+    ),
     Source("p2p", "a record", ("p2p/once.py --root FOLDER",)),
     Source(
         "cost_of_privacy",
