@@ -243,16 +243,17 @@ class _Rounds(Loop):
         return {name: RecordDict({**common, "facts": record}) for name, record in each}
 
     def step(self, state: State, block: Block) -> State:
-        """One round: the cohort is asked, and what does not answer as it should is a row of zeros."""
+        """One round: the cohort is asked, and who does not answer as it should adds nothing to any sum, as if it were
+        not in the population: also not to the count of an adaptive clip, to which a row of zeros would add 1/2."""
         algorithm, cohort, step = self.trainer.algorithm, block.cohort, block.first
         logger.info("round %d of %d", step + 1, self.source.stop)
         replies = self.nodes.ask(ROUND, contents := self.contents(state, step, cohort))
         found = {name: self._rows(name, replies.get(name), step) for name in contents}
-        zeros = {name: torch.zeros(1, size) for name, size in self.sizes.items()}
-        sent = [found[name] or zeros for name in contents]
-        rows = {name: torch.cat([one[name] for one in sent] or [zero[:0]]) for name, zero in zeros.items()}
-        state.public = algorithm.conclude(self.problem, state.public, rows, block, self.channel)
         counted = cohort[torch.tensor([rows is not None for rows in found.values()], dtype=torch.bool)]
+        sent = [rows for rows in found.values() if rows is not None]
+        rows = {name: torch.cat([one[name] for one in sent] or [torch.zeros(0, d)]) for name, d in self.sizes.items()}
+        heard = replace(block, clients=counted[None, None])
+        state.public = algorithm.conclude(self.problem, state.public, rows, heard, self.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
         if type(algorithm).receive is not Algorithm.receive:
             self.nodes.ask(RECEIVE, self.contents(state, step, counted))

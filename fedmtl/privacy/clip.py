@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
+LEAST, MOST = 1e-100, 1e100
+"""Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones overflow."""
+
+_WITHIN = 1 + 2.0**-30  # a row that was clipped before is longer than the limit by rounding at most
 _BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
 _WORTH_THREADS = 1 << 20
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
@@ -43,10 +47,13 @@ class Clip:
     """Bounds one norm over the whole vector, which is scaled down to ``bound * (1 - 2**-20)``.
 
     Args:
-        bound: C, above 0, in units of the vectors.
+        bound: C, from 1e-100 to 1e100, in units of the vectors.
 
     Attributes:
         norm: the norm that is bounded.
+
+    Raises:
+        ConfigError: a bound beyond these.
     """
 
     bound: float
@@ -54,6 +61,8 @@ class Clip:
 
     def __post_init__(self) -> None:
         positive(self, bound=self.bound)
+        if not LEAST <= self.bound <= MOST:
+            raise ConfigError(f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}.")
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,9 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
     clip.
 
+    A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is clipped stays as it
+    is; and one so long that its factor would lose digits (below 2**-1022) has the factor 0.
+
     Args:
         norms: (k,) float64 norms, L1 or L2 as the clip needs.
         clip: the bound, or None.
@@ -86,8 +98,8 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     if clip is None:
         return finite.to(norms.dtype)
     limit = clip.bound * (1 - MARGIN)
-    factors = torch.clamp(limit / torch.clamp(norms, min=limit), max=1.0)
-    return torch.where(finite, factors, torch.zeros_like(norms))
+    factors = torch.where(norms <= limit * _WITHIN, 1.0, limit / norms.clamp(min=limit))
+    return torch.where(finite & (factors >= torch.finfo(factors.dtype).tiny), factors, 0.0)
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:

@@ -199,6 +199,7 @@ class RecordSums:
             raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
         rows = ClientRows.of(self._x[client], self.norm)
         limits = torch.clamp(self._limit / rows.norms, max=torch.finfo(torch.float64).max)
+        limits[limits < torch.finfo(torch.float64).tiny] = 0.0  # it would have few digits, and may be rounded up
         return rows.x.numpy(), limits.numpy()
 
 

@@ -66,8 +66,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def trainer_of(name: str) -> Trainer:
     """The run in one process."""
-    algorithm, rounds = (ALGORITHMS | LINEAR)[name], 1 if name.startswith("private_prior") else ROUNDS
+    algorithm, once = (ALGORITHMS | LINEAR)[name], name.startswith(("private_prior", "prior_layers"))
     data, model, schedule = ragged_classification(CLIENTS), models.mlp(hidden=5), PoissonSampling(cohort=4)
+    if once:
+        schedule = FullParticipation()
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
         data = load_synthetic_tasks(tasks=CLIENTS, train_examples=9, test_examples=4, features=5, problem=kind, seed=2)
@@ -79,8 +81,9 @@ def trainer_of(name: str) -> Trainer:
         data=data,
         model=model,
         schedule=schedule,
-        privacy=PRIVACY,
-        rounds=rounds,
+        # of a prior so little noise that clients train again
+        privacy=replace(PRIVACY, noise_multiplier=0.05) if name.startswith("prior_layers") else PRIVACY,
+        rounds=1 if once else ROUNDS,
         seed=3,
         progress=False,
     )
@@ -346,6 +349,25 @@ def test_a_clip_that_adapts_goes_with_the_message(tmp_path: Path) -> None:
     assert found.epsilon == expected.epsilon
     bounds = {float(tensors_of(content, "channel")["update"]) for kind, _, content in grid.sent if kind == ROUND}
     assert len(bounds) == ROUNDS
+
+
+@pytest.mark.parametrize("initial", [1e-6, 1e6])
+def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(initial: float, tmp_path: Path) -> None:
+    """That is what the count is charged for, whether the client's row is longer than the clip norm or not."""
+    clip = QuantileClip(initial=initial, count_noise=2.0)
+    trainer = small(privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=0.8, delta=1e-5))
+    counts = []
+    for missing in ("nobody", "client-2"):
+        server, grid = apart(trainer, tmp_path / missing)
+        grid.away = lambda kind, client, number, missing=missing: client == missing
+        run(server, grid)
+        bound = min(
+            float(tensors_of(content, "channel")["update"])
+            for kind, _, content in grid.sent
+            if kind == ROUND and facts_of(content)["round"] == 1
+        )
+        counts.append(CLIENTS * math.log(bound / initial) / clip.lr)
+    assert abs(counts[0] - counts[1]) == pytest.approx(0.5)
 
 
 def test_noise_against_the_server_is_added_on_the_node(tmp_path: Path) -> None:

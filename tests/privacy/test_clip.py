@@ -17,6 +17,8 @@ from fedmtl.privacy.clip import (
     largest_norm,
     sum_width,
 )
+from fedmtl.privacy.gradients import GradientPlan
+from fedmtl.privacy.sums import RecordSums
 
 CLIPS = [L1Clip(2.5), L2Clip(0.3), None]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -221,3 +223,38 @@ def test_several_threads_give_the_same_sum_to_the_last_bit() -> None:
     assert torch.get_num_threads() == before
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("bound", [1e-101, 1e101])
+def test_bounds_beyond_which_squares_and_sums_are_no_numbers(bound):
+    with pytest.raises(ConfigError, match="between 1e-100 and 1e"):
+        L2Clip(bound)
+
+
+@pytest.mark.parametrize("clip", [L1Clip(1e-15), L1Clip(1e-100), L2Clip(1e-100), L2Clip(1e100)])
+def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
+    """Factors below the normal numbers have few digits, and squares of small numbers none."""
+    one = torch.logspace(-3, 1, 60, dtype=torch.float64)[:, None] * clip.bound * torch.full((1, 9), 1 / 3.0)
+    rows = torch.cat([one.double(), torch.linspace(1e307, 1.9e307, 60, dtype=torch.float64)[:, None].expand(-1, 9)])
+    plan = GradientPlan(ids=("a",), counts=np.array([120]), dimension=9, x=[rows])
+    records = RecordSums(plan, bound=clip.bound, norm=clip.norm)
+    for place, row in enumerate(rows):
+        found = [clipped_sum(row[None], clip, sum_width(clip.bound, 3)), clip_rows(row[None], clip)[0]]
+        found.append(clipped_segment_sums(row[None], torch.zeros(1, dtype=torch.int64), 1, clip)[0])
+        factors = np.zeros((1, 120))
+        factors[0, place] = 1.0
+        found.append(torch.from_numpy(records.of_factors(0, factors)[0]))
+        for value in found:
+            assert norm_of((value / clip.bound).tolist(), clip) <= 1
+
+
+@pytest.mark.parametrize("clip", CLIPS[:2])
+@pytest.mark.parametrize("clients", [1, 2, 8])
+def test_a_row_that_is_clipped_stays_as_it_is(clip, clients):
+    """What a node has clipped the server clips again; of few clients and coordinates, rounding alone is beyond C."""
+    width = sum_width(clip.bound, clients)
+    for dimension in (1, 2, 5):
+        rows = torch.randn(300, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(dimension)) * 9
+        for row in rows:
+            once = clipped_sum(row[None], clip, width)
+            assert torch.equal(clipped_sum(once[None], clip, width), once)

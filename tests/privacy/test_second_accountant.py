@@ -150,3 +150,12 @@ def test_what_is_not_covered_is_not_refuted() -> None:
         assert second_accountant([Stated(1.0, [(event, 3)], "pld", "of it")], 1e-5).skipped
     assert least_epsilon([], 1e-5, 1.0) == 0.0
     assert least_epsilon([(dp_event.NonPrivateDpEvent(), 1)], 1e-5, 1.0) == math.inf
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.025, 0.01])
+def test_nothing_is_refuted_where_exponentials_overflow(noise: float) -> None:
+    """The loss is N(1 / (2 z^2), 1 / z^2) and its 1 - delta quantile is above epsilon."""
+    for event in (Gauss(noise), Poisson(0.5, Gauss(noise))):
+        claim = epsilon(event, 1, 1e-5)
+        assert claim <= 1 / (2 * noise**2) - special.ndtri(1e-5) / noise
+        assert 600 <= least_epsilon([(event, 1)], 1e-5, claim) <= claim

@@ -35,6 +35,7 @@ _WIDEST, _NARROWEST = 1e-2, 5e-6
 _POINTS = 200_000  # of one law on its grid
 _LAWS = 64  # laws composed with one another; more of one kind are grouped
 _DEEPEST = 1e-14
+_LARGEST = 600.0  # the library's exponentials overflow at epsilons of about 700, and what it says beyond is too much
 _NODES = np.polynomial.legendre.leggauss(4)
 
 
@@ -47,8 +48,9 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
         scale: the epsilon that it is compared with, above 0: the grid of losses follows it.
 
     Returns:
-        Epsilon, infinite where something is released without noise; None where a law is not covered: several releases
-        under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm noise.
+        Epsilon, at most 600, or infinite where something is released without noise; None where a law is not covered:
+        several releases under one cohort that are not all Gaussian, and what is neither Gaussian, Laplace nor K-norm
+        noise.
     """
     counts: dict[Any, int] = {}
     precision = 0.0
@@ -83,7 +85,8 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
         law = law.self_compose(count) if count > 1 else law
         whole = law if whole is None else whole.compose(law)
     assert whole is not None
-    return max(0.0, float(whole.get_epsilon_for_delta(delta)))
+    found = max(0.0, float(whole.get_epsilon_for_delta(delta)))
+    return found if math.isinf(found) else min(found, _LARGEST)
 
 
 def library_epsilon(composition: Composition, delta: float) -> float | None:
