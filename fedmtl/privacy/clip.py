@@ -188,8 +188,8 @@ def _cells(rows: Tensor, clip: Clip | None, width: float) -> Tensor:
         wide, norms = _with_norms(chunk, clip, buffer[: len(chunk)])
         wide.mul_((clip_factors(norms, clip) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
-        cells = torch.addmv(cells, wide.T, wide.new_ones(len(wide)))
-    return cells
+        cells = torch.addmv(cells.to(wide.device), wide.T, wide.new_ones(len(wide)))
+    return cells.cpu()
 
 
 def largest_norm(rows: Tensor) -> float:
