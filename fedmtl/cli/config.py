@@ -167,13 +167,12 @@ def settings(config: Config) -> Config:
     """
     with ByKey(config):
         _check_plain(config)  # before the imports, which take seconds
-    import torch
-
     from .. import models
     from ..local import Execution
     from ..trainer import EarlyStopping
     from ..trainer.baselines import named_baselines, usual_baselines
     from ..trainer.metrics import check_metrics
+    from ..trainer.problem import resolve_device
     from ..trainer.replicates import Replicates
 
     model, adapters, fixed = _plain_model(config)
@@ -204,13 +203,7 @@ def settings(config: Config) -> Config:
         named_baselines(objects["baselines"], objects["algorithm"])
         stopping, sample = objects.get("early_stopping"), objects["evaluate_clients"]
         repeated.check(objects["algorithm"], objects["privacy"], stopping, objects["baselines"], sample)
-        if config["device"] != "auto":
-            try:
-                torch.empty(0, device=config["device"])
-            except (RuntimeError, AssertionError, TypeError) as error:
-                raise ConfigError(
-                    f"device is {config['device']!r}, which is not here; accepted: auto, cpu, cuda, cuda:1."
-                ) from error
+        resolve_device(config["device"])
     objects["baselines"] = tuple(objects["baselines"])
     names = ("rounds", "seed", "loss", "client_store", "device", "dtype", "eval_every", "checkpoint_every", "progress")
     objects |= {"replicates": config["replicates"], "epsilons": config["epsilons"]}

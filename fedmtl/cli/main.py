@@ -324,7 +324,8 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
     public += [*["releases.safetensors"] * bool(result.released), "manifest.json"]
     private = "bands.png, metrics.csv, replicates.csv, personal models and checkpoint of the first run"
     if not several:
-        private = "accuracy.png, clients.png, personal models, metrics.csv, checkpoint, ledger"
+        own = "personal models, " * (folder / "private" / "models.safetensors").is_file()
+        private = f"accuracy.png, clients.png, {own}metrics.csv, checkpoint, ledger"
     print(f"  public/   {', '.join(public)}\n            {result.privacy.publication}")
     print(f"  private/  {private}\n            covered by no epsilon")
 

@@ -36,7 +36,7 @@ def check_ids(ids: Sequence[str], where: str) -> None:
     seen: set[str] = set()
     for name in ids:
         if not isinstance(name, str):
-            raise DataError(f"{where}: the client id {name!r} is a {type(name).__name__}; ids must be str.")
+            raise DataError(f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be str.")
         if name in seen:
             raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")
         seen.add(name)

@@ -63,7 +63,7 @@ def mean_embedding(
             kind = "whole numbers" if spec.integer else "real numbers"
             raise ModelError(
                 f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
-                "transform=Integers()."
+                "transform=Integers(), on the command line data.integers=true."
             )
         layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
         if hidden is not None:

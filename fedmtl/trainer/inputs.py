@@ -32,8 +32,9 @@ def as_data(data: Any) -> FederatedDataset:
     if isinstance(data, Mapping):
         return FederatedDataset.from_tensors(data)
     raise ConfigError(
-        f"data is {_a(data)}; give a FederatedDataset, the name of a reader such as 'digits', or a mapping from client "
-        "to a pair (x, y) or torch Dataset; of a table load_data('table', path=TABLE, client=COLUMN, target=COLUMN)."
+        f"data is {a_kind(data)}; give a FederatedDataset, the name of a reader such as 'digits', or a mapping from "
+        "client to a pair (x, y) or torch Dataset; of a table load_data('table', path=TABLE, client=COLUMN, "
+        "target=COLUMN)."
     )
 
 
@@ -46,7 +47,7 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
         return model()  # type: ignore[no-any-return]
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, type)):
         return model  # type: ignore[no-any-return]
-    what = repr(model) if isinstance(model, str) else _a(model)
+    what = repr(model) if isinstance(model, str) else a_kind(model)
     raise ConfigError(
         f"model is {what}; give a module, a function of the data's DataSpec that returns one, or a name: "
         f"{', '.join(map(repr, _NAMED))}."
@@ -55,10 +56,13 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
 
 def as_folder(folder: Any) -> str | Path | None:
     """Return a folder that can be one."""
-    if folder is None or isinstance(folder, (str, Path)):
-        return folder
-    if isinstance(folder, os.PathLike):
-        return Path(folder)
+    if folder is None:
+        return None
+    if isinstance(folder, (str, os.PathLike)):
+        for path in (Path(folder), *Path(folder).parents):
+            if path.is_file():
+                raise ConfigError(f"folder is {str(folder)!r}, but {path} is a file; choose another folder.")
+        return folder if isinstance(folder, (str, Path)) else Path(folder)
     raise ConfigError(f"folder is {folder!r}; give a path, as text or Path, or None to keep nothing.")
 
 
@@ -101,7 +105,7 @@ def check_kinds(algorithm: Algorithm, early_stopping: Any, seed: Any) -> None:
         raise ConfigError(f"seed is {seed!r}; it must be a whole number.")
 
 
-def _a(value: Any) -> str:
+def a_kind(value: Any) -> str:
     """Say what a value is without printing it: it may be data."""
     if value is None or isinstance(value, type):
         return repr(value)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ..local import Execution, operation_threads
 from ..stacked import Layout
 from ..stacked.losses import Loss
 from .evaluation import evaluate_rows, evaluate_shared, metric_name, try_metrics
+from .inputs import a_kind, as_data
 from .metrics import REGISTRY, Metric, MetricFunction, resolve_metrics, usual_metrics
 from .problem import build_problem, coded_for
 from .summary import ByClient, Stage, beside, score_lines, spread_of
@@ -157,7 +159,7 @@ def place_of(client: str, ids: Sequence[str]) -> int:
 
 def personalize(
     model: nn.Module,
-    data: FederatedDataset,
+    data: FederatedDataset | str | Mapping[str, Any],
     *,
     finetune: Finetune | None = None,
     trainable: Sequence[str] | None = None,
@@ -176,7 +178,7 @@ def personalize(
 
     Args:
         model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
-        data: the new clients' data.
+        data: the new clients' data, as of :class:`~fedmtl.Trainer`.
         finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
         trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model that came from
             a result remembers its own, with None.
@@ -186,6 +188,11 @@ def personalize(
         ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
         ModelError: see :func:`fedmtl.stacked.prepare_module`.
     """
+    data = as_data(data)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
+    if not isinstance(finetune, Finetune | None):
+        raise ConfigError(f"finetune is {finetune!r}; give Finetune(...) or None.")
     finetune = Finetune() if finetune is None else finetune
     if finetune.start == "personal" or finetune.validation:
         raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
@@ -214,7 +221,11 @@ def personalize(
 
 
 def adapt(
-    model: nn.Module, data: FederatedDataset, terms: Terms | None, finetune: Finetune | None, device: str
+    model: nn.Module,
+    data: FederatedDataset | str | Mapping[str, Any],
+    terms: Terms | None,
+    finetune: Finetune | None,
+    device: str,
 ) -> NewClients:
     """Return personal models of new clients, by the settings of a run.
 
@@ -238,7 +249,7 @@ def adapt(
         )
     return personalize(
         model,
-        terms.coded(data),
+        terms.coded(as_data(data)),
         finetune=terms.settings() if finetune is None else finetune,
         loss=terms.loss,
         metrics=terms.metrics,

@@ -77,6 +77,7 @@ def build_problem(
     module = made(model, data.spec, seed)
     data = _kept_whole(data, module, kind)
     _check_tokens(data, module)
+    _check_lookups(data, module)
     sample = data.spec.sample(2, kind)
     named = isinstance(loss, str) and loss != "auto"
     if loss == "auto":
@@ -167,6 +168,43 @@ def _check_tokens(data: FederatedDataset, module: nn.Module) -> None:
                 )
 
 
+def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
+    """Refuse whole numbers that an embedding of the module has no row for, before the first round meets them.
+
+    The module is tried on the least and the largest value at every place of an example; only where it fails there, as
+    it may where it computes what it looks up from several places, on all examples.
+    """
+    if not any(isinstance(child, nn.Embedding) for child in module.modules()):
+        return
+    network = copy.deepcopy(module).to("cpu", torch.float32).eval()
+    for side in SIDES:
+        chunks = torch.arange(len(data.side(side))).split(_ROWS)
+        found = [data.gather(side, index, device="cpu")[0] for index in chunks if len(index)]
+        if not found:
+            continue
+        least, most = (torch.stack([x.amin(0) for x in found]).amin(0), torch.stack([x.amax(0) for x in found]).amax(0))
+        if not _lacks(network, torch.stack((least, most))):
+            continue
+        for x in found:
+            if reason := _lacks(network, x):
+                raise ModelError(
+                    f"{data.name} has numbers from {least.min():g} to {most.max():g}, and an embedding of the model "
+                    f"has no row for some of them ({reason}); accepted: 0 .. num_embeddings - 1."
+                )
+
+
+def _lacks(module: nn.Module, x: Tensor) -> str:
+    """Return what PyTorch says where an embedding has no row for some of the numbers; else nothing."""
+    try:
+        with torch.no_grad():
+            module(x)
+    except IndexError as error:
+        return str(error)
+    except (RuntimeError, TypeError, ValueError):
+        pass  # what else does not fit is refused with its shape, see prepare_module
+    return ""
+
+
 def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:
     """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
     0 and 1, or -1 and +1; else the data as they are."""
@@ -225,8 +263,9 @@ def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
     try:
         place = torch.device(device)
         torch.zeros(1, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device is {device!r}, which is not available here: {error}") from error
+    except (RuntimeError, AssertionError, TypeError) as error:
+        here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ConfigError(f"device is {device!r}, which is not available here; accepted: {', '.join(here)}.") from error
     return place
 
 

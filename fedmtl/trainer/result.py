@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,8 @@ class Result:
             ModelError: ``model`` does not have the parameters of the run's.
             DataError: a file that cannot be read.
         """
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigError(f"folder is {folder!r}; give the path of a finished run, as text or Path.")
         return cls._read(RunFolder(Path(folder)), model)
 
     @classmethod
@@ -132,9 +135,13 @@ class Result:
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return (
             f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {self.data_name}, "
-            f"{len(self.ids):,} clients, {self.final['round']:,} {self.step}s, epsilon "
+            f"{len(self.ids):,} clients, {self.final['round']:,} {self._steps}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
+
+    @property
+    def _steps(self) -> str:
+        return self.step if self.final["round"] == 1 else f"{self.step}s"
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -184,7 +191,11 @@ class Result:
         return None if self.shared_by_client is None else self.shared_by_client[self.metric]
 
     def adapt(
-        self, data: FederatedDataset, *, finetune: Finetune | None = None, device: str | None = None
+        self,
+        data: FederatedDataset | str | Mapping[str, Any],
+        *,
+        finetune: Finetune | None = None,
+        device: str | None = None,
     ) -> NewClients:
         """Return personal models of clients that took no part, which start from the released model, with their scores.
 
@@ -194,7 +205,8 @@ class Result:
         or a score reveals that, without noise.
 
         Args:
-            data: of the new clients, coded as those of the run (features, classes).
+            data: of the new clients, as :class:`~fedmtl.Trainer` takes them, coded as those of the run (features,
+                classes).
             finetune: how; ``None`` for the settings of the run, without a choice on validation records, or where the
                 run did not finetune for :class:`~fedmtl.Finetune` with the local solver of the algorithm. The released
                 model is where everybody starts.
@@ -287,7 +299,7 @@ class Result:
             clients += f" ({len(self.evaluated):,} of them evaluated)"
         elif scored < len(self.ids):
             clients += f" ({scored:,} scored, the others have nothing to test on)"
-        head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self.step}s"
+        head = f"{self.algorithm} on {self.data_name}: {clients}, {last['round']:,} {self._steps}"
         if self.stopped == "budget":
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":

@@ -137,4 +137,4 @@ def test_the_command_trains_the_network_of_centaur(tmp_path):
     words = ("data=cifar", "data.root=.", "data.clients=4", "model=centaur_cnn", "schedule.cohort=2", "rounds=1")
     done = command(*words, "baselines=[]", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "fedavg on cifar10: 4 clients, 1 rounds" in done.stdout
+    assert "fedavg on cifar10: 4 clients, 1 round" in done.stdout

@@ -285,7 +285,7 @@ BAD = {
     ),
     "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
-    "id": ({"clients": {7: (X, Y)}}, r"client id 7 is a int; ids must be str"),
+    "id": ({"clients": {7: (X, Y)}}, r"client id 7 is of type int; ids must be str"),
     "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
     "dtype": (
         bad(X.double()),

@@ -249,4 +249,4 @@ def test_the_command_reads_each_form(tmp_path):
         words = ("experiment=pmtl_femnist", f"data.root={file.name}", "rounds=1", "schedule.cohort=4", "baselines=[]")
         done = command(*words, f"hydra.run.dir=run-{file.suffix[1:]}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "pmtl on femnist: 8 clients, 1 rounds" in done.stdout
+        assert "pmtl on femnist: 8 clients, 1 round" in done.stdout

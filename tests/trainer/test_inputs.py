@@ -411,3 +411,31 @@ def test_an_optimizer_is_no_local_solver(owner):
 def test_what_is_no_optimizer_of_the_server(given):
     with pytest.raises(ConfigError, match=r"server_optimizer is .*; give None or a ServerOptimizer, such as"):
         of_plain_words(algorithm=FedAvg(server_optimizer=given))
+
+
+def test_numbers_that_an_embedding_has_no_row_for_are_refused_before_training(tmp_path):
+    def network(rows: int) -> nn.Module:
+        return nn.Sequential(nn.Embedding(rows, 3), nn.Flatten(), nn.Linear(18, 2))
+
+    said = r"sentences has numbers from 0 to 20, and an embedding of the model has no row for some of them"
+    with pytest.raises(ModelError, match=said):
+        fit(sentences(), network(20), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert fit(sentences(), network(21)).metrics["loss"] > 0
+
+
+class FirstOrSecond(nn.Module):
+    """Looks up the sum of two places, of which only one is above 0 in any example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 2)
+
+    def forward(self, x):
+        return self.table(x.sum(1))
+
+
+def test_embeddings_of_what_a_model_computes_are_tried_on_the_examples_themselves():
+    x = torch.tensor([[9, 0], [0, 9]] * 6)  # the largest value at every place is (9, 9), which nobody has
+    data = FederatedDataset.from_tensors(dict.fromkeys(("a", "b"), (x, x[:, 0] // 9)), transform=Integers())
+    assert fit(data, FirstOrSecond()).metrics["loss"] > 0

@@ -158,3 +158,28 @@ def test_classes_coded_as_numbers_are_coded_for_the_loss_of_the_run() -> None:
     found = result.adapt(new)
     assert found.metric == "accuracy"
     assert found.metrics["accuracy"] > 0.5
+
+
+def test_new_clients_are_given_as_the_data_of_a_trainer_are() -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+    index = torch.arange(12)
+    rows = {f"new-{i}": (torch.randn(12, *DATA.spec.shape), index % 3) for i in range(2)}
+    as_dataset = FederatedDataset.from_tensors(rows)
+    assert torch.equal(result.adapt(rows).personal, result.adapt(as_dataset).personal)
+    shared = result.shared_model()
+    assert torch.equal(personalize(shared, rows).personal, personalize(shared, as_dataset).personal)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda result: result.adapt(None), "data is None; give a FederatedDataset"),
+        (lambda result: result.adapt(NEW, finetune="kl"), r"finetune is 'kl'; give Finetune\(\.\.\.\) or None"),
+        (lambda result: personalize("mlp", NEW), "model is a str; give the released module"),
+        (lambda result: personalize(result.shared_model(), 3), "data is an int; give a FederatedDataset"),
+    ],
+)
+def test_what_is_no_model_no_data_and_no_finetuning_is_refused(call, said) -> None:
+    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD).fit()
+    with pytest.raises(ConfigError, match=said):
+        call(result)

@@ -147,10 +147,10 @@ def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
 
 
 def without_head(report):
-    """A report without the place where its ledger ended."""
+    """A report without the place where its ledger ended, and without times."""
 
     def rest(fields):
-        return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head")}
+        return {name: value for name, value in fields.items() if name not in ("ledger_lines", "ledger_head", "time")}
 
     return json.loads(report.read_text(), object_hook=rest)
 
@@ -159,9 +159,10 @@ def test_finished_run_resumes_to_itself(tmp_path):
     run = trainer(folder=tmp_path, baselines=("local", "fedavg"))
     result = run.fit()
     # sessions, which are lines of the ledger, and times
-    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", "privacy.json", "result.json")
+    reports = ("privacy.json", "result.json", "outcome.json")
+    changing = ("ledger.jsonl", "ledger.head", "manifest.json", "metrics.csv", *reports)
     kept = {p: contents(p) for p in tmp_path.rglob("*") if p.is_file() and p.name not in changing}
-    told = {p: without_head(p) for name in ("privacy.json", "result.json") for p in tmp_path.rglob(name)}
+    told = {p: without_head(p) for name in reports for p in tmp_path.rglob(name)}
     again = run.fit(resume=True)
     bitwise(again, result)
     for name in ("local", "fedavg"):
@@ -363,10 +364,17 @@ def test_settings_that_cannot_be(settings, message):
         trainer(**settings)
 
 
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_file_is_no_folder_for_a_run(tmp_path, below):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"notes\.txt is a file; choose another folder"):
+        trainer(folder=tmp_path / "notes.txt" / below)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"device": "abacus"}, ConfigError, "device is 'abacus', which is not available here"),
+        ({"device": "abacus"}, ConfigError, r"device is 'abacus', which is not available here; accepted: auto, cpu"),
         ({"data": regression(CLIENTS), "loss": "cross_entropy"}, ConfigError, "targets are real numbers; use"),
         ({"loss": "hinge"}, ConfigError, "hinge"),
         ({"model": nn.Linear(5, 4)}, ModelError, r"the output must be \(B, 3\)"),
