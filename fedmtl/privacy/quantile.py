@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._check import positive
 from ..errors import ConfigError, PrivacyError
+from .clip import LEAST, MOST
 
 if TYPE_CHECKING:
     from .samplers import Relation
@@ -63,13 +64,14 @@ class QuantileClip:
         return self.count_std(denominator) / count_sensitivity(relation)
 
     def updated_norm(self, norm: float, noisy_fraction: float) -> float:
-        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1.
+        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1, within the bounds of every clip.
 
         Args:
             norm: C, above 0.
             noisy_fraction: b, the released mean of ``b_k - 1/2``, plus 1/2; it may lie outside [0, 1].
         """
-        return norm * math.exp(-self.lr * (noisy_fraction - self.quantile))
+        exponent = -self.lr * (noisy_fraction - self.quantile)
+        return min(max(norm * math.exp(min(max(exponent, -500.0), 500.0)), LEAST), MOST)
 
 
 def count_sensitivity(relation: Relation) -> float:

@@ -6,6 +6,7 @@ import torch
 from dp_accounting import dp_event, rdp
 
 from fedmtl.errors import ConfigError, PrivacyError
+from fedmtl.privacy.clip import L2Clip
 from fedmtl.privacy.quantile import (
     QuantileClip,
     count_rows,
@@ -98,3 +99,9 @@ def test_settings():
     for bad in ({"initial": 0.0}, {"quantile": 1.0}, {"quantile": 0.0}, {"lr": -1.0}, {"count_noise": 0.0}):
         with pytest.raises(ConfigError, match=f"QuantileClip.{next(iter(bad))}"):
             QuantileClip(**{"initial": 1.0, **bad})
+
+
+def test_no_noise_on_the_count_takes_the_clip_norm_beyond_the_bounds_of_a_clip():
+    clip = QuantileClip(initial=1.0)
+    for fraction, bound in ((1e4, 1e-100), (-1e4, 1e100), (1e300, 1e-100), (-1e300, 1e100)):
+        assert L2Clip(clip.updated_norm(1.0, fraction)).bound == bound
