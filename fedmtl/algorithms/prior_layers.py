@@ -32,7 +32,7 @@ them. Low-rank adapters are layers like all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -129,7 +129,7 @@ class PriorLayers(Algorithm):
 
     def __post_init__(self) -> None:
         if self.layers is not None:
-            if isinstance(self.layers, str) or not self.layers:
+            if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
                 raise ConfigError(f"PriorLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
             object.__setattr__(self, "layers", tuple(self.layers))
         one_of(self, ("auto", "input", "output"), side=self.side)

@@ -384,6 +384,7 @@ def test_what_a_run_refuses(settings: Any, options: Any, message: str) -> None:
     ("make", "message"),
     [
         (lambda: prior(layers="fc"), "tuple of names"),
+        (lambda: prior(layers=3), "layers is 3; give a tuple of names"),
         (lambda: prior(share=1.5), "share"),
         (lambda: prior(ridge=0.0), "ridge"),
         (lambda: prior(edge=0.5), "at least 1"),

@@ -18,7 +18,7 @@ matrix, in place of one of all parameters. Every client then trains again under 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class MPMTLayers(Algorithm):
     name = "mp_mtl_layers"
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, str) or not self.layers:
+        if isinstance(self.layers, str) or not isinstance(self.layers, Iterable) or not self.layers:
             raise ConfigError(f"MPMTLayers.layers is {self.layers!r}; give a tuple of names, such as ('fc',).")
         object.__setattr__(self, "layers", tuple(self.layers))
         non_negative(self, threshold=self.threshold, **given(rho=self.rho))
