@@ -140,7 +140,7 @@ def test_regression_end_to_end():
 
 def test_errors_of_results():
     result = trainer(algorithm=Local(local=SOLVER), rounds=1).fit()
-    with pytest.raises(ConfigError, match=r"no client 'nobody'; the clients are 'client-0' \.\. 'client-11'"):
+    with pytest.raises(ConfigError, match=r"no client 'nobody'; the 12 clients are 'client-0' \.\. 'client-11'"):
         result.model_for("nobody")
     with pytest.raises(ConfigError, match="local has no shared model"):
         result.shared_model()

@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[str, object]:
         elif path.name == "ledger.jsonl":
             header = {k: v for k, v in read_lines(path)[0].items() if k != "run"}
             found[name] = (header, charges(path), participations(path))
-        elif path.name in ("privacy.json", "result.json"):
+        elif path.name in ("privacy.json", "result.json", "outcome.json"):
             found[name] = anonymous(json.loads(path.read_text()))
         elif path.suffix != ".head" and path.name != "manifest.json":  # both follow the identity of the run
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -73,7 +73,7 @@ def anonymous(value: object) -> object:
     """Without what is random in every run."""
     if not isinstance(value, dict):
         return value
-    return {k: anonymous(v) for k, v in value.items() if k not in ("run", "ledger_lines", "ledger_head")}
+    return {k: anonymous(v) for k, v in value.items() if k not in ("run", "ledger_lines", "ledger_head", "time")}
 
 
 def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
