@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -197,7 +198,10 @@ class Node:
     # State
 
     def _path(self, content: RecordDict) -> Path:
-        return self.folder / str(facts_of(content)["run"]) / "state.safetensors"
+        run = str(facts_of(content)["run"])
+        if not re.fullmatch("[0-9a-f]{16}", run):
+            raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
+        return self.folder / run / "state.safetensors"
 
     def _state(self, content: RecordDict) -> Own:
         """Return what the client keeps, as of the last of its rounds that counted.

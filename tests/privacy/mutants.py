@@ -1347,8 +1347,8 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The mean direction and the covariance have a clip each, and the noise of one."""
     d, whole = trainer.data.spec.shape[0], channel_module.contributions
 
-    def apart(rows, clip, form, *grid):
-        return torch.cat([whole(part, clip, form, *grid) for part in (rows[:, :d], rows[:, d:])])
+    def apart(rows, clip, form, *grid, **options):
+        return torch.cat([whole(part, clip, form, *grid, **options) for part in (rows[:, :d], rows[:, d:])])
 
     patch.setattr(channel_module, "contributions", apart)
 
