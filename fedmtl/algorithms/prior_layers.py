@@ -45,12 +45,11 @@ from ..local import LocalSGD, LocalSolver
 from ..local.precision import Precision, PrecisionBlock
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
-from ..privacy.samplers import BoundFull
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .finetune import visit_gradients
 from .linear.solve import solve_regularized
 from .personal import keep_models, personal_fields, personal_models
-from .private_prior import LARGEST, RELEASE, clip_of, excess_of, matrix_signal
+from .private_prior import LARGEST, RELEASE, check_one_round, clip_of, excess_of, matrix_signal
 
 Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23
@@ -160,16 +159,7 @@ class PriorLayers(Algorithm):
                 "PriorLayers releases what whole clients have learned, and has no release for single records: use "
                 "privacy=client."
             )
-        if not isinstance(schedule, BoundFull):
-            raise ConfigError(
-                f"PriorLayers: all clients take part in the one round; the schedule is FullParticipation(), not "
-                f"{schedule.describe()}."
-            )
-        if problem.rounds != 1:
-            raise ConfigError(
-                f"PriorLayers makes one release in all, and its clients need no second round: rounds is 1, not "
-                f"{problem.rounds}."
-            )
+        check_one_round(self, problem, schedule)
         sizes = self._sizes(problem)
         if not sum(sizes):
             raise ConfigError(

@@ -127,16 +127,7 @@ class PrivatePrior(LinearAlgorithm):
         removed. This is one Gaussian release of both parts: with noise z C on every coordinate, the mean direction
         has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
         """
-        if not isinstance(schedule, BoundFull):
-            raise ConfigError(
-                f"PrivatePrior: all tasks take part in the one round; the schedule is FullParticipation(), not "
-                f"{schedule.describe()}."
-            )
-        if problem.rounds != 1:
-            raise ConfigError(
-                f"PrivatePrior makes one release in all, and its clients need no second round: rounds is 1, not "
-                f"{problem.rounds}."
-            )
+        check_one_round(self, problem, schedule)
         d = self._features(problem)
         if self.form == "symmetric" and self.share < 1 and d > LARGEST:
             raise ConfigError(
@@ -286,6 +277,24 @@ class PrivatePrior(LinearAlgorithm):
     def _features(self, problem: Problem) -> int:
         tasks = self._tasks(problem)
         return tasks.dimension - int(tasks.bias)
+
+
+def check_one_round(algorithm: object, problem: Problem, schedule: BoundSampler) -> None:
+    """Refuse a run that is anything but one round of all clients.
+
+    Raises:
+        ConfigError: another schedule, or more rounds; it names the class of ``algorithm``.
+    """
+    name = type(algorithm).__name__
+    if not isinstance(schedule, BoundFull):
+        raise ConfigError(
+            f"{name}: all clients take part in the one round; the schedule is FullParticipation(), not "
+            f"{schedule.describe()}."
+        )
+    if problem.rounds != 1:
+        raise ConfigError(
+            f"{name} makes one release in all, and its clients need no second round: rounds is 1, not {problem.rounds}."
+        )
 
 
 def clip_of(privacy: Any) -> float:

@@ -23,8 +23,7 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import open_channel
-from fedmtl.schedules import Block
-from tests.helpers import ragged_classification
+from tests.helpers import Interrupted, Interrupting, ragged_classification
 from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
@@ -343,23 +342,13 @@ def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
 def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_figures(monkeypatch)
 
-    class Crash(Exception):
-        pass
-
-    class Stop:
-        def on_event(self, event: Block, state: State) -> None:
-            raise Crash
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: None
-
     def saved(folder: str, callbacks: tuple[Any, ...] = ()) -> Trainer:
         options = {"folder": tmp_path / folder, "checkpoint_every": 1, "callbacks": callbacks}
         return trainer(prior(share=0.5), **options)
 
     whole = saved("whole").fit()
-    with pytest.raises(Crash):
-        saved("cut", (Stop(),)).fit()
+    with pytest.raises(Interrupted):
+        saved("cut", (Interrupting(),)).fit()
     again = saved("cut").fit(resume=True)
     assert torch.equal(whole.personal, again.personal)
     assert again.epsilon == whole.epsilon

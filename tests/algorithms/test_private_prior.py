@@ -26,6 +26,7 @@ from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.schedules import Block
+from tests.helpers import Interrupted, Interrupting
 from tests.trainer.settings import quick_figures
 
 from .harness import everyone, problem_of, run
@@ -339,16 +340,6 @@ def test_repetitions_are_separate_runs() -> None:
 def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick_figures(monkeypatch)
 
-    class Crash(Exception):
-        pass
-
-    class Stop:
-        def on_event(self, event: Block, state: State) -> None:
-            raise Crash
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: None
-
     def trainer(folder: Path, callbacks: tuple[Any, ...] = ()) -> Trainer:
         return Trainer(
             algorithm=PrivatePrior(ridge=RIDGE), data=data(), model=models.linear_regression(), loss="half_mse",
@@ -357,8 +348,8 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
         )  # fmt: skip
 
     whole = trainer(tmp_path / "whole").fit()
-    with pytest.raises(Crash):
-        trainer(tmp_path / "cut", (Stop(),)).fit()
+    with pytest.raises(Interrupted):
+        trainer(tmp_path / "cut", (Interrupting(),)).fit()
     again = trainer(tmp_path / "cut").fit(resume=True)
     assert torch.equal(whole.personal, again.personal)
     assert again.epsilon == whole.epsilon
@@ -366,7 +357,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_is_refused() -> None:
     problem = linear()
-    with pytest.raises(ConfigError, match="all tasks take part"):
+    with pytest.raises(ConfigError, match="all clients take part"):
         run(prior(), problem, sampler=PoissonSampling(3))
     with pytest.raises(ConfigError, match="rounds is 1, not 3"):
         run(prior(), replace(problem, rounds=3))
