@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._devices import sent
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
@@ -37,10 +38,19 @@ PERSONALIZE_ROUND = 2**32 - 1
 @dataclass
 class Tally:
     """Counts local trainings, and those that ended in a model that is not finite: such a client sends nothing and keeps
-    the model that it had."""
+    the model that it had.
+
+    Off the CPU the second count is a tensor while a round is computed; whoever asks for :attr:`lost` waits for it.
+    """
 
     trained: int = 0
-    diverged: int = 0
+    diverged: int | Tensor = 0
+
+    @property
+    def lost(self) -> int:
+        """Return ``diverged`` as a number."""
+        self.diverged = int(self.diverged)
+        return self.diverged
 
 
 @dataclass
@@ -207,7 +217,7 @@ class Problem:
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
-        idle = (steps == 0).nonzero()[:, 0].to(start.device)
+        idle = sent((steps == 0).nonzero()[:, 0], start.device)
         if len(idle) and out is not start:
             result[idle] = start[idle] if start.dim() == 2 else start
         for width in widths[steps > 0].unique().tolist():
@@ -229,20 +239,21 @@ class Problem:
                         plan.part(part),
                         start,
                         out=result,
-                        place=place[part].to(start.device),
+                        place=place[part],
                         lam=lam,
                         anchor=anchor,
                         divergence=divergence,
                         moving=moving,
                     )
 
-                self.executor.map(work, len(place), grain=grain)
+                with self.executor.products():
+                    self.executor.map(work, len(place), grain=grain)
         return self._counted(result, number)
 
     def _counted(self, models: Tensor, round: int) -> Tensor:
         if self.tally is not None and round != PERSONALIZE_ROUND:
             self.tally.trained += len(models)
-            self.tally.diverged += not_finite(models)
+            self.tally.diverged = self.tally.diverged + not_finite(models)
         return models
 
     def _train_privately(
@@ -283,7 +294,8 @@ class Problem:
                 moving=moving,
             )
 
-        self.executor.map(work, len(clients))
+        with self.executor.products():
+            self.executor.map(work, len(clients))
         return result
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .._devices import known
 from .base import Own, Problem
 from .store import Fields
 
@@ -22,7 +23,7 @@ def starting_models(own: Own, first: Tensor) -> Tensor:
     May be ``own["model"]`` itself.
     """
     rows, seen = own["model"], own["seen"]
-    return rows if bool(seen.all()) else torch.where(seen[:, None], rows, first)
+    return rows if known(seen) else torch.where(seen[:, None], rows, first)
 
 
 def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
@@ -30,7 +31,7 @@ def keep_models(own: Own, models: Tensor, start: Tensor) -> Own:
 
     A client whose model is no longer finite keeps its start.
     """
-    if not bool(torch.isfinite(models.sum(1)).all()):  # no sum is finite by chance, and few are not by overflow
+    if not known(torch.isfinite(models.sum(1))):  # no sum is finite by chance, and few are not by overflow
         finite = torch.isfinite(models).all(1)
         models = torch.where(finite[:, None], models, start)
     return own | {"model": models, "seen": torch.ones_like(own["seen"])}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from .._devices import sent
 from .._files import write_bytes
 from ..errors import ResumeError
 
@@ -57,8 +58,8 @@ class WrittenRows:
         place = self._place[ids.cpu()].long()
         known = (place >= 0).nonzero()[:, 0]
         if len(known) == len(ids):
-            return self._rows[place.to(self._rows.device)]
-        rows[known.to(rows.device)] = self._rows[place[known].to(self._rows.device)].to(rows.device)
+            return self._rows[sent(place, self._rows.device)]
+        rows[sent(known, rows.device)] = self._rows[sent(place[known], self._rows.device)].to(rows.device)
         return rows
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
@@ -75,12 +76,12 @@ class WrittenRows:
                 grown[:first] = self._rows[:first]
                 self._rows = grown
         place = self._place[ids].long()
-        self._rows[place.to(self._rows.device)] = rows.detach().to(self._rows)
+        self._rows[sent(place, self._rows.device)] = rows.detach().to(self._rows)
 
     def dense(self) -> Tensor:
         """Return a tensor with the rows of all clients (n, *shape), zero where none was written."""
         whole = self._rows.new_zeros(len(self._place), *self._rows.shape[1:])
-        whole[self._ids.to(whole.device)] = self.rows
+        whole[sent(self._ids, whole.device)] = self.rows
         return whole
 
 
@@ -105,7 +106,7 @@ class ClientStore:
     def gather(self, name: str, ids: Tensor) -> Tensor:
         """Return a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
         if name in self._dense:
-            return self._dense[name][ids.to(self._dense[name].device)]
+            return self._dense[name][sent(ids, self._dense[name].device)]
         shape, dtype = self.fields[name]
         return self._written[name].fill(ids, torch.zeros(len(ids), *shape, dtype=dtype, device=self.device))
 
@@ -113,7 +114,7 @@ class ClientStore:
         """Replace the rows of ``ids`` by ``rows`` (k, *shape)."""
         if name in self._dense:
             tensor = self._dense[name]
-            tensor[ids.to(tensor.device)] = rows.to(tensor)
+            tensor[sent(ids, tensor.device)] = rows.to(tensor)
             return
         self._written[name].write(ids, rows)
         if 2 * len(self._written[name]) > self.clients:
@@ -212,7 +213,7 @@ class PartStore(ClientStore):
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
         place = self._place[ids.cpu()]
         kept = (place >= 0).nonzero()[:, 0]
-        self.inner.scatter(name, place[kept], rows[kept.to(rows.device)])
+        self.inner.scatter(name, place[kept], rows[sent(kept, rows.device)])
 
     def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
         place = self._place[ids.cpu()]

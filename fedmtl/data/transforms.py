@@ -63,15 +63,18 @@ class Affine:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         out = x.to(dtype)
-        scale, shift = (
-            torch.tensor(v, dtype=dtype, device=x.device) if isinstance(v, tuple) else v
-            for v in (self.scale, self.shift)
-        )
+        scale, shift = (_placed(v, dtype, x.device) if isinstance(v, tuple) else v for v in (self.scale, self.shift))
         if self.scale != 1.0:
             out = out.mul(scale) if out is x else out.mul_(scale)
         if self.shift != 0.0:
             out = out.add(shift) if out is x else out.add_(shift)
         return out
+
+
+@lru_cache(maxsize=64)
+def _placed(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on a device, once: a copy of every batch's own would be waited for."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class RowBound:
         limit = self.bound * (1 - _MARGIN)
         factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))
         valid = torch.isfinite(norms).reshape(factor.shape)
-        return torch.where(valid, x.double() * factor, 0.0).to(x.dtype)
+        return (x.double() * factor).masked_fill_(~valid, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
         """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""

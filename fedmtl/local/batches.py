@@ -59,6 +59,8 @@ class BatchPlan:
         keys: as given.
         round: as given.
         steps: as given.
+        index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one of the same client.
+        lengths: int64 (S, k), how many of them are no padding.
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class BatchPlan:
             orders.append(rows[order])
         flat = torch.cat(orders) if orders else rows
         used = torch.zeros_like(epoch) if batch_size is None else epoch
-        self._index = flat[(used * len(rows) + start)[..., None] + within]  # (S, k, size)
-        self._lengths: np.ndarray = lengths.numpy()  # (S, k)
+        self.index = flat[(used * len(rows) + start)[..., None] + within]  # (S, k, size)
+        self.lengths: np.ndarray = lengths.numpy()  # (S, k)
 
     @property
     def max_steps(self) -> int:
@@ -107,20 +109,24 @@ class BatchPlan:
         """Return the plan of some of the clients, sharing this one's memory."""
         plan = copy.copy(self)
         plan.keys, plan.steps = self.keys[clients], self.steps[clients]
-        plan._index, plan._lengths = self._index[:, clients], self._lengths[:, clients]
+        plan.index, plan.lengths = self.index[:, clients], self.lengths[:, clients]
         return plan
+
+    def leading(self) -> list[int]:
+        """Return, for local steps 0 to ``max_steps - 1``, how many leading clients have all that make it."""
+        most = np.maximum.accumulate(self.steps.numpy()[::-1])[::-1]  # steps of this client and all behind it
+        found: list[int] = (most > np.arange(self.max_steps)[:, None]).sum(1).tolist()
+        return found
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of local steps 0 to ``max_steps - 1``."""
-        steps, columns = self.steps.numpy(), np.arange(self._index.shape[2])
-        most = np.maximum.accumulate(steps[::-1])[::-1]  # steps of this client and all behind it
-        leading = (most > np.arange(self.max_steps)[:, None]).sum(1)
-        masks = torch.from_numpy(columns < self._lengths[: self.max_steps, :, None])
-        for number, last in enumerate(leading.tolist()):
+        steps, columns = self.steps.numpy(), np.arange(self.index.shape[2])
+        masks = torch.from_numpy(columns < self.lengths[: self.max_steps, :, None])
+        for number, last in enumerate(self.leading()):
             active = min(len(steps), -(-last // self.grain) * self.grain)
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
-            width = int(self._lengths[number, 0]) if len(steps) == 1 else len(columns)  # nobody beside: no padding
-            yield Batch(self._index[number, :active, :width], masks[number, :active, :width], active, done)
+            width = int(self.lengths[number, 0]) if len(steps) == 1 else len(columns)  # nobody beside: no padding
+            yield Batch(self.index[number, :active, :width], masks[number, :active, :width], active, done)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:

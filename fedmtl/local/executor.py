@@ -15,15 +15,18 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
 
 from .._check import one_of, positive_int
+from .._devices import float32_products
+from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
+from ..stacked.graphs import Graphs
 from ..stacked.perceptron import Perceptron
 from .batches import max_clients
 from .places import LANES
@@ -50,11 +53,21 @@ class Execution:
             about 1 GiB of parameters if none of the model's were frozen. Local training takes fewer than 4 one by one,
             and without padding.
         threads: worker threads of ``"threads"``; ``None`` takes the number of available cores.
+        graphs: whether the local steps of a stack are recorded, for some numbers of clients, and replayed from then on:
+            on a GPU as CUDA graphs, on a CPU as a test of that. ``None`` records them on a GPU. Optimizers with states
+            of their own (Adam), pulls other than to an anchor, and sparse data go without.
+        data: where the clients' rows are: ``"device"``, ``"host"``, or ``"auto"``: on a GPU as long as they take less
+            than half of its free memory.
+        tf32: whether float32 products of local training on a GPU may round their factors to TF32. Clips, norms, sums
+            and noise are in float64 and never do.
     """
 
     strategy: str = "auto"
     chunk: int | None = None
     threads: int | None = None
+    graphs: bool | None = None
+    data: str = "auto"
+    tf32: bool = True
 
     def __post_init__(self) -> None:
         one_of(self, ("auto", "stacked", "threads"), strategy=self.strategy)
@@ -62,6 +75,9 @@ class Execution:
             positive_int(self, chunk=self.chunk)
         if self.threads is not None:
             positive_int(self, threads=self.threads)
+        one_of(self, ("auto", "device", "host"), data=self.data)
+        if self.graphs and self.strategy == "threads":
+            raise ConfigError("Execution.graphs is true, but threads record no local steps; use strategy='stacked'.")
 
     def resolve(self, module: nn.Module, device: torch.device) -> Execution:
         """Return the same settings with every choice made for this module and device."""
@@ -69,13 +85,15 @@ class Execution:
         perceptron = Perceptron.of(module, Layout.of(module)) is not None
         if strategy == "auto":
             convolutional = any(isinstance(m, _CONVOLUTIONS) for m in module.modules())
-            strategy = "threads" if (convolutional or perceptron) and device.type == "cpu" else "stacked"
+            threads = (convolutional or perceptron) and device.type == "cpu" and not self.graphs
+            strategy = "threads" if threads else "stacked"
         if strategy == "threads":
             row = size * next(module.parameters()).element_size()
             cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
             few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
-            return Execution("threads", self.chunk or few, self.threads or available_cores())
-        return Execution("stacked", self.chunk or max_clients(size), 1)
+            return replace(self, strategy="threads", chunk=self.chunk or few, threads=self.threads or available_cores())
+        graphs = device.type == "cuda" if self.graphs is None and device.type != "cpu" else self.graphs
+        return replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1, graphs=graphs)
 
 
 class Executor:
@@ -96,7 +114,10 @@ class Executor:
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
-            self._stacks.put(StackedModule(module, capacity=1, device=device, dtype=dtype))
+            stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
+            stack.graphs = Graphs(self.chunk) if execution.graphs else None
+            self._stacks.put(stack)
+        self._device = device
         self._pool: ThreadPoolExecutor | None = None
         if device.type == "cpu":
             keep_freed_memory()
@@ -148,6 +169,10 @@ class Executor:
             yield before if self._pool is None else self.execution.threads or 1
         finally:
             torch.set_num_threads(before)
+
+    def products(self) -> AbstractContextManager[None]:
+        """Within the block, float32 products are as :class:`Execution` says."""
+        return float32_products(self._device, tf32=self.execution.tf32)
 
     @contextmanager
     def stack(self) -> Iterator[StackedModule]:

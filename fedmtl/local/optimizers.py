@@ -99,6 +99,11 @@ class StackedOptimizer(torch.optim.Optimizer, ABC):
         """Return whether the rule is just w <- w - lr * gradient."""
         return False
 
+    def restart(self) -> bool:
+        """Forget all steps, in the memory where they are kept. Return whether every step is the same operations on the
+        same memory, so that it can be recorded once and replayed; False by default, and nothing is forgotten."""
+        return False
+
     def affine_step(self) -> tuple[float, float, float] | None:
         """Return (a, b, c) where every step is w <- a w - b gradient + c anchor; None where it is another rule."""
         return None
@@ -139,6 +144,14 @@ class StackedSGD(StackedOptimizer):
 
     def _follows_gradient(self, group: dict[str, Any]) -> bool:
         return not group["weight_decay"] and not group["momentum"]
+
+    def restart(self) -> bool:
+        group = self.param_groups[0]
+        if group["momentum"]:
+            rows = group["params"][0]
+            state = self.state[rows]
+            state["momentum"] = state["momentum"].zero_() if state else torch.zeros_like(rows)
+        return True
 
     def affine_step(self) -> tuple[float, float, float] | None:
         group = self.param_groups[0]

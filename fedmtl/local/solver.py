@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from .._check import non_negative, one_of, positive, positive_int
+from .._devices import sent, waits
 from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, example_losses
 from ..stacked.perceptron import output_gradient
 from .batches import BatchPlan, batches_per_epoch
+from .device import train_on_device
 from .optimizers import Elementwise, StackedOptimizer, StackedSGD, Strength, check_elementwise, check_stable, rows_of
 from .precision import Precision
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..stacked import StackedModule
 
 _ONE_BY_ONE = 1 << 12  # numbers of a row: rows as long as this are copied faster one by one than by their indices
+_WORTH_RECORDING = 10  # rounds: a step size that changes more often would have its steps recorded again and again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,44 +215,87 @@ def train_locally(
             nothing is written of it.
         start: (D,) or (n, D), where the clients start.
         out: (n, D), where the models go; may be ``start``.
-        place: int64 (k,), the clients' rows of ``out``, and of every other argument with n rows.
+        place: int64 (k,), on the host, the clients' rows of ``out``, and of every other argument with n rows.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
             one strength for each coordinate, or a precision matrix.
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
     """
-    k = len(plan.steps)
-    rows = stack.load(start, k, place=place)
-    anchor, lam = rows_of(anchor, place), rows_of(lam, place)
-    towards = None if divergence is None or anchor is None else anchor.expand(k, -1).contiguous()
-    optimizer = solver.optimizer(rows, round=plan.round, lam=lam if towards is None else 0.0, anchor=anchor)
-    frozen, still = frozen_part(rows, moving)
-    for step, batch in enumerate(plan.batches()):
+
+    def build(rows: Tensor, anchor: Tensor | None, lam: Strength) -> tuple[LocalStep, StackedOptimizer]:
+        towards = None if divergence is None or anchor is None else anchor.expand(len(rows), -1).contiguous()
+        optimizer = solver.optimizer(rows, round=plan.round, lam=lam if towards is None else 0.0, anchor=anchor)
+        frozen, still = frozen_part(rows, moving)
+        return LocalStep(stack, loss, rows, optimizer, divergence, towards, lam, frozen, still), optimizer
+
+    if waits(start.device) or stack.graphs is not None:
+        key = (repr(solver), solver.lr_at(plan.round), loss) if divergence is None and moving is None else None
+        if solver.decay < 1.0 and solver.decay_every < _WORTH_RECORDING:
+            key = None
+        train_on_device(
+            stack, data, plan, start, out=out, place=place, anchor=anchor, lam=lam, build=build, key=key
+        )  # fmt: skip
+        return
+    rows = stack.load(start, len(plan.steps), place=place)
+    step, _ = build(rows, rows_of(anchor, place), rows_of(lam, place))
+    for number, batch in enumerate(plan.batches()):
         x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
-        mask, active = batch.mask.to(rows.device), batch.active
-        pull: Pull | None = None
-        if divergence is not None and towards is not None:
-            assert not isinstance(lam, Precision)
-            pull = partial(_divergence_pull, divergence, stack.predict(towards[:active], x), float(lam))
-        if not _by_products(stack, rows[:active], x, y, mask, loss, pull, optimizer):
-            address = None
-            if stack.has_dropout:
-                address = address_of(plan.keys[:active], plan.round, step).to(rows.device)
-            outputs = stack.forward(x, address=address)
-            losses = example_losses(loss, outputs, y)
-            losses = losses if pull is None else losses + pull(outputs)
-            rows.grad = stack.grads[:k]  # backward writes the leading active rows
-            stack.backward(client_means(losses, mask))
-            optimizer.step(active=slice(0, active))
-        if frozen is not None and still is not None:
-            rows[:active, frozen] = still[:active]
-        if rows.device.type == "cpu" and rows.shape[1] >= _ONE_BY_ONE:
+        address = address_of(plan.keys[: batch.active], plan.round, number) if stack.has_dropout else None
+        step(batch.active, x, y, batch.mask, address)
+        if rows.shape[1] >= _ONE_BY_ONE:
             for client in batch.done.tolist():
                 out[place[client]].copy_(rows[client])
         elif len(batch.done):
-            done = batch.done.to(rows.device)
-            out.index_copy_(0, place[done], rows[done])
+            out.index_copy_(0, place[batch.done], rows[batch.done])
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """One local step of the leading clients of a stack.
+
+    Attributes:
+        stack, loss: see :func:`train_locally`.
+        rows: (K, D), which it moves.
+        optimizer: of these.
+        divergence, towards, lam: see there; ``towards`` (K, D) are the anchors that predictions are pulled to, where
+            there is a divergence.
+        frozen, still: from :func:`frozen_part`.
+    """
+
+    stack: StackedModule
+    loss: Loss
+    rows: Tensor
+    optimizer: StackedOptimizer
+    divergence: Loss | None
+    towards: Tensor | None
+    lam: Strength
+    frozen: Tensor | None
+    still: Tensor | None
+
+    def __call__(self, active: int, x: Tensor, y: Tensor, mask: Tensor, address: Tensor | None) -> None:
+        """Move the first A rows by their batches.
+
+        Args:
+            active: A.
+            x, y: (A, B, ...).
+            mask: bool (A, B), which entries are examples and no padding.
+            address: int64 (A, 3), of dropout masks.
+        """
+        stack, rows, pull = self.stack, self.rows, None
+        if self.divergence is not None and self.towards is not None:
+            assert not isinstance(self.lam, Precision)
+            others = stack.predict(self.towards[:active], x)
+            pull = partial(_divergence_pull, self.divergence, others, float(self.lam))
+        if not _by_products(stack, rows[:active], x, y, mask, self.loss, pull, self.optimizer):
+            outputs = stack.forward(x, address=address)
+            losses = example_losses(self.loss, outputs, y)
+            losses = losses if pull is None else losses + pull(outputs)
+            rows.grad = stack.grads[: len(rows)]  # backward writes the leading active rows
+            stack.backward(client_means(losses, mask))
+            self.optimizer.step(active=slice(0, active))
+        if self.frozen is not None and self.still is not None:
+            rows[:active, self.frozen] = self.still[:active]
 
 
 Pull = Callable[[Tensor], Tensor]
@@ -296,7 +342,7 @@ def frozen_part(rows: Tensor, moving: Tensor | None) -> tuple[Tensor | None, Ten
     ``moving``."""
     if moving is None or bool(moving.all()):
         return None, None
-    frozen = (~moving).nonzero()[:, 0].to(rows.device)
+    frozen = sent((~moving).nonzero()[:, 0], rows.device)
     return frozen, rows[:, frozen].clone()
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from .._devices import known, waits
 from ..errors import ConfigError
 from .noise.laws import Norm
 from .noise.symmetric import svec
@@ -98,8 +99,8 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
     if clip is None:
         return finite.to(norms.dtype)
     limit = clip.bound * (1 - MARGIN)
-    factors = torch.where(norms <= limit * _WITHIN, 1.0, limit / norms.clamp(min=limit))
-    return torch.where(finite & (factors >= torch.finfo(factors.dtype).tiny), factors, 0.0)
+    factors = (limit / norms.clamp(min=limit)).masked_fill_(norms <= limit * _WITHIN, 1.0)
+    return factors.masked_fill_(~finite | (factors < torch.finfo(factors.dtype).tiny), 0.0)
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
@@ -130,11 +131,13 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def not_finite(rows: Tensor) -> int:
-    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum."""
-    if bool(torch.isfinite(rows.sum())):
+def not_finite(rows: Tensor) -> int | Tensor:
+    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum: off the CPU a tensor,
+    which nobody has waited for."""
+    if known(torch.isfinite(rows.sum())):
         return 0
-    return int((~torch.isfinite(rows).all(-1)).sum())
+    lost = (~torch.isfinite(rows).all(-1)).sum()
+    return lost if waits(rows.device) else int(lost)
 
 
 def sum_width(bound: float, rows: int) -> float:
@@ -181,15 +184,16 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, 
 
 def _cells(rows: Tensor, clip: Clip | None, width: float) -> Tensor:
     """Return the sum of clipped rows (k, D) in multiples of ``width``: float64 (D,) on the CPU."""
-    cells = torch.zeros(rows.shape[1], dtype=torch.float64)
+    place = "cpu" if rows.device.type == "mps" else rows.device
+    cells = torch.zeros(rows.shape[1], dtype=torch.float64, device=place)
     block = _block_rows(rows)
-    buffer = torch.empty(min(block, len(rows)), rows.shape[1], dtype=torch.float64)
+    buffer = torch.empty(min(block, len(rows)), rows.shape[1], dtype=torch.float64, device=place)
     for chunk in rows.split(block):
         wide, norms = _with_norms(chunk, clip, buffer[: len(chunk)])
         wide.mul_((clip_factors(norms, clip) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
-        cells = torch.addmv(cells.to(wide.device), wide.T, wide.new_ones(len(wide)))
-    return cells.cpu()
+        cells = torch.addmv(cells, wide.T, wide.new_ones(len(wide)))
+    return cells.cpu()  # of a round on another device, the one thing that is waited for
 
 
 def largest_norm(rows: Tensor) -> float:
@@ -281,14 +285,14 @@ def _block_rows(rows: Tensor) -> int:
 def _with_norms(rows: Tensor, clip: Clip | None, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64.
 
-    With a ``buffer`` of their shape on the CPU they are a copy, on the CPU in it.
+    With a ``buffer`` of their shape they are a copy in it.
     """
-    if buffer is not None and rows.device.type in ("cpu", "mps"):
+    if buffer is not None:
         wide = buffer.copy_(rows)
     else:
-        wide = rows.to(torch.float64, copy=buffer is not None) if rows.device.type != "mps" else rows.cpu().double()
+        wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
     norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)
-    if not bool(finite.all()):
-        wide = torch.where(finite[:, None], wide, torch.zeros_like(wide))
+    if not known(finite):
+        wide = wide.masked_fill(~finite[:, None], 0.0)
     return wide, norms

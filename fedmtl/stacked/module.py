@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from ..errors import ConfigError, ModelError
 from .dropout import KeyedDropout
+from .graphs import Graphs
 from .kernels import use_fast_kernels
 from .perceptron import Perceptron
 
@@ -186,7 +187,12 @@ class StackedModule:
             where they are on another device or in another dtype.
         capacity: number of copies to allocate; grows when more are loaded.
         device, dtype: of parameters and computation.
+
+    Attributes:
+        graphs: recorded local steps, where they are recorded; else None.
     """
+
+    graphs: Graphs | None = None
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
@@ -207,6 +213,11 @@ class StackedModule:
         self._grad_views: list[Tensor] = []
         self._count = -1
 
+    def reserve(self, count: int) -> None:
+        """Make room for ``count`` copies; where there was none, all rows are lost and elsewhere in memory."""
+        if count > self.rows.shape[0]:
+            self._allocate(self.rows, count)
+
     @property
     def grads(self) -> Tensor:
         """The gradients of ``rows``, of the same shape; made when they are first needed."""
@@ -224,8 +235,7 @@ class StackedModule:
 
         With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
         """
-        if count > self.rows.shape[0]:
-            self._allocate(self.rows, count)
+        self.reserve(count)
         rows = self.rows[:count]
         if start.dim() == 2 and place is not None:
             torch.index_select(start, 0, place, out=rows)

@@ -88,7 +88,7 @@ class Loop:
         self.replicates: Replicates = self.trainer.repeated
         self.groups = self.replicates.groups(self.trainer.privacy)
         self.seen = Tally()  # at the last evaluation
-        self.told = 0 if self.problem.tally is None else self.problem.tally.diverged  # when last said
+        self.told = 0 if self.problem.tally is None else self.problem.tally.lost  # when last said
 
     def advance(self, state: State, step: int) -> tuple[State, int, str]:
         """Run the events from ``step`` on; returns the state, the number of events done, and why it stopped.
@@ -162,12 +162,12 @@ class Loop:
     def _warn_first(self, step: int) -> None:
         """Say at once when local training diverges for the first time, and not only at the next evaluation."""
         tally = self.problem.tally
-        if tally is not None and tally.diverged and not self.told and self.problem.ranks.first:
-            self.told = tally.diverged
+        if tally is not None and tally.lost and not self.told and self.problem.ranks.first:
+            self.told = tally.lost
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
                 "sent, and are not kept; a smaller learning rate may help",
-                self.trainer.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
+                self.trainer.algorithm.name, self.step_name, step, tally.lost, tally.trained,
             )  # fmt: skip
 
     def _lost(self, step: int, found: Measured, before: int) -> dict[str, int]:
@@ -176,15 +176,15 @@ class Loop:
         tally, counts = self.tally(), {}
         if tally is None:
             return {}
-        lost, trained = before + tally.diverged - self.seen.diverged, tally.trained - self.seen.trained
+        lost, trained = before + tally.lost - self.seen.lost, tally.trained - self.seen.trained
         losses = found.personal.loss[self.panel.problem.data.test.counts > 0]
         diverged = int((~torch.isfinite(losses)).sum())
         where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
         if lost:
             counts["diverged_trainings"] = lost
-            if tally.diverged > self.told and self.problem.ranks.first:
+            if tally.lost > self.told and self.problem.ranks.first:
                 logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
-            self.told = tally.diverged
+            self.told = tally.lost
         if diverged:
             counts["diverged_clients"] = diverged
             text = "%s: the loss of %d of %d clients' own models is not finite"
@@ -198,7 +198,7 @@ class Loop:
         own = self.problem.tally
         if own is None:
             return None
-        each = self.problem.ranks.gather((own.trained, own.diverged))
+        each = self.problem.ranks.gather((own.trained, own.lost))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
     @property
@@ -259,7 +259,7 @@ class Loop:
         def write() -> None:
             channel, head = self.channel.state(), self.channel.ledger_head
             if tally is not None:
-                counts = [[tally.trained, tally.diverged], [self.seen.trained, self.seen.diverged]]
+                counts = [[tally.trained, tally.lost], [self.seen.trained, self.seen.lost]]
                 channel = channel | {TALLY: torch.tensor(counts)}
             found = Checkpoint(step, dict(state.public), kept, self.history, self.fingerprint, channel, head)
             assert self.folder is not None

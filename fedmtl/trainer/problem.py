@@ -21,7 +21,7 @@ from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..data.examples import Side
-from ..data.transforms import Cast, Integers, Packed
+from ..data.transforms import Cast, Integers, MappedImages, Packed
 from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor
 from ..local.executor import available_cores
@@ -100,7 +100,7 @@ def build_problem(
             resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
     executor = Executor(resolved, template, device=place, dtype=kind)
     return Problem(
-        data=place_data(data, place),
+        data=place_data(data, place, resolved.data),
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
         loss=resolve_loss(loss),
@@ -242,12 +242,25 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
     return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"
 
 
-def place_data(data: FederatedDataset, device: torch.device) -> FederatedDataset:
-    """The data on the device when they take less than half of its free memory; otherwise rows travel as needed."""
-    if device.type != "cuda":
+def place_data(data: FederatedDataset, device: torch.device, where: str = "auto") -> FederatedDataset:
+    """The data on the device, or on the host, whose rows then travel as they are needed: see
+    :class:`fedmtl.local.Execution`.
+
+    Raises:
+        ConfigError: data that were asked to be on the device do not fit there.
+    """
+    if device.type == "cpu" or where == "host" or isinstance(data.transform, MappedImages):
         return data
-    size = sum(t.nbytes for side in (data.train, data.test) for t in (side.x, side.y))
-    return data.to(device) if 2 * size < torch.cuda.mem_get_info(device)[0] else data
+    if where == "auto":
+        size = sum(t.nbytes for side in (data.train, data.test) for t in (side.x, side.y))
+        if device.type != "cuda" or 2 * size >= torch.cuda.mem_get_info(device)[0]:
+            return data
+    try:
+        return data.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"execution.data is 'device', but {data.name} does not fit on {device}; use auto or host."
+        ) from error
 
 
 def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
@@ -327,6 +340,9 @@ def fingerprint(
     alike = not problem.protects_records and problem.initial.device.type == "cpu"
     if alike:  # no number depends on how many threads there are
         execution = replace(execution, threads=None)
+    settings = describe(execution)
+    if problem.initial.device.type == "cpu":  # of a GPU alone
+        settings = {k: v for k, v in settings.items() if k not in ("data", "tf32") and (k, v) != ("graphs", None)}
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(algorithm),
@@ -338,7 +354,7 @@ def fingerprint(
         "loss": describe(problem.loss),
         "rounds": problem.rounds,
         "seed": problem.seed,
-        "execution": describe(execution),
+        "execution": settings,
         "threads": torch.get_num_threads(),
         "device": problem.initial.device.type,
         "dtype": str(problem.initial.dtype),

@@ -1,0 +1,113 @@
+"""Local steps that are recorded once and replayed on the same memory: the same numbers to the last bit."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from fedmtl import PMTL, Ditto, FedAvg, models
+from fedmtl.errors import ConfigError
+from fedmtl.local import Execution, LocalOptimizer, LocalSGD
+from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling
+from fedmtl.stacked.graphs import Graphs
+from tests.algorithms.harness import problem_of, run
+from tests.helpers import ragged_classification
+
+CPU = torch.device("cpu")
+
+
+def network(spec) -> nn.Module:
+    torch.manual_seed(0)
+    hidden = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Dropout(0.3))
+    return nn.Sequential(hidden, nn.Linear(6, 3))
+
+
+def small_cnn(spec) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 3, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+
+def released(algorithm, graphs, *, model=None, rounds=4, chunk=None, sampler=None, clients=11):
+    """Everything that a run released, its personal models, and how often a step was recorded."""
+    execution = Execution("stacked", chunk=chunk, graphs=graphs)
+    data = ragged_classification(clients)
+    problem = problem_of(
+        data, rounds=rounds, loss="cross_entropy", model=model or models.mlp(hidden=4), execution=execution
+    )
+    record = []
+    privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+    state = run(algorithm, problem, sampler=sampler or PoissonSampling(cohort=7), privacy=privacy, record=record)
+    with problem.executor.stack() as stack:
+        captures = 0 if stack.graphs is None else stack.graphs.captures
+    personal = algorithm.personalize(problem, state, torch.arange(problem.clients))
+    return [value for _, _, value in record], personal, captures
+
+
+SGD = LocalSGD(lr=0.1, epochs=2, batch_size=4)
+CASES = {
+    "anchor for all": (PMTL(lam=0.5, local=SGD), None),
+    "momentum and weight decay": (PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9, weight_decay=0.01)), None),
+    "nesterov": (FedAvg(local=dataclasses.replace(SGD, momentum=0.5, nesterov=True)), None),
+    "proximal step": (PMTL(lam=3.0, local=dataclasses.replace(SGD, proximal=True)), None),
+    "two trainings": (Ditto(lam=0.3, local=SGD), None),
+    "steps, not epochs": (FedAvg(local=LocalSGD(lr=0.1, steps=5, batch_size=4)), None),
+    "all examples": (FedAvg(local=LocalSGD(lr=0.1, epochs=3, batch_size=None)), None),
+    "a step size for some rounds": (FedAvg(local=dataclasses.replace(SGD, decay=0.5, decay_every=10)), None),
+    "dropout": (PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9)), network),
+    "convolutions": (PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9)), small_cnn),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_recorded_steps_give_the_same_bits(name, chunk):
+    algorithm, model = CASES[name]
+    values, personal, _ = released(algorithm, None, model=model, chunk=chunk)
+    found, models_found, captures = released(algorithm, True, model=model, chunk=chunk)
+    assert captures > 0
+    assert all(torch.equal(a, b) for a, b in zip(values, found, strict=True))
+    assert torch.equal(personal, models_found)
+
+
+def test_a_step_is_recorded_once_for_each_size():
+    # 11 clients in stacks of multiples of 8 (batches of 4): at most 8 and 16 of them, whatever their numbers of steps
+    counts = [released(FedAvg(local=SGD), True, rounds=rounds, sampler=FullParticipation())[2] for rounds in (1, 6)]
+    assert counts[0] == counts[1] <= 2
+
+
+def test_sizes_are_few_and_cover_every_count():
+    graphs = Graphs(chunk=1000)
+    sizes = {graphs.size(count, 4) for count in range(1, 1001)}
+    assert all(count <= graphs.size(count, 4) <= 1.5 * (count + 3) for count in range(4, 1001))
+    assert sorted(sizes) == [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
+    assert Graphs(chunk=100).size(100, 16) == 112
+    assert Graphs(chunk=3).size(1, 1) == 1
+
+
+def test_a_step_size_of_every_round_is_not_recorded():
+    assert released(FedAvg(local=dataclasses.replace(SGD, decay=0.9)), True)[2] == 0
+
+
+def test_optimizers_with_states_of_their_own_are_not_recorded():
+    adam = FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4))
+    values, _, captures = released(adam, True)
+    assert captures == 0
+    assert all(torch.equal(a, b) for a, b in zip(values, released(adam, None)[0], strict=True))
+
+
+def test_replays_read_the_memory_that_was_recorded(monkeypatch):
+    """A stand-in whose replay does nothing is noticed: the numbers come from replays alone."""
+    monkeypatch.setattr(
+        Graphs, "capture", lambda self, work, device: type("Nothing", (), {"replay": lambda self: None})()
+    )
+    values, *_ = released(FedAvg(local=SGD), None)
+    found, *_ = released(FedAvg(local=SGD), True)
+    assert not torch.equal(values[0], found[0])
+
+
+def test_threads_record_nothing():
+    assert Execution(graphs=True).resolve(nn.Linear(4, 3), CPU).strategy == "stacked"
+    assert Execution().resolve(nn.Linear(4, 3), torch.device("cuda")).graphs
+    with pytest.raises(ConfigError, match="graphs"):
+        Execution("threads", graphs=True)
