@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,16 +49,17 @@ def float32_products(device: torch.device, *, tf32: bool) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):  # since PyTorch 2.9
-        convolution, name, value = convolution.conv, "fp32_precision", "tf32" if tf32 else "ieee"
-    else:
-        name, value = "allow_tf32", tf32
-    before = [(backend, getattr(backend, name)) for backend in (matmul, convolution)]
-    for backend, _ in before:
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    name: str = "allow_tf32"
+    value: bool | str = tf32
+    if hasattr(backends[0], "fp32_precision"):  # since PyTorch 2.9
+        backends[1] = backends[1].conv
+        name, value = "fp32_precision", "tf32" if tf32 else "ieee"
+    before = [getattr(backend, name) for backend in backends]
+    for backend in backends:
         setattr(backend, name, value)
     try:
         yield
     finally:
-        for backend, earlier in before:
+        for backend, earlier in zip(backends, before, strict=True):
             setattr(backend, name, earlier)

@@ -28,6 +28,7 @@ from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
 from ..stacked.graphs import Graphs
 from ..stacked.perceptron import Perceptron
+from ..stacked.unfolded import by_products
 from .batches import max_clients
 from .places import LANES
 
@@ -60,6 +61,9 @@ class Execution:
             than half of its free memory.
         tf32: whether float32 products of local training on a GPU may round their factors to TF32. Clips, norms, sums
             and noise are in float64 and never do.
+        convolutions: how those of stacked clients are computed, ``"grouped"`` as one convolution in groups,
+            ``"products"`` as a batched product with their windows (:mod:`fedmtl.stacked.unfolded`); ``"auto"`` takes
+            products on a GPU.
     """
 
     strategy: str = "auto"
@@ -68,6 +72,7 @@ class Execution:
     graphs: bool | None = None
     data: str = "auto"
     tf32: bool = True
+    convolutions: str = "auto"
 
     def __post_init__(self) -> None:
         one_of(self, ("auto", "stacked", "threads"), strategy=self.strategy)
@@ -76,6 +81,7 @@ class Execution:
         if self.threads is not None:
             positive_int(self, threads=self.threads)
         one_of(self, ("auto", "device", "host"), data=self.data)
+        one_of(self, ("auto", "grouped", "products"), convolutions=self.convolutions)
         if self.graphs and self.strategy == "threads":
             raise ConfigError("Execution.graphs is true, but threads record no local steps; use strategy='stacked'.")
 
@@ -92,8 +98,11 @@ class Execution:
             cached = max(1, min(_CACHE_BYTES // row, max_clients(size)) // LANES) * LANES
             few = cached if perceptron else 1 if size >= _ALONE else _A_THREADS_CLIENTS
             return replace(self, strategy="threads", chunk=self.chunk or few, threads=self.threads or available_cores())
-        graphs = device.type == "cuda" if self.graphs is None and device.type != "cpu" else self.graphs
-        return replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1, graphs=graphs)
+        found = replace(self, strategy="stacked", chunk=self.chunk or max_clients(size), threads=1)
+        if device.type != "cuda":
+            return found
+        unfolded = "products" if self.convolutions == "auto" else self.convolutions
+        return replace(found, graphs=self.graphs is not False, convolutions=unfolded)
 
 
 class Executor:
@@ -102,20 +111,32 @@ class Executor:
     Args:
         execution: resolved settings.
         module: a prepared module.
-        device, dtype: of the computation.
+        device, dtype: of the parameters and the computation.
+        autocast: dtype of the products in local training, where it is another one; None.
     """
 
-    def __init__(self, execution: Execution, module: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.execution = execution
+    def __init__(
+        self,
+        execution: Execution,
+        module: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.execution, self.autocast = execution, autocast
         assert execution.chunk is not None
         assert execution.threads is not None
         self.chunk, threads = execution.chunk, execution.threads
         self._least = _WORTH_A_THREAD // sum(p.numel() for p in module.parameters())
         module = place_module(module, device=device, dtype=dtype)  # once: all stacks share its frozen parameters
+        if execution.convolutions == "products":
+            module = by_products(module)
         self._stacks: SimpleQueue[StackedModule] = SimpleQueue()
         for _ in range(threads):
             stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
             stack.graphs = Graphs(self.chunk) if execution.graphs else None
+            stack.train_in(autocast)
             self._stacks.put(stack)
         self._device = device
         self._pool: ThreadPoolExecutor | None = None

@@ -190,9 +190,11 @@ class StackedModule:
 
     Attributes:
         graphs: recorded local steps, where they are recorded; else None.
+        autocast: dtype of the products of :meth:`forward`, where it is not that of the parameters; else None.
     """
 
     graphs: Graphs | None = None
+    autocast: torch.dtype | None = None
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         placed = place_module(module, device=device, dtype=dtype)
@@ -225,6 +227,13 @@ class StackedModule:
             self._grads = self.rows.new_zeros(len(self.rows), self.rows.stride(0))[:, : self.layout.dimension]
         return self._grads
 
+    def train_in(self, dtype: torch.dtype | None) -> None:
+        """Let the products of :meth:`forward` be in another dtype, by :func:`torch.autocast`; parameters, gradients and
+        outputs keep theirs. None changes nothing."""
+        self.autocast = dtype
+        if dtype is not None:
+            self.perceptron = None
+
     @property
     def has_dropout(self) -> bool:
         """Whether :meth:`forward` needs an ``address`` per copy."""
@@ -254,7 +263,10 @@ class StackedModule:
             (K, B, ...), differentiable with respect to the copies' parameters.
         """
         self._narrow(x.shape[0])
-        return self._call(self.train_module, self._leaves, x, address)
+        if self.autocast is None:
+            return self._call(self.train_module, self._leaves, x, address)
+        with torch.autocast(x.device.type, self.autocast, cache_enabled=False):  # a recorded step must cast each time
+            return self._call(self.train_module, self._leaves, x, address).to(self.rows.dtype)
 
     def backward(self, losses: Tensor) -> Tensor:
         """Write the gradient of ``losses.sum()`` into ``grads``; returns its (K, D) view.

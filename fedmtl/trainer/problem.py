@@ -62,7 +62,9 @@ def build_problem(
         ConfigError: an unknown device, a loss that does not fit the targets, or names that the model does not have.
         ModelError: see :func:`fedmtl.stacked.prepare_module` and :func:`fedmtl.stacked.check_stackable`.
     """
-    place, kind = resolve_device(device, ranks), getattr(torch, dtype)
+    place = resolve_device(device, ranks)
+    narrow = torch.bfloat16 if dtype == "bfloat16" else None  # of products in local training; the parameters are not
+    kind = torch.float32 if narrow else getattr(torch, dtype)
     if ranks.size > len(data):
         raise ConfigError(f"There are {ranks.size} ranks for the {len(data)} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and data.classes is None:
@@ -98,7 +100,7 @@ def build_problem(
             name = type(module).__name__
             logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
             resolved = Execution("threads", chunk=1, threads=cores).resolve(template, place)
-    executor = Executor(resolved, template, device=place, dtype=kind)
+    executor = Executor(resolved, template, device=place, dtype=kind, autocast=narrow)
     return Problem(
         data=place_data(data, place, resolved.data),
         module=template,
@@ -342,7 +344,8 @@ def fingerprint(
         execution = replace(execution, threads=None)
     settings = describe(execution)
     if problem.initial.device.type == "cpu":  # of a GPU alone
-        settings = {k: v for k, v in settings.items() if k not in ("data", "tf32") and (k, v) != ("graphs", None)}
+        unset = {("graphs", None), ("convolutions", "auto")}
+        settings = {k: v for k, v in settings.items() if k not in ("data", "tf32") and (k, v) not in unset}
     parts = {
         "data": problem.data.fingerprint(),
         "algorithm": describe(algorithm),
@@ -360,6 +363,8 @@ def fingerprint(
         "dtype": str(problem.initial.dtype),
         "version of torch": torch.__version__,
     }
+    if problem.executor.autocast is not None:
+        parts["dtype of local training"] = str(problem.executor.autocast)
     frozen = problem.layout.frozen(problem.module)
     if frozen:
         parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}
