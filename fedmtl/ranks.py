@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _INLINE = 4000  # bytes of a value that travel with its length
 _HEAD = 16
+_POLL = 0.2  # seconds between two looks whether all ranks have arrived
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +42,15 @@ class Ranks:
         rank: of this process, in [0, size).
         size: number of processes.
         group: their process group; None for a single one.
+        local: number of this process on its machine.
+        beside: how many processes were started together on this machine.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    local: int = 0
+    beside: int = 1
 
     @classmethod
     def of_launch(cls) -> Ranks:
@@ -62,7 +68,9 @@ class Ranks:
             return cls()
         if not dist.is_gloo_available():
             raise ConfigError("A run over several processes needs a build of torch with gloo.")
-        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_WAIT))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside)
 
     @property
     def first(self) -> bool:
@@ -70,14 +78,25 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def local(self) -> int:
-        """Return the number of this process on its machine, as torchrun says it; else its rank."""
-        return int(os.environ.get("LOCAL_RANK", self.rank)) if self.size > 1 else 0
+    def alone(self) -> Ranks:
+        """Return this process as the only one of a run of its own, beside the others of its machine."""
+        return replace(self, rank=0, size=1, group=None)
 
-    @property
-    def beside(self) -> int:
-        """Return how many ranks are on this machine, as torchrun says it; else all."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) if self.size > 1 else 1
+    def take(self, purpose: str) -> int:
+        """Return the next of the numbers 0, 1, 2, ... of ``purpose``, each of which one rank gets: the one that asks.
+        No rank waits for another."""
+        with self._together():
+            return int(dist.distributed_c10d._get_default_store().add(f"fedmtl/{purpose}", 1)) - 1
+
+    def meet(self) -> None:
+        """Return when all ranks have called this, however long that takes; once for the ranks of a launch."""
+        if self.size == 1:
+            return
+        self.take("met")
+        store = dist.distributed_c10d._get_default_store()
+        with self._together():
+            while store.add("fedmtl/met", 0) < self.size:
+                time.sleep(_POLL)
 
     def owners(self, work: Tensor) -> Tensor:
         """Return the rank of every client, int64 (n,): they are dealt out in the order of their expected ``work``

@@ -566,6 +566,11 @@ class Algorithm:
         """Return the personal models of every repetition, (R, n, D); needed by :attr:`supports_replicates` only."""
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
+    def for_replicates(self, numbers: range) -> Algorithm:
+        """Return the settings of some of the repetitions of a run, where each has settings of its own. These settings,
+        by default."""
+        return self
+
     def local_baseline(self) -> Algorithm | None:
         """Return what the clients have alone, where that is an exact fit of the same function of their own records;
         else None, the default, and the baseline is local training."""

@@ -26,7 +26,7 @@ from .config import ByKey, Config, build, check, choices, config_folder, printed
 from .inspect import audit, profile, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
-from .sweep import STORED, Job, jobs, left, marked
+from .sweep import STORED, Job, Turns, jobs, left, marked
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -46,7 +46,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
        fedmtl verify FOLDER              what the files of a finished run confirm
        fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
-       torchrun --nproc-per-node=4 -m fedmtl [KEY=VALUE ...]   train, or resume, in several processes
+       torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
 """
 _EXAMPLES = """\
 examples
@@ -101,7 +101,7 @@ def _launched(words: list[str]) -> Ranks | None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return None
-    command = next((word for word in words if word in (*_COMMANDS, "-m", "--multirun")), "resume")
+    command = next((word for word in words if word in _COMMANDS), "resume")
     if command != "resume":
         if os.environ.get("RANK") != "0":
             raise SystemExit(REFUSED)
@@ -154,26 +154,39 @@ def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
         options = _train_options(words)
         if options.passed_on is None:
             check(options.overrides, multirun=options.multirun, extra=options.config_dir)
-    if ranks is not None and not any(word.startswith("hydra.run.dir=") for word in words):
-        words = [*words, f"hydra.run.dir={ranks.share(lambda: time.strftime('outputs/%Y-%m-%d/%H-%M-%S'))}"]
+    if ranks is not None:  # one folder for all, whose name is a time
+        place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
+        when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))
+        words = words if any(word.startswith(name) for word in words) else [*words, f"{name}{place}/{when}"]
     if options.cfg is not None or options.passed_on is not None:
         _hydra(words, lambda config: None)
         return 0
     codes = [0]
     sweep = jobs(options.overrides, Path()) if options.multirun else []
+    turns = Turns(ranks if sweep else None)
 
     def task(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
         job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
+        if not turns.come(hydra.job.num):
+            return
         command = shlex.join(["fedmtl", *hydra.overrides.task])
         with _errors_in_one_line(debug, codes, job):
-            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, ranks)
+            _begin(resolve(config), Path(hydra.runtime.output_dir), command, job, turns.ranks if sweep else ranks)
 
     _hydra(words, task)
-    if options.multirun:
-        print(f"\n{CHOICE_NOT_COVERED}")
+    return _end_of_sweep(codes, ranks) if sweep else max(codes)
+
+
+def _end_of_sweep(codes: list[int], ranks: Ranks | None) -> int:
+    """Return the exit code of a sweep when all ranks have done their jobs."""
+    if ranks is not None:
+        ranks.meet()
+        codes = ranks.gather(max(codes))
+    if _writes(ranks):
+        print(f"\n{CHOICE_NOT_COVERED}", flush=True)
     return max(codes)
 
 
@@ -222,21 +235,20 @@ def _begin(config: Config, folder: Path, command: str, job: Job | None, ranks: R
             _fit(trainer, folder, resume=False, job=job, ranks=ranks)
 
 
-def _resume_sweep(sweep: Path, debug: bool) -> int:
+def _resume_sweep(sweep: Path, debug: bool, ranks: Ranks | None) -> int:
     """Finish the jobs of a sweep: those that finished stay, others go on or begin, also those that failed."""
-    codes = [0]
-    for one in left(sweep):
+    codes, turns = [0], Turns(ranks)
+    for one in left(sweep, turns):
         if one.config is None:
             print(f"{one.job}: finished before, {_short(one.folder)}", flush=True)
             continue
         with _errors_in_one_line(debug, codes, one.job):
             if not one.begun:
-                _begin(one.config, one.folder, one.command, one.job)
+                _begin(one.config, one.folder, one.command, one.job, turns.ranks)
                 continue
             with marked(one.folder), ByKey(one.config):
-                _fit(build(one.config, one.folder), one.folder, resume=True, job=one.job)
-    print(f"\n{CHOICE_NOT_COVERED}")
-    return max(codes)
+                _fit(build(one.config, one.folder), one.folder, resume=True, job=one.job, ranks=turns.ranks)
+    return _end_of_sweep(codes, ranks)
 
 
 def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -> int:
@@ -254,9 +266,7 @@ def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -
     if (folder / STORED).is_file() and not stored.is_file():
         if options.moved:
             raise ConfigError(f"--moved is said of one run: name one of the folders in {folder}.")
-        if ranks is not None:
-            raise ConfigError("A sweep is resumed in one process; start it without torchrun.")
-        return _resume_sweep(folder, debug)
+        return _resume_sweep(folder, debug, ranks)
     with _agreed(ranks):
         if not stored.is_file():
             raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
@@ -309,10 +319,11 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
             trainer.fit(resume=resume, ranks=ranks)
         return
     if job is not None:
-        trainer = replace(trainer, progress=trainer.progress and job.watched)
+        trainer = replace(trainer, progress=trainer.progress and job.watched and ranks is None)
         began = time.monotonic()
-        with resumable(_short(job.sweep), logging.WARNING):
-            result = trainer.fit(resume=resume)
+        sweep = _short(job.sweep)
+        with resumable(sweep, logging.WARNING), told_to_end(sweep) if ranks is not None else nullcontext():
+            result = trainer.fit(resume=resume, ranks=ranks)
         print(job.line(result, began, shown), flush=True)
         return
     with resumable(shown, logging.INFO), told_to_end(shown) if ranks is not None else nullcontext():
@@ -357,7 +368,7 @@ def _errors_in_one_line(debug: bool, codes: list[int] | None = None, job: Job | 
 
     def tell(error: Exception, text: str) -> None:
         if rank == 0 or not getattr(error, "agreed", False):  # else the first rank says it
-            say(f"error: {whose}{f'rank {rank}: ' if rank else ''}{text}")
+            say(f"error: {whose}{f'rank {rank}: ' if rank and job is None else ''}{text}")
 
     try:
         yield codes

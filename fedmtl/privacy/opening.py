@@ -51,6 +51,7 @@ class _Run:
     block: int | None
     notes: tuple[str, ...]
     ranks: Ranks
+    several: bool = False  # repetitions of a run, of which these may be one
     known: dict[str, Any] | None = None
 
     @property
@@ -110,7 +111,7 @@ def open_channel(
     replay: Recording | None = None,
     block: int | None = None,
     notes: tuple[str, ...] = (),
-    replicates: int = 1,
+    replicates: int | Sequence[int] = 1,
     ranks: Ranks = ALONE,
 ) -> Channel:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R repetitions of it.
@@ -136,7 +137,8 @@ def open_channel(
             the rest of a block.
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
         replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
-            everybody takes part in every step. An epsilon is that of one of them.
+            everybody takes part in every step. An epsilon is that of one of them. In place of R the numbers of those
+            that are computed here, of a run whose others are computed elsewhere.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
 
     Raises:
@@ -144,23 +146,25 @@ def open_channel(
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
     """
-    positive_int("open_channel", replicates=replicates)
+    numbers = range(replicates) if isinstance(replicates, int) else tuple(replicates)
+    positive_int("open_channel", replicates=len(numbers))
+    repeated = not isinstance(replicates, int) or replicates > 1
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
         raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
     gradients = several[0] if several else None
     sampler = schedule if isinstance(schedule, BoundSampler) else None
-    settings = _settings(privacy, replicates)
+    settings = _settings(privacy, len(numbers))
     secure = any(one.source == "secure" for one in settings)
-    if replicates > 1 and (secure or ledger_path is not None):
-        raise ConfigError(f"{replicates} repetitions are a simulation: they need source='seeded' and no folder.")
-    if replicates > 1 and source is not None:
-        raise ConfigError(f"{replicates} repetitions have noise of their own; leave source out.")
+    if repeated and (secure or ledger_path is not None):
+        raise ConfigError(f"{len(numbers)} repetitions are a simulation: they need source='seeded' and no folder.")
+    if repeated and source is not None:
+        raise ConfigError(f"{len(numbers)} repetitions have noise of their own; leave source out.")
     if source is not None and source.name != ("secure" if secure else "seeded"):
         raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
     sources: tuple[NoiseSource, ...] = tuple(
-        SecureSource() if secure else SeededSource(seed, repetition) for repetition in range(replicates)
+        SecureSource() if secure else SeededSource(seed, repetition) for repetition in numbers
     )
     run = _Run(
         rows,
@@ -176,10 +180,11 @@ def open_channel(
         block,
         notes,
         ranks,
+        repeated,
     )
     if sampler is not None:
         _check_rows(rows, steps)
-        if replicates > 1:
+        if repeated:
             _check_repetitions(settings, sampler)
     if ranks.size == 1:
         return _opened(settings, run, gradients)
@@ -273,7 +278,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         sampler.n,
         steps=steps,
         cost=cost,
-        budget=privacy.epsilon if replicates == 1 else None,
+        budget=None if run.several else privacy.epsilon,
         caps=None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64),
         ledger=run.ledger(header, clients=sampler.n if law.per_participation else None),
         by_client=law.per_participation,
@@ -430,7 +435,7 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
         steps=run.steps,
         cost=terms.cost,
         caps=terms.caps,
-        ledger=run.ledger(header, clients=len(plan.ids)) if len(run.sources) == 1 else None,
+        ledger=None if run.several else run.ledger(header, clients=len(plan.ids)),
         by_client=True,
         replicates=len(run.sources),
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Problem, State, Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy import Channel
+from ..ranks import Ranks
 from ..schedules import Block
 from .callbacks import Callback
 from .checkpoint import Checkpoint
@@ -79,6 +80,7 @@ class Loop:
     history: list[dict[str, Any]]
     callbacks: Sequence[Callback]
     panel: Panel
+    ranks: Ranks
 
     def __post_init__(self) -> None:
         spent = self.history[-1]["time"] if self.history else 0.0
@@ -98,7 +100,7 @@ class Loop:
         """
         with held_interruption() as interrupted:
             reached = self._advance(state, step, interrupted)
-        if self.problem.ranks.share(interrupted):
+        if self.ranks.share(interrupted):
             raise KeyboardInterrupt
         return reached
 
@@ -121,7 +123,7 @@ class Loop:
                     self.channel.charge_remaining(step)
                     stopped = "early"
                     break
-                ends, due = self.problem.ranks.share(lambda at=step: (interrupted(), self.due(at)))  # type: ignore[misc]
+                ends, due = self.ranks.share(lambda at=step: (interrupted(), self.due(at)))  # type: ignore[misc]
                 if ends:
                     break
                 if due:
@@ -148,13 +150,13 @@ class Loop:
         before = 0
         while self.history and self.history[-1]["round"] == step:  # the budget ended at an evaluated round
             before = self.history.pop().get("diverged_trainings", 0)
-        when = self.problem.ranks.share(lambda: time.monotonic() - self.began)
+        when = self.ranks.share(lambda: time.monotonic() - self.began)
         lost = self._lost(step, found, before)
         for row in found.rows:
             self.history.append({"round": step, "time": when} | row | lost)
             for callback in self.callbacks:
                 callback.on_evaluate(self.history[-1])
-        if self.folder is not None and self.problem.ranks.first and time.monotonic() - self.written > _HISTORY_SECONDS:
+        if self.folder is not None and self.ranks.first and time.monotonic() - self.written > _HISTORY_SECONDS:
             self.folder.write_history(self.history)
             self.written = time.monotonic()
         return found
@@ -162,7 +164,7 @@ class Loop:
     def _warn_first(self, step: int) -> None:
         """Say at once when local training diverges for the first time, and not only at the next evaluation."""
         tally = self.problem.tally
-        if tally is not None and tally.lost and not self.told and self.problem.ranks.first:
+        if tally is not None and tally.lost and not self.told and self.ranks.first:
             self.told = tally.lost
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count as zero in what is "
@@ -182,13 +184,13 @@ class Loop:
         where = f"{self.trainer.algorithm.name}, {self.step_name} {step}"
         if lost:
             counts["diverged_trainings"] = lost
-            if tally.lost > self.told and self.problem.ranks.first:
+            if tally.lost > self.told and self.ranks.first:
                 logger.warning("%s: %d of the last %d local trainings diverged", where, lost, trained)
             self.told = tally.lost
         if diverged:
             counts["diverged_clients"] = diverged
             text = "%s: the loss of %d of %d clients' own models is not finite"
-            if self.problem.ranks.first:
+            if self.ranks.first:
                 logger.warning(text, where, diverged, losses.shape[-1])
         self.seen = replace(tally)
         return counts
@@ -198,7 +200,7 @@ class Loop:
         own = self.problem.tally
         if own is None:
             return None
-        each = self.problem.ranks.gather((own.trained, own.lost))
+        each = self.ranks.gather((own.trained, own.lost))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
 
     @property
@@ -235,13 +237,25 @@ class Loop:
         return {"distance": float((model - self.problem.initial).norm())}
 
     def _measure_all(self, state: State) -> Measured:
-        columns, first = measure_all(self.problem, self.trainer.algorithm, state, self.trainer.further_metrics)
-        spent = spent_by_run(self.channel, self.replicates.count)
+        columns, first = self.measured(state)
+        spent = self.ranks.share(lambda: spent_by_run(self.channel, self.replicates.count))
         rows = [
             {"budget": row.pop("budget"), "epsilon": float(spent[members].max())} | row
             for row, (_, members) in zip(bands(columns, self.groups), self.groups, strict=True)
         ]
         return Measured(rows, first, None, each_run(columns, self.groups))
+
+    def measured(self, state: State) -> tuple[dict[str, Tensor], Metrics]:
+        """Return every number of all repetitions, (R,) by name, and the scores of the first."""
+        return measure_all(self.problem, self.trainer.algorithm, state, self.trainer.further_metrics)
+
+    def gathered(self, state: State) -> State:
+        """Return the state of all clients, at the first rank."""
+        return State(state.public, self.problem.gathered(state.private))
+
+    def shared(self, state: State) -> Tensor | None:
+        """Return the released shared model, or None."""
+        return self.trainer.algorithm.shared(state)
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due."""
@@ -252,23 +266,22 @@ class Loop:
         """Write a checkpoint, at all ranks together: the first one writes it, each commits what its clients keep."""
         if self.folder is None:
             return
-        problem, tally = self.problem, self.tally()
-        private = problem.gathered(state.private)
-        kept = private.snapshot(step)
+        tally, whole = self.tally(), self.gathered(state)
+        kept = whole.private.snapshot(step)
 
         def write() -> None:
             channel, head = self.channel.state(), self.channel.ledger_head
             if tally is not None:
                 counts = [[tally.trained, tally.lost], [self.seen.trained, self.seen.lost]]
                 channel = channel | {TALLY: torch.tensor(counts)}
-            found = Checkpoint(step, dict(state.public), kept, self.history, self.fingerprint, channel, head)
+            found = Checkpoint(step, dict(whole.public), kept, self.history, self.fingerprint, channel, head)
             assert self.folder is not None
             found.write(self.folder.checkpoint)
 
-        with problem.ranks.agree():  # journals of mapped stores are there before the checkpoint is
+        with self.ranks.agree():  # journals of mapped stores are there before the checkpoint is
             pass
-        problem.ranks.share(write)
-        private.commit()
+        self.ranks.share(write)
+        whole.private.commit()
         self.saved = time.monotonic()
 
     def models(self, state: State) -> tuple[Tensor, dict[str, Tensor]]:
@@ -286,7 +299,7 @@ class Loop:
 
     def finish(self, state: State, step: int, stopped: str) -> Result:
         """The result after the last event."""
-        trainer, problem, panel, ranks = self.trainer, self.problem, self.panel, self.problem.ranks
+        trainer, problem, panel, ranks = self.trainer, self.problem, self.panel, self.ranks
         found, tally = self.evaluate(state, step), self.tally()
         ids = problem.data.ids
         report, epsilon, released = ranks.share(
@@ -302,7 +315,7 @@ class Loop:
             history=self.history,
             personal=personal,
             parts=parts,
-            shared=trainer.algorithm.shared(state),
+            shared=self.shared(state),
             ids=ids,
             by_client=found.personal.by_client(panel.problem),
             shared_by_client=None if found.shared is None else found.shared.by_client(panel.problem),

@@ -271,9 +271,9 @@ def resolve_device(device: str, ranks: Ranks = ALONE) -> torch.device:
     Raises:
         ConfigError: the device does not exist here.
     """
+    if device in ("auto", "cuda") and ranks.beside > 1 and torch.cuda.is_available():
+        return torch.device("cuda", ranks.local % torch.cuda.device_count())
     if device == "auto":
-        if ranks.size > 1 and torch.cuda.is_available():
-            return torch.device("cuda", ranks.local % torch.cuda.device_count())
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)

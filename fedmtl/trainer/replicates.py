@@ -23,6 +23,7 @@ from .._rounding import rounded_up
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
 from ..privacy import Channel, Privacy
+from ..ranks import Ranks
 from .evaluation import Metrics, evaluate_rows, means, metric_name, per_example, summarize
 from .metrics import Metric, kind_of, normalized
 from .problem import describe
@@ -118,12 +119,28 @@ class Replicates:
             if value is not None:
                 raise ConfigError(f"replicates: {name} is {value!r}; {self.count} runs as one program have none.")
 
-    def privacies(self, privacy: Privacy | None) -> Any:
-        """The settings of the only run, or a tuple of those of all M; None without privacy."""
+    def privacies(self, privacy: Privacy | None, numbers: range | None = None) -> Any:
+        """The settings of the only run, or a tuple of those of all M, or of the ``numbers`` among them; None without
+        privacy."""
         if privacy is None or self.epsilons is None:
             return privacy
         each = [replace(privacy, epsilon=epsilon) for epsilon in self.epsilons]
-        return each[0] if self.count == 1 else tuple(one for one in each for _ in range(self.repetitions))
+        if self.count == 1:
+            return each[0]
+        return tuple(each[number // self.repetitions] for number in (numbers or range(self.count)))
+
+    def of_rank(self, ranks: Ranks) -> range | None:
+        """The runs that this rank computes of those of several ranks; None where there is one rank, or one run.
+
+        Raises:
+            ConfigError: more ranks than runs.
+        """
+        if self.count == 1 or ranks.size == 1:
+            return None
+        if ranks.size > self.count:
+            raise ConfigError(f"There are {ranks.size} ranks for {self.count} repetitions; start fewer.")
+        first, stop = (rank * self.count // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        return range(first, stop)
 
     def groups(self, privacy: Privacy | None) -> list[tuple[float | None, slice]]:
         """Each budget with the replicates that have it; None without one, the largest of several owners'."""
@@ -133,11 +150,6 @@ class Replicates:
             return [(budget, slice(0, self.repetitions))]
         size = self.repetitions
         return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
-
-
-def init_state(algorithm: Algorithm, problem: Problem, replicates: Replicates) -> State:
-    """The state before the first event, of all runs."""
-    return algorithm.init(problem, replicates.count)
 
 
 def spent_by_run(channel: Channel, count: int) -> np.ndarray:

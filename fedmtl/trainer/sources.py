@@ -227,7 +227,7 @@ def open_run(
     seed: int,
     every: int | None = None,
     cuts: tuple[int, ...] = (),
-    replicates: int = 1,
+    replicates: int | Sequence[int] = 1,
     **options: Any,
 ) -> tuple[Channel, Source]:
     """The channel and the blocks of a run.
@@ -237,7 +237,7 @@ def open_run(
         seed: of the schedule, and of seeded noise.
         every: steps between evaluations; None for a twentieth of the run.
         cuts: blocks of activations end at multiples of these.
-        replicates: repetitions computed together.
+        replicates: repetitions computed together: how many, or which of those of a run.
         options: for :func:`~fedmtl.privacy.open_channel`.
     """
     check_idle(algorithm, problem)

@@ -36,8 +36,9 @@ from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, ch
 from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
+from .parts import Part, PartLoop, PartSource
 from .problem import build_problem, coded_for, describe, fingerprint, share_beyond
-from .replicates import Replicates, chosen, init_state
+from .replicates import Replicates, chosen
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
 from .stopping import EarlyStopping
@@ -297,18 +298,20 @@ class Trainer:
         """Refuse what needs a single process.
 
         Raises:
-            ConfigError: clients that act one at a time, or repetitions as one program.
+            ConfigError: a run whose clients act one at a time.
         """
         if ranks.size == 1:
             return
-        what = ""
-        if self.algorithm.one_at_a_time:
-            what = f"{self.algorithm.name} has clients that act one at a time: nothing can be computed beside"
-        elif self.repeated.count > 1:
-            what = f"{self.repeated.count} repetitions are one batched program"
-        if what:
+        if self.repeated.of_rank(ranks) is not None:
+            if self.client_store == "mapped":
+                raise ConfigError(
+                    "Repetitions over several ranks keep clients' tensors in memory: client_store=memory."
+                )
+        elif self.algorithm.one_at_a_time:
             raise ConfigError(
-                f"{what}; it needs one process, and {ranks.size} were started. Start it without torchrun."
+                f"{self.algorithm.name} has clients that act one at a time: nothing of a run can be computed beside; "
+                f"it needs one process, and {ranks.size} were started. Start it without torchrun, or with "
+                f"replicates=N, of which every rank computes some."
             )
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
@@ -338,8 +341,8 @@ class Trainer:
             ranks: the processes that compute it.
         """
         files = folder.clients if folder is not None and self.client_store == "mapped" else None
-        with ranks.agree():
-            problem = self.problem(files, ranks=ranks)
+        with ranks.agree():  # of repetitions each rank computes some, by itself
+            problem = self.problem(files, ranks=ranks if self.repeated.count == 1 else ranks.alone)
         cohort = 1.0
         if isinstance(self.schedule, AsynchronousSchedule):
             problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))
@@ -347,7 +350,8 @@ class Trainer:
             cohort = self.schedule.bind(problem.clients).denominator
         with closing(problem.executor), operation_threads(cohort * problem.dimension):
             resolved = self.resolved(problem)
-            if ranks.size > 1 and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:
+            divided = problem.ranks.size > 1
+            if divided and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:
                 raise ConfigError(
                     f"{self.algorithm.name} takes its step size from the records of all clients where there is no "
                     f"bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
@@ -365,7 +369,7 @@ class Trainer:
                 self.finetune.check(problem)  # before anything is charged
             self._check_baselines(problem)
             try_metrics(problem, self.further_metrics)
-            result = resolved._follow(problem, panel, folder, resume, coins)
+            result = resolved._follow(problem, panel, folder, resume, coins, ranks)
             if self.finetune is not None:
                 result = finetuned(result, panel.problem, self.finetune, validation, self.privacy, self.further_metrics)
         result = replace(
@@ -398,33 +402,48 @@ class Trainer:
         folder: RunFolder | None,
         resume: bool,
         coins: NoiseSource | None = None,
+        ranks: Ranks = ALONE,
     ) -> Result:
         """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
-        ranks = problem.ranks
         if resume and folder is not None:
             ranks.share(folder.check_ledger)
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)
-        channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
+        part = self._part(problem, mark, ranks)
+        if part is None or ranks.first:
+            channel, source = self.open(problem, mark, None if folder is None else folder.ledger, resume, coins=coins)
+        else:
+            channel, source = part.channel, part.source
         with closing(channel):  # also after an interruption: steps that never began return to the budget
-            state, step, history = self.start(problem), 0, []
+            state, step, history = self.start(problem) if part is None else part.init(problem), 0, []
             tally = torch.zeros(2, 2, dtype=torch.int64)
             if resume and folder is not None:
                 checkpoint = ranks.share(lambda: self._checkpoint(folder, mark))
                 if checkpoint is not None:
-                    state = checkpoint.restore(state, problem.initial.device)
                     step, history = checkpoint.step, checkpoint.history
                     tally = checkpoint.channel.pop(TALLY, tally)
                     tally[0] *= int(ranks.first)  # of all ranks together
-                    channel.restore(checkpoint.channel)
+                    if part is None:
+                        state = checkpoint.restore(state, problem.initial.device)
+                    else:
+                        state = part.restore(checkpoint, problem)
+                    if part is None or ranks.first:
+                        channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
+            if part is not None and ranks.first:
+                part.channel.start(step)
             if coins is None:
                 if ranks.first:
                     self._announce(channel)
                 problem = replace(problem, tally=Tally(*tally[0].tolist()))
             callbacks = [*([ProgressBar()] if self.progress else []), *self.callbacks] if ranks.first else []
             with _notified(callbacks, self.algorithm.name, source.stop, step) as end:
-                run = self.loop(self, problem, channel, source, folder, mark, history, callbacks, panel)
+                given = (problem, channel, source, folder, mark, history, callbacks, panel, ranks)
+                if part is None:
+                    run = self.loop(self, *given)
+                else:
+                    run = PartLoop(replace(self, algorithm=part.algorithm), *given, part=part)
+                    run.source = PartSource(part, source if ranks.first else None)
                 run.seen = Tally(*tally[1].tolist())
                 state, step, stopped = run.advance(state, step)
                 result = run.finish(state, step, stopped)
@@ -437,7 +456,15 @@ class Trainer:
 
     def start(self, problem: Problem) -> State:
         """The state before the first event, of all repetitions."""
-        return init_state(self.algorithm, problem, self.repeated)
+        return self.algorithm.init(problem, self.repeated.count)
+
+    def _part(self, problem: Problem, mark: str, ranks: Ranks) -> Part | None:
+        """The repetitions that this rank computes; None where it computes all."""
+        numbers = self.repeated.of_rank(ranks)
+        if numbers is None:
+            return None
+        own = replace(self, algorithm=self.algorithm.for_replicates(numbers))
+        return Part(numbers, self.repeated.count, ranks, own.algorithm, *own.open(problem, mark, numbers=numbers))
 
     def loop(self, *parts: Any) -> Loop:
         """The loop of a run, from the fields of :class:`Loop`."""
@@ -451,9 +478,11 @@ class Trainer:
         resume: bool = False,
         replay: Recording | None = None,
         coins: NoiseSource | None = None,
+        numbers: range | None = None,
         **options: Any,
     ) -> tuple[Channel, Source]:
-        """The way out and the events of a run; ``options`` are those of :func:`~fedmtl.privacy.open_channel`."""
+        """The way out and the events of a run, or of the repetitions ``numbers`` of it; ``options`` are those of
+        :func:`~fedmtl.privacy.open_channel`."""
         repeated = self.repeated
         kept: dict[str, Any] = options | {
             "seed": self.seed,
@@ -464,10 +493,10 @@ class Trainer:
             "every": self.eval_every,
         }
         if repeated.count > 1:
-            kept["replicates"] = repeated.count
+            kept["replicates"] = repeated.count if numbers is None else numbers
         if self.checkpoint_every is not None:
             kept["cuts"] = (self.checkpoint_every,)
-        privacy = repeated.privacies(self.privacy)
+        privacy = repeated.privacies(self.privacy, numbers)
         return open_run(self.algorithm, problem, self.schedule, privacy, source=coins, **kept)
 
     def _announce(self, channel: Channel) -> None:

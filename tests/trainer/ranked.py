@@ -26,6 +26,7 @@ from fedmtl import (
     IFCA,
     MPMTL,
     PMTL,
+    AsyncLearner,
     ClientPrivacy,
     Ditto,
     FedAvg,
@@ -34,18 +35,23 @@ from fedmtl import (
     FullParticipation,
     LocalSGD,
     MPMTLayers,
+    PoissonClocks,
     PoissonSampling,
     PrivatePrior,
     QuantileClip,
     RecordPrivacy,
     Trainer,
+    cli,
     models,
 )
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import FedmtlError, TrainingError
 from fedmtl.ranks import Ranks
+from fedmtl.report import bands
+from fedmtl.trainer.checkpoint import read_tensors
 from fedmtl.trainer.folder import RunFolder
 from tests.helpers import ragged_classification
+from tests.trainer import test_replicates
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=3, momentum=0.5)
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
@@ -81,6 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
         **TASKS,
     },
 }
+SWEEP = ["data.clients=12", "schedule.cohort=4", "rounds=2", "baselines=null", "finetune=none", "privacy.epsilon=1,4,9"]
 RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
 SECURE = {"privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")}
 
@@ -132,6 +139,21 @@ def outcome(run: Trainer, **options: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
+CAPPED = {"algorithm": AsyncLearner(loss="logistic", reg=1e-2, cap=3), "schedule": PoissonClocks(events=40)}
+
+
+def replicated(case: str, folder: Path, ranks: Ranks, *, resume: bool = False, **settings: Any) -> dict[str, Any]:
+    """What a run of several repetitions gives: all numbers, and the tensors of its checkpoint."""
+    run = test_replicates.trainer(case, folder=folder / case, checkpoint_every=4, **settings)
+    result = run.fit(resume=resume, ranks=ranks)
+    tensors, _ = read_tensors(RunFolder(folder / case).checkpoint)
+    found = {"runs": result.replicates, "epsilon": result.epsilon, "stopped": result.stopped}
+    found |= {"history": [{key: value for key, value in row.items() if key != "time"} for row in result.history]}
+    found |= {"report": result.privacy.to_dict(), "models": result.personal.tolist(), "scores": result.by_client}
+    found |= {"checkpoint": {name: tensor.tolist() for name, tensor in sorted(tensors.items())}}
+    return json.loads(json.dumps(found))
+
+
 def error_of(action: Callable[[], object]) -> str:
     try:
         action()
@@ -175,6 +197,7 @@ def main(folder: Path) -> None:
     global VICTIM
     torch.set_num_threads(1)
     RunFolder._plot = lambda self, result: None  # type: ignore[method-assign]
+    bands.plot_bands = lambda *args, **options: None
     ranks = Ranks.of_launch()
     own = folder / str(ranks.size)
 
@@ -187,6 +210,11 @@ def main(folder: Path) -> None:
     found["secure"] = outcome(trainer(SECURE, own), ranks=ranks)
     found["records"] = outcome(trainer(RECORDS, own), ranks=ranks)
     found["begun alone"] = outcome(trainer(DYING, own / "begun alone"), ranks=ranks, resume=True)
+    for case in test_replicates.EVERY:
+        found[f"replicates of {case}"] = replicated(case, own, ranks)
+    found["begun by all"] = replicated("pp_dmtl", own / "begun by all", ranks, resume=True)
+    found["at the cap"] = replicated("learner", own / "capped", ranks, **CAPPED)
+    found["sweep"] = cli.main(["-m", *SWEEP, f"hydra.sweep.dir={own / 'sweep'}"])
     found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / "0").fit(ranks=ranks))
     write(found)
     VICTIM = ranks.size - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl import PPDMTL, PoissonClocks
+from fedmtl import PPDMTL, PoissonClocks, cli
+from fedmtl.cli.sweep import Turns
 from fedmtl.errors import ConfigError, ResumeError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder
 
-from . import ranked
-from .ranked import CASES, DYING, RECORDS, SECURE, outcome, start, trainer
+from . import ranked, test_replicates
+from .ranked import CAPPED, CASES, DYING, RECORDS, SECURE, SWEEP, outcome, replicated, start, trainer
 
 SIZES = (2, 3)
 
@@ -26,6 +28,7 @@ def one_thread_and_no_plots() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "_plot", lambda self, result: None)
+        patch.setattr("fedmtl.report.bands.plot_bands", lambda *args, **options: None)
         yield
     torch.set_num_threads(before)
 
@@ -42,6 +45,9 @@ def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
         ranked.VICTIM = -1
         with pytest.raises(TrainingError):
             trainer(DYING, folder / str(size) / "begun alone").fit()
+        begun = folder / str(size) / "begun by all"
+        with pytest.raises(test_replicates.Stop):
+            replicated("pp_dmtl", begun, Ranks(), callbacks=(test_replicates.Dies(6),))
     ranked.VICTIM = None
     return dict(zip(SIZES, start(SIZES, folder), strict=True))
 
@@ -123,12 +129,83 @@ def test_a_mapped_run_goes_on_with_as_many_processes(found: Any, folder: Path) -
     RunFolder(folder / "2" / str(number)).check_parts(2)
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two results have the same words and numbers, floating ones to 1e-12 of them."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == pytest.approx(other, rel=1e-12, abs=1e-12, nan_ok=True)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("case", test_replicates.EVERY)
+def test_repetitions_are_divided_among_the_ranks(case: str, found: Any, tmp_path: Path) -> None:
+    alone = replicated(case, tmp_path, Ranks())
+    for ranks in found.values():
+        for one in ranks:
+            own = one[f"replicates of {case}"]
+            assert same(own, alone)
+            assert own == ranks[0][f"replicates of {case}"]
+    if case != "private_prior":  # in which so few tasks learn nothing from one another
+        assert not same(replicated(case, tmp_path / "other", Ranks(), seed=8)["runs"], alone["runs"])
+
+
+def test_repetitions_that_one_process_began_go_on_in_several(found: Any, tmp_path: Path) -> None:
+    whole = replicated("pp_dmtl", tmp_path, Ranks())
+    for ranks in found.values():
+        assert all(same(one["begun by all"], whole) for one in ranks)
+
+
+def test_repetitions_that_several_began_go_on_in_one(found: Any, folder: Path, tmp_path: Path) -> None:
+    case = "replicates of pp_dmtl"
+    for size, ranks in found.items():
+        assert same(replicated("pp_dmtl", folder / str(size), Ranks(), resume=True)["runs"], ranks[0][case]["runs"])
+
+
+def test_a_cap_of_one_repetition_ends_those_of_all_ranks(found: Any, tmp_path: Path) -> None:
+    alone = replicated("learner", tmp_path, Ranks(), **CAPPED)
+    assert alone["stopped"] == "budget"
+    for ranks in found.values():
+        assert all(same(one["at the cap"], alone) for one in ranks)
+
+
+def test_the_jobs_of_a_sweep_are_divided_among_the_ranks(found: Any, folder: Path, tmp_path: Path) -> None:
+    assert cli.main(["-m", *SWEEP, f"hydra.sweep.dir={tmp_path}"]) == 0
+    for size, ranks in found.items():
+        assert [one["sweep"] for one in ranks] == [0] * size
+        for job in range(3):
+            numbers = [
+                json.loads((sweep / str(job) / "private" / "result.json").read_text())
+                for sweep in (tmp_path, folder / str(size) / "sweep")
+            ]
+            assert numbers[0]["epsilon"] == numbers[1]["epsilon"]
+            assert numbers[0]["accuracy"] == numbers[1]["accuracy"]
+    ranks = Fake(0, 2)
+    turns = Turns(ranks)
+    assert [turns.come(number) for number in range(4)] == [True, False, False, True]
+    assert turns.ranks is not None
+    assert turns.ranks.size == 1
+
+
+class Fake(Ranks):
+    """Ranks of which another takes jobs 1 and 2."""
+
+    def take(self, purpose: str) -> int:
+        numbers = vars(self).setdefault("left", [4, 3, 0])
+        return numbers.pop()
+
+
 def test_what_needs_one_process_says_so() -> None:
     clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
     with pytest.raises(ConfigError, match=r"pp_dmtl has clients that act one at a time.* needs one process"):
         trainer(CASES["mp_mtl"] | clocks, Path())._check_ranks(Ranks(0, 2))
-    with pytest.raises(ConfigError, match="2 repetitions are one batched program"):
-        trainer(CASES["mp_mtl"] | {"replicates": 2}, Path())._check_ranks(Ranks(0, 2))
+    with pytest.raises(ConfigError, match="There are 3 ranks for 2 repetitions; start fewer"):
+        trainer(CASES["mp_mtl"] | {"replicates": 2}, Path())._check_ranks(Ranks(0, 3))
+    run = CASES["mp_mtl"] | {"replicates": 2, "client_store": "mapped", "folder": True}
+    with pytest.raises(ConfigError, match="client_store=memory"):
+        trainer(run, Path())._check_ranks(Ranks(0, 2))
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
         trainer(CASES["mp_mtl"], Path()).problem(ranks=Ranks(0, 7))
 

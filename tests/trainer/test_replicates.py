@@ -159,18 +159,29 @@ class Stop(BaseException):
     """The process ends here."""
 
 
+class Dies(Callback):
+    """Ends the process after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_event(self, event, state):
+        if event.step >= self.step:
+            raise Stop
+
+
 @pytest.mark.parametrize("case", EVERY)
 def test_an_interrupted_run_resumes_to_the_same_bits(case, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmtl.report.bands.plot_bands", lambda *args, **options: None)
 
-    class Dies(Callback):
-        def on_event(self, event, state):
-            if event.step >= min(10, EVERY[case].get("rounds", 1000) - 1):
-                raise Stop
-
     whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=4).fit()
     with pytest.raises(Stop):
-        trainer(case, folder=tmp_path / "run", checkpoint_every=4, callbacks=(Dies(),)).fit()
+        trainer(
+            case,
+            folder=tmp_path / "run",
+            checkpoint_every=4,
+            callbacks=(Dies(min(10, EVERY[case].get("rounds", 1000) - 1)),),
+        ).fit()
     resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=4).fit(resume=True)
     assert resumed.replicates == whole.replicates
     assert torch.equal(resumed.personal, whole.personal)

@@ -352,6 +352,12 @@ class AsyncLearner(Algorithm):
         """Return theta_L of every replicate for everyone, (R, n, p), a view expanded along the owners."""
         return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
 
+    def for_replicates(self, numbers: range) -> AsyncLearner:
+        if not isinstance(self.kappa, tuple):
+            return self
+        kappas = tuple(self.kappa[number] for number in numbers)
+        return replace(self, kappa=kappas if len(set(kappas)) > 1 else kappas[0])
+
     def local_baseline(self) -> LocalFit | None:
         """Return an owner's own minimizer, None for the hinge; g = reg ||theta||^2 and the squared loss have no 1/2
         here, and have it in the fit."""
