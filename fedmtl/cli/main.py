@@ -170,7 +170,7 @@ def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
 
         hydra = HydraConfig.get()
         job = replace(sweep[hydra.job.num][0], sweep=Path(hydra.sweep.dir)) if sweep else None  # in Hydra's order
-        if not turns.come(hydra.job.num):
+        if job is not None and not turns.come(job.number):
             return
         command = shlex.join(["fedmtl", *hydra.overrides.task])
         with _errors_in_one_line(debug, codes, job):
