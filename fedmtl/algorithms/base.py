@@ -181,9 +181,10 @@ class Problem:
         anchor: Tensor | None = None,
         divergence: Loss | None = None,
         moving: Tensor | None = None,
+        less: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return every client's model after its local run.
+        """Return every client's model after its local run, or how far it is from a point.
 
         Where single records are protected it is DP-SGD on the local steps that the ledger has charged in this round: a
         client without one keeps its start, and so does every client in :data:`PERSONALIZE_ROUND`.
@@ -199,7 +200,8 @@ class Problem:
             divergence: what the pull measures in place of the squared distance, see
                 :func:`fedmtl.local.train_locally`; not where records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
-            out: (k, D), where the models go; may be ``start``.
+            less: (D,), what is subtracted from every model; None for nothing.
+            out: (k, D), where the result goes; may be ``start``.
 
         Returns:
             (k, D), on the device and in the dtype of ``initial``.
@@ -213,13 +215,14 @@ class Problem:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
             self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
-            return self._counted(result, number)
+            return self._counted(result if less is None else result.sub_(less), number)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
         idle = sent((steps == 0).nonzero()[:, 0], start.device)
-        if len(idle) and out is not start:
-            result[idle] = start[idle] if start.dim() == 2 else start
+        if len(idle) and (out is not start or less is not None):
+            stay = start[idle] if start.dim() == 2 else start
+            result[idle] = stay if less is None else stay - less
         for width in widths[steps > 0].unique().tolist():
             alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
             members, real = places(steps[alike], lanes[alike], grain)
@@ -240,6 +243,7 @@ class Problem:
                         start,
                         out=result,
                         place=place[part],
+                        less=less,
                         lam=lam,
                         anchor=anchor,
                         divergence=divergence,

@@ -59,10 +59,10 @@ class FedAvg(GlobalModel):
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, Tensor], Own]:
         model = public["global"]
-        models = problem.train_locally(
-            self.local, model, clients, round=round, lam=self.proximal_strength, anchor=model
+        update = problem.train_locally(
+            self.local, model, clients, round=round, lam=self.proximal_strength, anchor=model, less=model
         )
-        return {"update": models.sub_(model)}, own
+        return {"update": update}, own
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """Return the global model, for everyone."""

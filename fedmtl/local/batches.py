@@ -61,6 +61,7 @@ class BatchPlan:
         steps: as given.
         index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one of the same client.
         lengths: int64 (S, k), how many of them are no padding.
+        mask: bool (S, k, B), which of them.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class BatchPlan:
         used = torch.zeros_like(epoch) if batch_size is None else epoch
         self.index = flat[(used * len(rows) + start)[..., None] + within]  # (S, k, size)
         self.lengths: np.ndarray = lengths.numpy()  # (S, k)
+        self.mask = column < lengths[..., None]
 
     @property
     def max_steps(self) -> int:
@@ -110,6 +112,7 @@ class BatchPlan:
         plan = copy.copy(self)
         plan.keys, plan.steps = self.keys[clients], self.steps[clients]
         plan.index, plan.lengths = self.index[:, clients], self.lengths[:, clients]
+        plan.mask = self.mask[:, clients]
         return plan
 
     def leading(self) -> list[int]:
@@ -118,15 +121,19 @@ class BatchPlan:
         found: list[int] = (most > np.arange(self.max_steps)[:, None]).sum(1).tolist()
         return found
 
+    def shapes(self) -> list[tuple[int, int]]:
+        """Return, for local steps 0 to ``max_steps - 1``, how many leading clients are computed, and on how many
+        columns: without padding where there is nobody beside."""
+        active = [min(len(self.steps), -(-last // self.grain) * self.grain) for last in self.leading()]
+        widths = self.lengths[:, 0].tolist() if len(self.steps) == 1 else [self.index.shape[2]] * len(active)
+        return list(zip(active, widths, strict=False))
+
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of local steps 0 to ``max_steps - 1``."""
-        steps, columns = self.steps.numpy(), np.arange(self.index.shape[2])
-        masks = torch.from_numpy(columns < self.lengths[: self.max_steps, :, None])
-        for number, last in enumerate(self.leading()):
-            active = min(len(steps), -(-last // self.grain) * self.grain)
+        steps = self.steps.numpy()
+        for number, (active, width) in enumerate(self.shapes()):
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
-            width = int(self.lengths[number, 0]) if len(steps) == 1 else len(columns)  # nobody beside: no padding
-            yield Batch(self.index[number, :active, :width], masks[number, :active, :width], active, done)
+            yield Batch(self.index[number, :active, :width], self.mask[number, :active, :width], active, done)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:

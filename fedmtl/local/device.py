@@ -77,11 +77,13 @@ class SentPlan:
             device,
         )
 
-    def write(self, step: int, rows: Tensor, out: Tensor) -> None:
-        """Write the models of the clients whose last step this was from ``rows`` (K, D) to ``out`` (n, D)."""
+    def write(self, step: int, rows: Tensor, out: Tensor, less: Tensor | None) -> None:
+        """Write the models of the clients whose last step this was, less ``less`` (D,), from ``rows`` (K, D) to ``out``
+        (n, D)."""
         done = slice(self._ends[step], self._ends[step + 1])
         if done.start < done.stop:
-            out.index_copy_(0, self._to[done], rows.index_select(0, self._order[done]))
+            ended = rows.index_select(0, self._order[done])
+            out.index_copy_(0, self._to[done], ended if less is None else ended.sub_(less))
 
 
 def run_step(
@@ -159,6 +161,7 @@ def train_on_device(
     *,
     out: Tensor,
     place: Tensor,
+    less: Tensor | None,
     anchor: Tensor | None,
     lam: Any,
     build: Build,
@@ -167,7 +170,7 @@ def train_on_device(
     """Do what :func:`fedmtl.local.train_locally` does, without waiting for the device.
 
     Args:
-        stack, data, plan, start, out, place, anchor, lam: as there; ``place`` on the host.
+        stack, data, plan, start, out, place, less, anchor, lam: as there; ``place`` on the host.
         build: makes the local step.
         key: of everything that a recorded step depends on beside its memory; None where none can be recorded.
     """
@@ -205,7 +208,7 @@ def train_on_device(
             program.run(table, sent.width)
         elif step is not None:
             run_step(step, data, table, sent.width, rows.dtype, None if here else sent.rows[number, :active])
-        sent.write(number, rows, out)
+        sent.write(number, rows, out, less)
 
 
 def _fixed(value: Any, rows: Tensor) -> Any:

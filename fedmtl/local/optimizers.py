@@ -121,6 +121,15 @@ def rows_of(value: Any, select: Any) -> Any:
     return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
 
 
+def affine_descent(lr: float, decay: float, lam: float, *, proximal: bool) -> tuple[float, float, float]:
+    """Return (a, b, c) of a step w <- a w - b gradient + c anchor: gradient descent with weight decay and a pull to an
+    anchor, see :class:`StackedOptimizer`."""
+    pull = lr * lam
+    if proximal:
+        return (1.0 - lr * decay) / (1.0 + pull), lr / (1.0 + pull), pull / (1.0 + pull)
+    return 1.0 - lr * decay - pull, lr, pull
+
+
 class StackedSGD(StackedOptimizer):
     """Stochastic gradient descent on each row, as ``torch.optim.SGD``.
 
@@ -157,10 +166,7 @@ class StackedSGD(StackedOptimizer):
         group = self.param_groups[0]
         if group["momentum"] or not isinstance(self.lam, (int, float)):
             return None
-        lr, decay, pull = group["lr"], group["weight_decay"], group["lr"] * self.lam
-        if group["proximal"]:
-            return (1.0 - lr * decay) / (1.0 + pull), lr / (1.0 + pull), pull / (1.0 + pull)
-        return 1.0 - lr * decay - pull, lr, pull
+        return affine_descent(group["lr"], group["weight_decay"], float(self.lam), proximal=group["proximal"])
 
     def _update(self, rows: Tensor, select: Any, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:

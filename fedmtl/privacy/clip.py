@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from .._compiled import without_interpreter
 from .._devices import known, waits
 from ..errors import ConfigError
 from .noise.laws import Norm
@@ -36,8 +37,7 @@ MARGIN = 2.0**-20
 LEAST, MOST = 1e-100, 1e100
 """Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones overflow."""
 
-_WITHIN = 1 + 2.0**-30  # a row that was clipped before is longer than the limit by rounding at most
-_BLOCK_ELEMENTS = 1 << 18  # in float64 a block stays in the cache, and needs no fresh pages
+_BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
 _WORTH_THREADS = 1 << 20
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
 _MATRIX_ELEMENTS = 1 << 17
@@ -95,12 +95,17 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
         norms: (k,) float64 norms, L1 or L2 as the clip needs.
         clip: the bound, or None.
     """
-    finite = torch.isfinite(norms)
-    if clip is None:
-        return finite.to(norms.dtype)
-    limit = clip.bound * (1 - MARGIN)
-    factors = (limit / norms.clamp(min=limit)).masked_fill_(norms <= limit * _WITHIN, 1.0)
-    return factors.masked_fill_(~finite | (factors < torch.finfo(factors.dtype).tiny), 0.0)
+    return _factors(norms, _limit(clip))
+
+
+def _limit(clip: Clip | None) -> float:
+    return math.inf if clip is None else clip.bound * (1 - MARGIN)
+
+
+def _factors(norms: Tensor, limit: float) -> Tensor:
+    within = norms <= limit * (1 + 2.0**-30)  # rows that were clipped before are longer by rounding at most
+    factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
+    return factors.masked_fill_(~torch.isfinite(norms) | (factors < 2.0**-1022), 0.0)
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
@@ -173,27 +178,50 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, 
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
     rows, before = rows.detach(), torch.get_num_threads()
+    rows = rows.cpu() if rows.device.type == "mps" else rows  # which has no float64
+    program = without_interpreter(whole_cells) if rows.device.type == "cpu" else whole_cells
+    order = 1.0 if clip is not None and clip.norm == "l1" else 2.0
+
+    def cells(part: Tensor) -> Tensor:
+        whole = program(part, _limit(clip), order, width, _block_rows(part), not waits(part.device))
+        return whole.cpu()  # of a round on another device, the one thing that is waited for
+
     if rows.device.type != "cpu" or threads == 1 or rows.numel() < _WORTH_THREADS:
-        return _cells(rows, clip, width).mul_(width)
+        return cells(rows).mul_(width)
     # one thread for each part, and none that waits for another within an operation
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        parts = list(pool.map(lambda part: _cells(part, clip, width), rows.tensor_split(threads)))
+        parts = list(pool.map(cells, rows.tensor_split(threads)))
     torch.set_num_threads(before)
     return torch.stack(parts).sum(0).mul_(width)
 
 
-def _cells(rows: Tensor, clip: Clip | None, width: float) -> Tensor:
-    """Return the sum of clipped rows (k, D) in multiples of ``width``: float64 (D,) on the CPU."""
-    place = "cpu" if rows.device.type == "mps" else rows.device
-    cells = torch.zeros(rows.shape[1], dtype=torch.float64, device=place)
-    block = _block_rows(rows)
-    buffer = torch.empty(min(block, len(rows)), rows.shape[1], dtype=torch.float64, device=place)
-    for chunk in rows.split(block):
-        wide, norms = _with_norms(chunk, clip, buffer[: len(chunk)])
-        wide.mul_((clip_factors(norms, clip) / width)[:, None]).trunc_()
+def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: int, asks: bool) -> Tensor:
+    """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated toward zero: float64
+    (D,).
+
+    It keeps to what :func:`~fedmtl._compiled.without_interpreter` knows.
+
+    Args:
+        rows: any float dtype; those that are not finite count as zero.
+        limit: on a row's norm; infinity for none.
+        order: 1 or 2, of the norm.
+        width: of the grid.
+        block: rows that are copied to float64 at once.
+        asks: whether to look if all rows are finite, for which a device would be waited for.
+    """
+    cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
+    buffer = torch.empty([min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device)
+    for first in range(0, rows.shape[0], block):
+        chunk = rows[first : first + block]
+        wide = buffer[: chunk.shape[0]].copy_(chunk)
+        norms = torch.linalg.vector_norm(wide, order, [1])
+        finite = torch.isfinite(norms)
+        if not (asks and bool(finite.all())):
+            wide.masked_fill_(~finite[:, None], 0.0)
+        wide.mul_((_factors(norms, limit) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
-        cells = torch.addmv(cells, wide.T, wide.new_ones(len(wide)))
-    return cells.cpu()  # of a round on another device, the one thing that is waited for
+        cells.addmv_(wide.T, torch.ones([chunk.shape[0]], dtype=torch.float64, device=rows.device))
+    return cells
 
 
 def largest_norm(rows: Tensor) -> float:
@@ -282,15 +310,9 @@ def _block_rows(rows: Tensor) -> int:
     return max(1, elements // max(1, rows.shape[1]))
 
 
-def _with_norms(rows: Tensor, clip: Clip | None, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64.
-
-    With a ``buffer`` of their shape they are a copy in it.
-    """
-    if buffer is not None:
-        wide = buffer.copy_(rows)
-    else:
-        wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
+def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
+    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
+    wide = rows.to(torch.float64) if rows.device.type != "mps" else rows.cpu().double()
     norms = torch.linalg.vector_norm(wide, ord=1 if clip is not None and clip.norm == "l1" else 2, dim=1)
     finite = torch.isfinite(norms)
     if not known(finite):

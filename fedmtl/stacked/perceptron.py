@@ -6,25 +6,24 @@ and are copied, and, of plain gradient descent, a gradient that is written befor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
+from .._compiled import without_interpreter
 from .kernels import hooked
 from .losses import Loss, client_means, cross_entropy, example_losses
 
 if TYPE_CHECKING:
+    from ..data import DataSpec
     from .module import Layout
 
-_SLOPES: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    nn.ReLU: (torch.relu, lambda signal, value: torch.ops.aten.threshold_backward(signal, value, 0)),
-    nn.Tanh: (torch.tanh, torch.ops.aten.tanh_backward),
-    nn.Sigmoid: (torch.sigmoid, torch.ops.aten.sigmoid_backward),
-}
-"""Elementwise functions, and (gradient by their value, their value) -> gradient by their argument."""
+FUNCTIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+"""Elementwise functions that may stand after a layer; below they are known by their number here, and -1 is none."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,14 @@ class Linear:
         weight: first number of the weight (outputs, inputs).
         bias: first number of the bias (outputs,); None without one.
         outputs, inputs: sizes.
-        function: type of the elementwise function after it; None without one.
+        function: number of the elementwise function after it in :data:`FUNCTIONS`; -1 without one.
     """
 
     weight: int
     bias: int | None
     outputs: int
     inputs: int
-    function: type[nn.Module] | None = None
+    function: int = -1
 
     def matrices(self, rows: Tensor) -> Tensor:
         """(K, D) -> the weights (K, outputs, inputs), a view."""
@@ -50,9 +49,9 @@ class Linear:
         return rows.as_strided((len(rows), self.outputs, self.inputs), (rows.stride(0), self.inputs, 1), place)
 
     def shifts(self, rows: Tensor) -> Tensor:
-        """(K, D) -> the biases (K, 1, outputs), a view."""
-        assert self.bias is not None
-        return rows[:, None, self.bias : self.bias + self.outputs]
+        """(K, D) -> the biases (K, 1, outputs), a view; (K, 1, 0) without them."""
+        first = self.bias or 0
+        return rows[:, None, first : first + (0 if self.bias is None else self.outputs)]
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,10 @@ class Perceptron:
             if type(part) is nn.Linear:
                 bias = None if part.bias is None else places[names[id(part.bias)]]
                 layers.append(Linear(places[names[id(part.weight)]], bias, part.out_features, part.in_features))
-            elif type(part) in _SLOPES:
-                if not layers or layers[-1].function is not None:
+            elif type(part) in FUNCTIONS:
+                if not layers or layers[-1].function >= 0:
                     return None
-                layers[-1] = replace(layers[-1], function=type(part))
+                layers[-1] = replace(layers[-1], function=FUNCTIONS.index(type(part)))
             elif not layers:  # later there are vectors already
                 flattens = True
         return cls(tuple(layers), flattens) if layers else None
@@ -96,13 +95,12 @@ class Perceptron:
         value = x.flatten(2) if self.flattens and x.dim() > 3 else x
         if value.dim() != 3 or value.shape[-1] != self.layers[0].inputs or value.dtype != rows.dtype:
             return None
-        values = [value]
-        for layer in self.layers:
-            weight = layer.matrices(rows).mT
-            value = torch.bmm(value, weight) if layer.bias is None else torch.baddbmm(layer.shifts(rows), value, weight)
-            values.append(value if layer.function is None else _SLOPES[layer.function][0](value))
-            value = values[-1]
-        return values
+        return values_of(value, *self._tensors(rows))
+
+    def _tensors(self, rows: Tensor) -> tuple[list[Tensor], list[Tensor], list[int]]:
+        """Return weights, biases and functions of the layers, as the functions below take them."""
+        weights, biases = [n.matrices(rows) for n in self.layers], [n.shifts(rows) for n in self.layers]
+        return weights, biases, [layer.function for layer in self.layers]
 
     def backward(self, rows: Tensor, values: list[Tensor], signal: Tensor, gradients: Tensor) -> None:
         """Write the gradients of all parameters into ``gradients`` (K, D).
@@ -113,36 +111,233 @@ class Perceptron:
             signal: (K, B, ...), the gradient by the output.
             gradients: may be padded, each row's numbers stand together.
         """
-        for layer, product, value in self._signals(rows, values, signal):
-            layer.matrices(gradients).baddbmm_(product.mT, value, beta=0.0)
-            if layer.bias is not None:
-                torch.sum(product, 1, keepdim=True, out=layer.shifts(gradients))
+        weights, _, functions = self._tensors(rows)
+        signals = signals_of(signal.reshape(values[-1].shape), values, weights, functions)
+        move(values, signals, *self._tensors(gradients)[:2], keep=0.0, rate=-1.0)
 
     def descend(self, rows: Tensor, values: list[Tensor], signal: Tensor, *, keep: float, rate: float) -> None:
         """Make every parameter ``keep`` times itself less ``rate`` times its gradient, in one pass over the rows."""
-        for layer, product, value in self._signals(rows, values, signal):
-            layer.matrices(rows).baddbmm_(product.mT, value, beta=keep, alpha=-rate)
-            if layer.bias is not None:
-                layer.shifts(rows).mul_(keep).sub_(product.sum(1, keepdim=True), alpha=rate)
+        weights, biases, functions = self._tensors(rows)
+        signals = signals_of(signal.reshape(values[-1].shape), values, weights, functions)
+        move(values, signals, weights, biases, keep=keep, rate=rate)
 
-    def _signals(self, rows: Tensor, values: list[Tensor], signal: Tensor) -> list[tuple[Linear, Tensor, Tensor]]:
-        """Return for each layer, the last one first, the gradient by its product, and its input."""
-        found = []
-        for number in range(len(self.layers) - 1, -1, -1):
-            layer = self.layers[number]
-            signal = signal.reshape(values[number + 1].shape)
-            if layer.function is not None:
-                signal = _SLOPES[layer.function][1](signal, values[number + 1])
-            found.append((layer, signal, values[number]))
-            if number:
-                signal = torch.bmm(signal, layer.matrices(rows))
-        return found
+    def takes(self, spec: DataSpec) -> bool:
+        """Return whether examples are vectors of this network's size, or are made such by it."""
+        shaped = len(spec.shape) == 1 or (self.flattens and len(spec.shape) > 1)
+        return shaped and not spec.integer and math.prod(spec.shape) == self.layers[0].inputs
+
+    def run(self, rows: Tensor, examples: Examples, rule: Rule, ends: Ends) -> None:
+        """Make local steps of gradient descent on cross-entropies, and write out every copy after its last one.
+
+        All of it is one call without Python's interpreter, where PyTorch can do that.
+
+        Args:
+            rows: (K, D) parameters, may be padded.
+            examples: of the steps.
+            rule: of a step.
+            ends: where the copies go.
+        """
+        program: Callable[..., None] = without_interpreter(run_steps) if rows.device.type == "cpu" else run_steps
+        program(*examples, rows, *self._tensors(rows), *rule, *ends)
+
+
+class Examples(NamedTuple):
+    """What S local steps of K copies are made on.
+
+    Attributes:
+        x: (N, inputs), numbers of any type.
+        y: int64 (N,), classes.
+        scale, shift: the inputs are ``x * scale + shift``.
+        used: int64 (S, K, B), rows of ``x`` and ``y``.
+        mask: bool (S, K, B), which of them are examples and no padding.
+        active: how many leading copies a step has.
+        widths: with how many leading examples each.
+    """
+
+    x: Tensor
+    y: Tensor
+    scale: float
+    shift: float
+    used: Tensor
+    mask: Tensor
+    active: list[int]
+    widths: list[int]
+
+
+class Rule(NamedTuple):
+    """w <- keep w - rate gradient + towards anchor; the anchor is (D,), (K, D) or None."""
+
+    keep: float
+    rate: float
+    towards: float
+    anchor: Tensor | None
+
+
+class Ends(NamedTuple):
+    """Where a copy goes after its last step.
+
+    Attributes:
+        last: the number of that step, by copy; one that is not among the steps goes nowhere.
+        where: its row of ``out``.
+        out: (n, D).
+        less: (D,), what is subtracted from it; None for nothing.
+    """
+
+    last: list[int]
+    where: list[int]
+    out: Tensor
+    less: Tensor | None
+
+
+def values_of(x: Tensor, weights: list[Tensor], biases: list[Tensor], functions: list[int]) -> list[Tensor]:
+    """Return the input (K, B, inputs) and the output (K, B, outputs) of every layer of K copies.
+
+    This function and those below are compiled by :func:`~fedmtl._compiled.without_interpreter`, so that they
+    keep to what it knows.
+
+    Args:
+        x: (K, B, inputs).
+        weights: (K, outputs, inputs), by layer.
+        biases: (K, 1, outputs), or (K, 1, 0) of a layer without them.
+        functions: numbers in :data:`FUNCTIONS`, or -1.
+    """
+    values = [x]
+    for layer in range(len(weights)):
+        if biases[layer].shape[2] > 0:
+            value = torch.baddbmm(biases[layer], values[layer], weights[layer].mT)
+        else:
+            value = torch.bmm(values[layer], weights[layer].mT)
+        values.append(value_of(functions[layer], value))
+    return values
+
+
+def value_of(function: int, x: Tensor) -> Tensor:
+    """Return a function of :data:`FUNCTIONS`, elementwise."""
+    if function == 0:
+        return torch.relu(x)
+    if function == 1:
+        return torch.tanh(x)
+    if function == 2:
+        return torch.sigmoid(x)
+    return x
+
+
+def slope_of(function: int, signal: Tensor, value: Tensor) -> Tensor:
+    """Return the gradient by the argument of a function of :data:`FUNCTIONS`, from that by its value."""
+    if function == 0:
+        return torch.ops.aten.threshold_backward(signal, value, 0)  # type: ignore[no-any-return]
+    if function == 1:
+        return torch.ops.aten.tanh_backward(signal, value)  # type: ignore[no-any-return]
+    if function == 2:
+        return torch.ops.aten.sigmoid_backward(signal, value)  # type: ignore[no-any-return]
+    return signal
+
+
+def signals_of(signal: Tensor, values: list[Tensor], weights: list[Tensor], functions: list[int]) -> list[Tensor]:
+    """Return the gradients (K, B, outputs) by every layer's product, the last layer first.
+
+    Args:
+        signal: (K, B, outputs), by the output of the last one.
+        values: of :func:`values_of`.
+        weights, functions: as there.
+    """
+    signals: list[Tensor] = []
+    for back in range(1, len(weights) + 1):
+        layer = len(weights) - back
+        if back > 1:
+            signal = torch.bmm(signals[back - 2], weights[layer + 1])
+        signals.append(slope_of(functions[layer], signal, values[layer + 1]))
+    return signals
+
+
+def move(
+    values: list[Tensor],
+    signals: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    keep: float,
+    rate: float,
+) -> None:
+    """Make every parameter ``keep`` times itself, and of 0 nothing, less ``rate`` times its gradient.
+
+    Args:
+        values, signals: of :func:`values_of` and :func:`signals_of`.
+        weights, biases: what is changed.
+        keep, rate: of gradient descent with decay; 0 and -1 write the gradients.
+    """
+    for layer in range(len(weights)):
+        signal = signals[len(weights) - 1 - layer]
+        weights[layer].baddbmm_(signal.mT, values[layer], beta=keep, alpha=-rate)
+        if biases[layer].shape[2] > 0:
+            ones = torch.ones([signal.shape[0], 1, signal.shape[1]], dtype=signal.dtype, device=signal.device)
+            biases[layer].baddbmm_(ones, signal, beta=keep, alpha=-rate)
+
+
+def cross_entropy_signal(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the gradient (K, B, C), by the outputs (K, B, C), of every copy's mean cross-entropy.
+
+    Args:
+        outputs: (K, B, C).
+        targets: int64 (K, B).
+        mask: bool (K, B), which entries are examples and no padding.
+    """
+    weight = mask.to(outputs.dtype)
+    weight = weight.div_(weight.sum(1, keepdim=True))[:, :, None]
+    wrong = torch.softmax(outputs, -1)
+    return wrong.scatter_add_(-1, targets[:, :, None], torch.full_like(weight, -1.0)).mul_(weight)
+
+
+def run_steps(
+    x: Tensor,
+    y: Tensor,
+    scale: float,
+    shift: float,
+    used: Tensor,
+    mask: Tensor,
+    active: list[int],
+    widths: list[int],
+    rows: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    functions: list[int],
+    keep: float,
+    rate: float,
+    towards: float,
+    anchor: Optional[Tensor],  # noqa: UP045 - what TorchScript can read in every version
+    last: list[int],
+    where: list[int],
+    out: Tensor,
+    less: Optional[Tensor],  # noqa: UP045
+) -> None:
+    """Make the local steps of :meth:`Perceptron.run`, whose arguments these are."""
+    for step in range(len(active)):
+        copies, width = active[step], widths[step]
+        leading = [weight[:copies] for weight in weights]
+        shifts = [bias[:copies] for bias in biases]
+        taken = used[step, :copies, :width].reshape(-1)
+        inputs = x.index_select(0, taken).to(rows.dtype)
+        if scale != 1.0:
+            inputs.mul_(scale)
+        if shift != 0.0:
+            inputs.add_(shift)
+        values = values_of(inputs.view(copies, width, -1), leading, shifts, functions)
+        classes = y.index_select(0, taken).view(copies, width)
+        signal = cross_entropy_signal(values[-1], classes, mask[step, :copies, :width])
+        move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
+        if anchor is not None and towards != 0.0:
+            rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
+        for copy in range(len(last)):
+            if last[copy] == step:
+                if less is None:
+                    out[where[copy]].copy_(rows[copy])
+                else:
+                    torch.sub(rows[copy], less, out=out[where[copy]])
 
 
 def output_gradient(
     loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor, extra: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Return the gradient, by its outputs, of every copy's mean loss: (K, B, ...), which may be in ``outputs``' memory.
+    """Return the gradient, by its outputs, of every copy's mean loss: (K, B, ...).
 
     Args:
         loss: one value per example.
@@ -151,10 +346,7 @@ def output_gradient(
         extra: outputs -> what is added to the losses, (K, B).
     """
     if loss is cross_entropy and extra is None and outputs.dim() == 3 and targets.dim() == 2:
-        weight = mask.to(outputs.dtype).div_(mask.sum(1, keepdim=True))[..., None]
-        wrong = torch.softmax(outputs, -1)
-        wrong.scatter_add_(-1, targets[..., None], torch.full_like(weight, -1.0))
-        return wrong.mul_(weight)
+        return cross_entropy_signal(outputs, targets, mask)
     with torch.enable_grad():
         values = outputs.detach().requires_grad_()
         losses = example_losses(loss, values, targets)
@@ -179,4 +371,4 @@ def _parts(module: nn.Module) -> list[nn.Module] | None:
         return []
     if type(module) is nn.Flatten:
         return [module] if (module.start_dim, module.end_dim) == (1, -1) else None
-    return [module] if type(module) is nn.Linear or type(module) in _SLOPES else None
+    return [module] if type(module) is nn.Linear or type(module) in FUNCTIONS else None

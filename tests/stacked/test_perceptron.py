@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import fedmtl.stacked.perceptron as perceptron_of
+from fedmtl._compiled import without_interpreter
 from fedmtl.stacked import Layout, StackedModule, client_means, set_trainable
 from fedmtl.stacked.losses import LOSSES, example_losses
-from fedmtl.stacked.perceptron import Perceptron, output_gradient
+from fedmtl.stacked.perceptron import Ends, Examples, Linear, Perceptron, Rule, output_gradient
 
 K, B, SHAPE = 5, 6, (2, 3)
 TARGETS = {
@@ -70,6 +72,71 @@ def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str, l
     before = rows.clone()
     perceptron.descend(rows, values, signal, keep=0.9, rate=0.3)
     torch.testing.assert_close(rows, 0.9 * before - 0.3 * expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", networks())
+def test_local_steps_in_one_call_are_single_steps(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(perceptron_of, "without_interpreter", lambda function: function)
+    _, network, rows = stacked(networks()[name])
+    active, widths, last = [5, 5, 3], [6, 6, 6], [2, 2, 2, 1, -1]
+    x, y = torch.randn(3, K, B, 6, dtype=torch.float64), torch.randint(4, (3, K, B))
+    mask = torch.rand(3, K, B) > 0.4
+    mask[..., 0] = True
+    anchor, less = torch.randn(2, *rows.shape, dtype=torch.float64)
+    expected = torch.zeros(7, rows.shape[1], dtype=torch.float64)
+    loose, where = rows.clone(), [4, 2, 0, 1, 6]
+    for step, count in enumerate(active):
+        values = network.forward(loose[:count], x[step, :count])
+        assert values is not None
+        signal = output_gradient(LOSSES["cross_entropy"], values[-1], y[step, :count], mask[step, :count])
+        network.descend(loose[:count], values, signal, keep=0.9, rate=0.3)
+        loose[:count] += 0.2 * anchor[:count]
+        for copy in range(K):
+            if last[copy] == step:
+                expected[where[copy]] = loose[copy] - less[0]
+    out = torch.zeros_like(expected)
+    order = torch.randperm(3 * K * B)
+    stored, labels = torch.empty(3 * K * B, 6, dtype=torch.float64), torch.empty(3 * K * B, dtype=torch.int64)
+    stored[order], labels[order] = (x.reshape(-1, 6) - 1.0) / 0.5, y.flatten()
+    network.run(
+        rows,
+        Examples(stored, labels, 0.5, 1.0, order.view(3, K, B), mask, active, widths),
+        Rule(keep=0.9, rate=0.3, towards=0.2, anchor=anchor),
+        Ends(last=last, where=where, out=out, less=less[0]),
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+    assert not out[[3, 5, 6]].any()
+
+
+def test_compiled_steps_have_the_bits_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for compile_it in (True, True, True, False):  # TorchScript optimizes what it has run a few times
+        if not compile_it:
+            monkeypatch.setattr(perceptron_of, "without_interpreter", lambda function: function)
+        torch.manual_seed(3)
+        rows = torch.randn(K, 6 * 7 + 7 + 7 * 4 + 4)
+        network = Perceptron((Linear(0, 42, 7, 6, 1), Linear(49, 77, 4, 7)), flattens=False)
+        x, y, index = torch.randn(50, 6), torch.randint(4, (50,)), torch.randint(50, (2, K, B))
+        examples = Examples(x, y, 0.5, 1.0, index, torch.ones(2, K, B).bool(), [K, K], [B, B])
+        out = torch.zeros_like(rows)
+        rule = Rule(keep=0.9, rate=0.3, towards=0.1, anchor=torch.randn(rows.shape[1]))
+        network.run(rows, examples, rule, Ends([1] * K, list(range(K)), out, None))
+        found.append(out)
+    assert found[0].abs().min() > 0
+    assert all(torch.equal(one, found[-1]) for one in found)
+
+
+def test_without_torchscript_the_function_itself_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function):
+        raise RuntimeError("torch.jit.script is not supported here")
+
+    def double(x: Tensor) -> Tensor:
+        return 2 * x
+
+    monkeypatch.setattr(torch.jit, "script", refuse)
+    assert without_interpreter(double) is double
 
 
 def test_what_is_added_to_the_losses_is_differentiated_too() -> None:
