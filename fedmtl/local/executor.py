@@ -14,7 +14,6 @@ import functools
 import os
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from .._check import one_of, positive_int
 from .._devices import float32_products
+from .._threads import Threads
 from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
 from ..stacked.graphs import Graphs
@@ -139,15 +139,9 @@ class Executor:
             stack.train_in(autocast)
             self._stacks.put(stack)
         self._device = device
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = Threads(threads) if execution.strategy == "threads" else None
         if device.type == "cpu":
             keep_freed_memory()
-        if execution.strategy == "threads":
-            before = torch.get_num_threads()
-            self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-            for future in [self._pool.submit(torch.get_num_threads) for _ in range(threads)]:
-                future.result()
-            torch.set_num_threads(before)
 
     def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
         """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
@@ -156,12 +150,12 @@ class Executor:
         and of 1 exactly 1.
         """
         size = self.chunk
-        if self._pool is not None:  # at least two slices a thread, so that none waits long for the last
-            size = min(size, max(1, self._least, count // (2 * self.execution.threads)))  # type: ignore[operator]
+        if self._threads is not None:  # at least two slices a thread, so that none waits long for the last
+            size = min(size, max(1, self._least, count // (2 * self._threads.count)))
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]
-        if self._pool is None or len(slices) == 1:
+        if self._threads is None or len(slices) == 1:
             for part in slices:
                 with self.stack() as stack:
                     work(stack, part)
@@ -171,23 +165,22 @@ class Executor:
             with self.stack() as stack:
                 work(stack, part)
 
-        for future in [self._pool.submit(run, part) for part in slices]:
-            future.result()
+        self._threads.map(run, slices)
 
     @contextmanager
-    def one_thread(self) -> Iterator[int]:
+    def one_thread(self) -> Iterator[Threads | None]:
         """Inside the block, the caller's operations use one thread where clients are spread over several.
 
         What is divided within an operation waits for its slowest part every time; beside other work that is most of the
         time, and the parts are small.
 
         Yields:
-            The number of threads over which clients are spread, or else that of the caller's operations.
+            The threads over which clients are spread; None without such.
         """
         before = torch.get_num_threads()
-        torch.set_num_threads(before if self._pool is None else 1)
+        torch.set_num_threads(before if self._threads is None else 1)
         try:
-            yield before if self._pool is None else self.execution.threads or 1
+            yield self._threads
         finally:
             torch.set_num_threads(before)
 
@@ -206,8 +199,8 @@ class Executor:
 
     def close(self) -> None:
         """Stop the worker threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        if self._threads is not None:
+            self._threads.close()
 
 
 @functools.cache

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._threads import Threads
 from ..errors import PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
@@ -113,7 +114,7 @@ class Channel:
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
         ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
-        threads: over which the sum of a cohort's rows is spread.
+        threads: over which the sum of a cohort's rows is spread, if any.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Channel:
         self.rows_are_noised = False
         self.on_grid: dict[str, GridValue] = {}
         self.local: LocalSteps | None = None
-        self.threads = 1
+        self.threads: Threads | None = None
         self.sources = list(sources)
         self._plans = {plan.name: plan for plan in plans}
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}

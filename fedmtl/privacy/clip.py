@@ -14,7 +14,6 @@ there is no further term. (Rounding to the nearest multiple would have one: it c
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from .._check import positive
 from .._compiled import without_interpreter
 from .._devices import known, waits
+from .._threads import Threads
 from ..errors import ConfigError
 from .noise.laws import Norm
 from .noise.symmetric import svec
@@ -160,7 +160,9 @@ def sum_width(bound: float, rows: int) -> float:
     return math.ldexp(1.0, max(exponent, -1021))  # no smaller than that its inverse is a double
 
 
-def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, threads: int = 1) -> Tensor:
+def clipped_sum(
+    rows: Tensor, clip: Clip | None, width: float | None = None, *, threads: Threads | None = None
+) -> Tensor:
     """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
@@ -170,15 +172,14 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, 
         clip: the bound, or None for no clipping.
         width: g from :func:`sum_width`, the same for all parts of one sum; None for that of these rows alone, by the
             bound of the clip or, without one, by their largest norm.
-        threads: that share many rows on the CPU; exact sums do not show how many there are.
+        threads: that share many rows on the CPU, if any; exact sums do not show how many there are.
 
     Returns:
         (D,) float64 on the CPU, whole multiples of g.
     """
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
-    rows, before = rows.detach(), torch.get_num_threads()
-    rows = rows.cpu() if rows.device.type == "mps" else rows  # which has no float64
+    rows = rows.detach().cpu() if rows.device.type == "mps" else rows.detach()  # which has no float64
     program = without_interpreter(whole_cells) if rows.device.type == "cpu" else whole_cells
     order = 1.0 if clip is not None and clip.norm == "l1" else 2.0
 
@@ -186,13 +187,9 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None, *, 
         whole = program(part, _limit(clip), order, width, _block_rows(part), not waits(part.device))
         return whole.cpu()  # of a round on another device, the one thing that is waited for
 
-    if rows.device.type != "cpu" or threads == 1 or rows.numel() < _WORTH_THREADS:
+    if rows.device.type != "cpu" or threads is None or rows.numel() < _WORTH_THREADS:
         return cells(rows).mul_(width)
-    # one thread for each part, and none that waits for another within an operation
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        parts = list(pool.map(cells, rows.tensor_split(threads)))
-    torch.set_num_threads(before)
-    return torch.stack(parts).sum(0).mul_(width)
+    return torch.stack(threads.map(cells, rows.tensor_split(threads.count))).sum(0).mul_(width)
 
 
 def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: int, asks: bool) -> Tensor:
@@ -231,7 +228,7 @@ def largest_norm(rows: Tensor) -> float:
 
 
 def contributions(
-    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None, *, threads: int = 1
+    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None, *, threads: Threads | None = None
 ) -> Tensor:
     """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
 
