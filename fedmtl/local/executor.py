@@ -26,6 +26,7 @@ from .._devices import float32_products
 from .._threads import Threads
 from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
+from ..stacked.convolutions import ConvolutionalNetwork
 from ..stacked.graphs import Graphs
 from ..stacked.perceptron import Perceptron
 from ..stacked.unfolded import by_products
@@ -63,7 +64,8 @@ class Execution:
             and noise are in float64 and never do.
         convolutions: how those of stacked clients are computed, ``"grouped"`` as one convolution in groups,
             ``"products"`` as a batched product with their windows (:mod:`fedmtl.stacked.unfolded`); ``"auto"`` takes
-            products on a GPU.
+            products on a GPU, and on a CPU those of a client alone are computed as
+            :mod:`fedmtl.stacked.convolutions` does it, where the network is one of those.
     """
 
     strategy: str = "auto"
@@ -137,6 +139,8 @@ class Executor:
             stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
             stack.graphs = Graphs(self.chunk) if execution.graphs else None
             stack.train_in(autocast)
+            if execution.convolutions == "grouped" and isinstance(stack.perceptron, ConvolutionalNetwork):
+                stack.perceptron = None
             self._stacks.put(stack)
         self._device = device
         self._threads = Threads(threads) if execution.strategy == "threads" else None

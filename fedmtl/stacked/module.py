@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..errors import ConfigError, ModelError
+from .convolutions import ConvolutionalNetwork
 from .dropout import KeyedDropout
 from .graphs import Graphs
 from .kernels import use_fast_kernels
@@ -201,7 +202,9 @@ class StackedModule:
         self.train_module = use_fast_kernels(_same_parameters(placed)).train()
         self.eval_module = use_fast_kernels(_same_parameters(placed)).eval()
         self.layout = Layout.of(self.train_module)
-        self.perceptron = Perceptron.of(self.train_module, self.layout)
+        self.perceptron = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
+            self.train_module, self.layout
+        )
         self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
         self._allocate(torch.zeros(0, device=device, dtype=dtype), capacity)
 

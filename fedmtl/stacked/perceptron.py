@@ -70,17 +70,23 @@ class Perceptron:
     def of(cls, module: nn.Module, layout: Layout) -> Perceptron | None:
         """Return the perceptron that a module computes in training mode; None where it is no such network, or where a
         parameter is frozen, occurs twice, or has a hook."""
-        parts = _parts(module)
-        names = {id(p): name for name, p in module.named_parameters()}
-        if parts is None or len(names) != len(layout.names) or any(len(names) > 1 for names in layout.all_names):
-            return None
-        places = dict(zip(layout.names, layout.offsets, strict=False))
+        parts, places = flat_parts(module), places_of(module, layout)
+        return None if parts is None or places is None else cls.of_parts(parts, places)
+
+    @classmethod
+    def of_parts(cls, parts: list[nn.Module], places: dict[int, int]) -> Perceptron | None:
+        """Return the perceptron of consecutive :func:`flat_parts`; None where they make none.
+
+        Args:
+            parts: layers, functions and flattenings.
+            places: the first number of each parameter in a row, by its identity.
+        """
         layers: list[Linear] = []
         flattens = False
         for part in parts:
             if type(part) is nn.Linear:
-                bias = None if part.bias is None else places[names[id(part.bias)]]
-                layers.append(Linear(places[names[id(part.weight)]], bias, part.out_features, part.in_features))
+                bias = None if part.bias is None else places[id(part.bias)]
+                layers.append(Linear(places[id(part.weight)], bias, part.out_features, part.in_features))
             elif type(part) in FUNCTIONS:
                 if not layers or layers[-1].function >= 0:
                     return None
@@ -120,6 +126,11 @@ class Perceptron:
         weights, biases, functions = self._tensors(rows)
         signals = signals_of(signal.reshape(values[-1].shape), values, weights, functions)
         move(values, signals, weights, biases, keep=keep, rate=rate)
+
+    def input_gradient(self, rows: Tensor, values: list[Tensor], signal: Tensor) -> Tensor:
+        """Return the gradient by the vectors that went in, (K, B, inputs)."""
+        weights, _, functions = self._tensors(rows)
+        return torch.bmm(signals_of(signal.reshape(values[-1].shape), values, weights, functions)[-1], weights[0])
 
     def takes(self, spec: DataSpec) -> bool:
         """Return whether examples are vectors of this network's size, or are made such by it."""
@@ -354,15 +365,23 @@ def output_gradient(
         return torch.autograd.grad(client_means(losses, mask).sum(), values)[0]
 
 
-def _parts(module: nn.Module) -> list[nn.Module] | None:
-    """Return the layers, functions and first flattening of nested ``nn.Sequential``; None where there is anything
-    else."""
+def places_of(module: nn.Module, layout: Layout) -> dict[int, int] | None:
+    """Return the first number of each parameter in a row, by its identity; None where one is frozen or occurs twice."""
+    parameters = dict(module.named_parameters())
+    if len(parameters) != len(layout.names) or any(len(names) > 1 for names in layout.all_names):
+        return None
+    return {id(parameters[name]): place for name, place in zip(layout.names, layout.offsets, strict=False)}
+
+
+def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> list[nn.Module] | None:
+    """Return the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``, and modules of the
+    ``others``; None where there is anything else, or a hook."""
     if hooked(module):
         return None
     if type(module) is nn.Sequential:
         found: list[nn.Module] = []
         for child in module:
-            parts = _parts(child)
+            parts = flat_parts(child, others)
             if parts is None:
                 return None
             found += parts
@@ -371,4 +390,4 @@ def _parts(module: nn.Module) -> list[nn.Module] | None:
         return []
     if type(module) is nn.Flatten:
         return [module] if (module.start_dim, module.end_dim) == (1, -1) else None
-    return [module] if type(module) is nn.Linear or type(module) in FUNCTIONS else None
+    return [module] if type(module) in (nn.Linear, *FUNCTIONS, *others) else None

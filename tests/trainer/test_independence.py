@@ -75,6 +75,30 @@ def test_perceptrons_of_clients_with_different_numbers_of_examples(solver: str, 
     assert refuted(run) == []
 
 
+def images() -> FederatedDataset:
+    """Clients with 3 to 40 images of 6 x 6."""
+    generator, parts = torch.Generator().manual_seed(7), {}
+    for client in range(9):
+        x = torch.randn(3 + (client * 14) % 38, 1, 6, 6, generator=generator)
+        parts[f"client-{client}"] = (x, (x[:, 0, 2, 2] > 0).long())
+    return FederatedDataset.from_tensors(parts, test=parts, classes=2)
+
+
+def convolutional(spec: Any) -> nn.Module:
+    """A network that one client after another computes by products."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("solver", ["batches", "all examples"])
+def test_convolutions_of_clients_with_different_numbers_of_examples(solver: str, dtype: str) -> None:
+    algorithm = PMTL(lam=0.5, local=SOLVERS[solver])
+    run = trainer(model=convolutional, data=images(), algorithm=algorithm, execution=Execution(chunk=1), dtype=dtype)
+    assert refuted(run) == []
+
+
 @pytest.mark.parametrize("execution", [Execution("threads", threads=2), Execution(chunk=1), Execution(chunk=3)])
 def test_whatever_the_execution(execution: Execution) -> None:
     assert refuted(trainer(execution=execution)) == []

@@ -1,0 +1,226 @@
+"""Convolutional networks by matrix products against automatic differentiation of the module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmtl.algorithms import PMTL, FedAvg
+from fedmtl.data import DataSpec, FederatedDataset
+from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD
+from fedmtl.models import femnist_cnn
+from fedmtl.privacy import FullParticipation
+from fedmtl.stacked import Layout, StackedModule, set_trainable
+from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Tape, Toom
+from fedmtl.stacked.losses import LOSSES
+from fedmtl.stacked.perceptron import output_gradient
+from tests.algorithms.harness import problem_of, run
+
+CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
+SGD = LocalSGD(lr=0.1, epochs=2, batch_size=4)
+NETWORKS = {  # of images 24 x 16
+    "of FEMNIST, small": lambda: [
+        *[nn.Conv2d(1, 3, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 5), nn.ReLU(), nn.MaxPool2d(2)],
+        *[nn.Flatten(), nn.Linear(4 * 3 * 1, 5)],
+    ],
+    "padded": lambda: [
+        *[nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.Tanh(), nn.Conv2d(3, 4, 3, padding=(2, 1), bias=False)],
+        *[nn.Sigmoid(), nn.Conv2d(4, 2, (2, 3), padding=1), nn.Flatten(), nn.Linear(2 * 15 * 8, 5)],
+    ],
+    "of many sizes": lambda: [
+        *[nn.Conv2d(1, 2, (3, 2), bias=False), nn.Conv2d(2, 3, (1, 2)), nn.ReLU(), nn.Conv2d(3, 2, (7, 1)), nn.Tanh()],
+        *[nn.Conv2d(2, 3, (6, 4)), nn.ReLU(), nn.Conv2d(3, 2, (4, 5)), nn.Flatten(), nn.Linear(2 * 8 * 7, 5)],
+    ],
+    "nested": lambda: [
+        nn.Sequential(nn.Conv2d(1, 2, 8), nn.Identity(), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(2 * 17 * 9, 6), nn.Tanh(), nn.Linear(6, 5)),
+    ],
+}
+
+
+def stacked(module: nn.Module, dtype: torch.dtype) -> tuple[StackedModule, ConvolutionalNetwork, Tensor]:
+    stack = StackedModule(module.to(dtype), capacity=1, device=CPU, dtype=dtype)
+    assert isinstance(stack.perceptron, ConvolutionalNetwork)
+    return stack, stack.perceptron, stack.load(stack.layout.flatten(module), 1)
+
+
+def gradient(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """The definition, by autograd."""
+    leaf = row.clone().requires_grad_()
+    losses = LOSS(functional_call(module, Layout.of(module).views(leaf), (x[mask],)), y[mask])
+    return torch.autograd.grad(losses.mean(), leaf)[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_steps_are_those_of_automatic_differentiation(name: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(*NETWORKS[name]())
+    stack, network, rows = stacked(module, torch.float64)
+    x, y = torch.randn(1, 6, 1, 24, 16, dtype=torch.float64), torch.randint(5, (1, 6))
+    mask = torch.tensor([[True, False, True, True, False, True]])
+    expected = gradient(module, rows[0], x[0], y[0], mask[0])
+    values = network.forward(rows, x)
+    assert values is not None
+    torch.testing.assert_close(values[-1][0], module(x[0]), rtol=1e-10, atol=1e-12)
+    signal = output_gradient(LOSS, values[-1], y, mask)
+    network.backward(rows, values, signal, stack.grads)
+    torch.testing.assert_close(stack.grads[0], expected, rtol=1e-10, atol=1e-12)
+    before = rows.clone()
+    network.descend(rows, values, signal, keep=0.9, rate=0.3)
+    torch.testing.assert_close(rows[0], 0.9 * before[0] - 0.3 * expected, rtol=1e-10, atol=1e-12)
+
+
+def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
+    """Two to four times that of PyTorch's convolutions, on images with a white background."""
+    torch.manual_seed(1)
+    module = femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32))
+    x, y, mask = torch.rand(1, 10, 1, 28, 28).round(), torch.randint(62, (1, 10)), torch.ones(1, 10, dtype=torch.bool)
+    stack, network, rows = stacked(module, torch.float32)
+    values = network.forward(rows, x)
+    assert values is not None
+    network.backward(rows, values, output_gradient(LOSS, values[-1], y, mask), stack.grads)
+    usual = gradient(module, rows[0], x[0], y[0], mask[0]).double()
+    exact = gradient(module.double(), rows[0].double(), x[0].double(), y[0], mask[0])
+    error, usual_error = ((found - exact).norm() / exact.norm() for found in (stack.grads[0].double(), usual))
+    assert error < 3e-6
+    assert usual_error < 3e-6
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_correlations_by_values_at_points(size: int) -> None:
+    toom = Toom.of(size, torch.float64)
+    assert toom is not None
+    torch.manual_seed(size)
+    x, f = torch.randn(toom.points, dtype=torch.float64), torch.randn(size, dtype=torch.float64)
+    expected = F.conv1d(x.view(1, 1, -1), f.view(1, 1, -1)).view(-1)
+    torch.testing.assert_close(toom.a.mT @ ((toom.g @ f) * (toom.d @ x)), expected, rtol=1e-12, atol=1e-12)
+    assert toom.points == toom.tile + size - 1
+
+
+def test_too_large_filters_have_no_points() -> None:
+    assert Toom.of(9, torch.float64) is None
+
+
+def test_of_equal_values_the_first_of_a_window_has_the_gradient() -> None:
+    torch.manual_seed(2)
+    product = torch.randint(3, (4, 5, 6, 7)).double()  # (H, B, W, O), mostly ties
+    stage = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True)
+    wins, value = stage._finish(torch.zeros(7), product)
+    images = product.permute(1, 3, 0, 2).contiguous().requires_grad_()
+    pooled = F.max_pool2d(images, 2)
+    signal = torch.randn_like(pooled)
+    expected = torch.autograd.grad(pooled, images, signal)[0]
+    tape = Tape(torch.zeros(0), None, (), wins, value)
+    _, found = stage.signals(tape, signal.permute(2, 0, 3, 1).contiguous())
+    torch.testing.assert_close(value.permute(1, 3, 0, 2), pooled.detach(), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(found.permute(1, 3, 0, 2), expected, rtol=0.0, atol=1e-15)
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    module[0].register_forward_hook(lambda *given: None)
+    return module
+
+
+def partly_frozen() -> nn.Module:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    set_trainable(module, ["2"])
+    return module
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def before_a_head(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        partly_frozen,
+        partial(before_a_head, Doubled(1, 2, 3)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3, stride=2)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3, dilation=2)),
+        partial(before_a_head, nn.Conv2d(2, 2, 3, groups=2)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3, padding="same")),
+        partial(before_a_head, nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect")),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Tanh()),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.MaxPool2d(2)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.MaxPool2d(3)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, stride=1)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, padding=1)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)),
+        partial(before_a_head, nn.ReLU(), nn.Conv2d(1, 2, 3)),
+        partial(before_a_head, nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 9)),
+        partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Flatten()),
+        partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Linear(3, 2)),
+        partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.Dropout(), nn.Linear(4, 2)),
+        partial(nn.Conv2d, 1, 2, 3),
+    ],
+)
+def test_any_other_network_is_none(make) -> None:
+    module = make()
+    assert ConvolutionalNetwork.of(module, Layout.of(module)) is None
+
+
+def test_inputs_of_another_form_are_left_to_others() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
+    _, network, rows = stacked(module, torch.float64)
+    x = torch.zeros(1, 3, 1, 6, 6, dtype=torch.float64)
+    assert network.forward(rows, x) is not None
+    assert network.forward(rows, x.float()) is None
+    assert network.forward(rows.expand(2, -1), x.expand(2, -1, -1, -1, -1)) is None
+    for shape in ((1, 3, 2, 6, 6), (1, 3, 1, 8, 6), (1, 3, 1, 7, 7), (1, 3, 1, 2, 6), (1, 3, 36)):
+        assert network.forward(rows, torch.zeros(shape, dtype=torch.float64)) is None
+
+
+def test_grouped_convolutions_leave_them_out() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    for asked, kind in (("auto", ConvolutionalNetwork), ("grouped", type(None)), ("products", type(None))):
+        executor = Executor(Execution(convolutions=asked).resolve(module, CPU), module, device=CPU, dtype=torch.float32)
+        with executor.stack() as stack:
+            assert type(stack.perceptron) is kind
+        executor.close()
+
+
+def small(spec) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *[nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten()],
+        *[nn.Linear(4 * 2 * 2, 3)],
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        PMTL(lam=0.5, local=SGD),
+        PMTL(lam=3.0, local=replace(SGD, proximal=True)),
+        PMTL(lam=0.5, local=replace(SGD, momentum=0.9, weight_decay=0.01)),
+        FedAvg(local=LocalOptimizer(lr=0.01, steps=4, batch_size=16)),
+    ],
+    ids=["sgd", "proximal", "momentum", "adam"],
+)
+def test_runs_are_those_of_automatic_differentiation(algorithm) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = {f"client-{n}": torch.randn(3 + 4 * n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in range(5)}
+    data = FederatedDataset.from_tensors({name: (x, (x[:, 0, 2, :3]).argmax(1)) for name, x in rows.items()}, classes=3)
+    found = []
+    for kind in ("auto", "grouped"):
+        execution = Execution("threads", chunk=1, threads=2, convolutions=kind)
+        problem = problem_of(data, model=small, loss="cross_entropy", rounds=3, execution=execution)
+        state = run(algorithm, problem, sampler=FullParticipation(), privacy=None)
+        found.append(algorithm.personalize(problem, state, torch.arange(problem.clients)))
+        problem.executor.close()
+    assert not torch.equal(found[0], problem.initial.expand_as(found[0]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
