@@ -40,9 +40,9 @@ TOLERANCE = 0.02
 Line = dict[str, Any]
 
 
-def run(script: str, python: str, work: Path, threads: int, root: str) -> Line:
+def run(script: str, python: str, work: Path, threads: int, root: str, *more: str) -> Line:
     """Run a contender once and return its line."""
-    command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", root]
+    command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", root, *more]
     here = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": here}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

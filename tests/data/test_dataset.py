@@ -214,6 +214,7 @@ def test_the_fingerprint_does_not_depend_on_the_size_of_its_chunks(monkeypatch):
     assert FederatedDataset.from_tensors(ragged()).fingerprint() == whole
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_data_on_a_device_equal_data_on_the_host():
     data = FederatedDataset.from_tensors(ragged(dtype=torch.uint8), transform=Affine(1 / 255))

@@ -2,12 +2,13 @@
 the CPU."""
 
 import dataclasses
-from contextlib import nullcontext
+import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
-from fedmtl import PMTL, Ditto, FedAvg, models
+from fedmtl import APFL, PMTL, PPSGD, Ditto, FedAvg, PFedMe, models
 from fedmtl.local import Execution, LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
 from fedmtl.schedules import rounds
@@ -23,6 +24,9 @@ ALGORITHMS = {
     "fedavg": FedAvg(local=SGD),
     "adam": FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4)),
     "ditto": Ditto(lam=0.3, local=SGD),
+    "apfl": APFL(local=SGD),
+    "pfedme": PFedMe(local=SGD),
+    "ppsgd": PPSGD(local=SGD),
 }
 SUM = "_to_copy to the host"
 
@@ -36,9 +40,28 @@ class Asking(FedAvg):
         return rows, own
 
 
+@contextmanager
+def waiting(pretending, device):
+    """Within the block, gather what is waited for: on a real GPU every wait is a ``SUM``."""
+    found = []
+    if pretending is not None:
+        pretending.waits.clear()
+        yield found
+        found += pretending.waits
+    elif device.type == "cuda":
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            yield found
+            torch.cuda.set_sync_debug_mode("default")
+        found += [SUM for one in seen if "synchronizing CUDA operation" in str(one.message)]
+    else:
+        yield found
+
+
 def run(algorithm, device, *, model=None, execution=None, steps=3):
     """(released values, personal models, what every round waited for) of a run on a device."""
-    away = torch.device(device).type != "cpu"
+    away = torch.device(device).type == PRETEND.type
     execution, model = execution or Execution("stacked"), model or models.mlp(hidden=4)
     with Pretending() if away else nullcontext() as pretending:
         data = ragged_classification(11)
@@ -50,10 +73,9 @@ def run(algorithm, device, *, model=None, execution=None, steps=3):
         state, order = algorithm.init(problem), torch.argsort(problem.data.keys, stable=True)
         for block in rounds(channel.draw, order, start=0, stop=steps):
             channel.begin(block.first, torch.argsort(order)[block.cohort])
-            if pretending is not None:
-                pretending.waits.clear()
-            state = algorithm.step(problem, state, block, channel)
-            waits.append([] if pretending is None else list(pretending.waits))
+            with waiting(pretending, problem.initial.device) as found:
+                state = algorithm.step(problem, state, block, channel)
+            waits.append(found)
         personal = algorithm.personalize(problem, state, torch.arange(problem.clients)).cpu()
         channel.close()
     return [value for _, _, value in channel.record], personal, waits
@@ -88,13 +110,24 @@ def test_a_number_that_is_asked_for_is_found():
     assert waits == [["_local_scalar_dense", SUM]] * 3
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "network", "small_cnn"])
 def test_a_round_on_a_gpu_gives_the_numbers_of_the_cpu(name, graphs):
-    execution = Execution("stacked", graphs=graphs, tf32=False)
-    values, personal, _ = run(ALGORITHMS[name], "cuda", execution=execution)
-    expected, models_expected, _ = run(ALGORITHMS[name], "cpu")
+    model = {"network": network, "small_cnn": small_cnn}.get(name)
+    algorithm = ALGORITHMS[name if model is None else "pmtl"]
+    values, personal, _ = run(algorithm, "cuda", model=model, execution=Execution(graphs=graphs, tf32=False))
+    expected, models_expected, _ = run(algorithm, "cpu", model=model)
     for one, other in zip(values, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(personal, models_expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_round_on_a_gpu_waits_for_the_released_sum_alone(name, graphs):
+    waits = run(ALGORITHMS[name], "cuda", execution=Execution(graphs=graphs), steps=6)[2]
+    assert waits[-1] == [SUM]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from work import WARM_UP, Clock, Work, arguments, report
+from work import WARM_UP, Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
 from fedmtl.algorithms.base import Algorithm, Problem
+from fedmtl.data import FederatedDataset
+from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches
 from fedmtl.privacy import Channel, open_channel
 from fedmtl.schedules import rounds as round_events
@@ -23,7 +27,28 @@ MODELS: dict[str, Any] = {
     "cnn": models.femnist_cnn(),
     "logistic": models.softmax_regression(),
     "mlp": models.mlp(hidden=200),
+    "cnn3": lambda spec: cnn3(spec.classes),
+    "cifar": lambda spec: cifar(spec.classes),
 }
+
+
+def made_up(clients: int, least: int, most: int, shape: list[int], classes: int) -> FederatedDataset:
+    """Clients of ``least`` to ``most`` random images, the first in ten of them for test, of a class each."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(least, most + 1, (clients,), generator=generator)
+    total = int(counts.sum())
+    x = torch.randint(0, 256, (total, *shape), generator=generator, dtype=torch.uint8)
+    y = torch.randint(0, classes, (total,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    ids = [f"client-{i}" for i in range(clients)]
+    return FederatedDataset.from_flat(
+        x, y, offsets, ids, test_fraction=0.1, classes=classes, transform=Affine(scale=1 / 255), name="made up"
+    )
+
+
+def waited(seen: list[warnings.WarningMessage]) -> int:
+    """Return how often the GPU was waited for, of the warnings of :func:`torch.cuda.set_sync_debug_mode`."""
+    return sum("synchronizing CUDA operation" in str(one.message) for one in seen)
 
 
 @dataclass
@@ -37,12 +62,20 @@ class Run:
     batch: int
 
     @classmethod
-    def of(cls, settings: dict[str, Any], rounds: int, root: str, ledger: Path | None) -> Run:
+    def of(
+        cls,
+        settings: dict[str, Any],
+        rounds: int,
+        root: str,
+        ledger: Path | None,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> Run:
         """Build it by the settings of a work."""
-        data = load_data("femnist", root=root)
+        data = made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
         execution = Execution(**settings.get("execution", {}))
         problem = build_problem(
-            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], "cpu", "float32"
+            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, dtype
         )
         solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
         lam = settings["lam"]
@@ -68,34 +101,52 @@ class Run:
         release = channel.releases["update"]
         noise = (channel.noise_multiplier or 0.0) * release.sensitivity
         given = settings | {"noise": noise, "denominator": channel.denominator, "classes": data.classes}
-        return Work(x, y, data.train.offsets, self.problem.initial, cohorts, by_round, given)
+        return Work(x.cpu(), y.cpu(), data.train.offsets, self.problem.initial.cpu(), cohorts, by_round, given)
 
 
 def main() -> None:
     """Time every round as the trainer makes it."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new()
+    work, clock = Work.read(given.work), Clock.new(given.device)
+    settings = work.settings | ({"execution": json.loads(given.execution)} if given.execution else {})
+    waits: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.of(work.settings, work.rounds, given.root, Path(folder) / "ledger.jsonl")
+        ledger = Path(folder) / "ledger.jsonl"
+        run = Run.of(settings, work.rounds, given.root, ledger, given.device, given.dtype)
         problem, algorithm, channel, rank = run.problem, run.algorithm, run.channel, torch.argsort(run.order)
         state = algorithm.init(problem)
         events = round_events(channel.draw, run.order, start=0, stop=work.rounds)
         for step in range(work.rounds):
-            clock.start()
-            event = next(events)
-            channel.begin(event.first, rank[event.cohort])
-            state = algorithm.step(problem, state, event, channel)
-            clock.stop()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                clock.start()
+                if given.device != "cpu":
+                    torch.cuda.set_sync_debug_mode("warn")
+                event = next(events)
+                channel.begin(event.first, rank[event.cohort])
+                state = algorithm.step(problem, state, event, channel)
+                if given.device != "cpu":
+                    torch.cuda.set_sync_debug_mode("default")
+                clock.stop()
+            waits.append(waited(seen))
             assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)
         assert len(clock.wall) > WARM_UP
-        rows = algorithm.personalize(problem, state, torch.arange(len(problem.data)))
+        with problem.executor.stack() as stack:
+            recorded = 0 if stack.graphs is None else stack.graphs.captures
+        taking_part = torch.unique(torch.cat(work.cohorts))
+        rows = torch.zeros(len(problem.data), problem.dimension)
+        rows[taking_part] = algorithm.personalize(problem, state, taking_part).cpu()
         module = work.module()
 
         def model(client: int) -> nn.Module:
             nn.utils.vector_to_parameters(rows[client], module.parameters())
             return module
 
-        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, work.loss(model))
+        chosen = problem.executor.execution
+        told = {"graphs": recorded, "convolutions": chosen.convolutions, "dtype": given.dtype}
+        if given.device != "cpu":
+            told["waits"] = sum(waits[WARM_UP:]) / (len(waits) - WARM_UP)
+        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, work.loss(model), **told)
         channel.close()
         problem.executor.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from plain_loop import PlainLoop
 from work import Clock, Work, arguments, batches, report
@@ -10,11 +12,12 @@ from work import Clock, Work, arguments, batches, report
 def main() -> None:
     """Time every round; of FedProx the clients start from the shared model each time."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new()
+    work, clock = Work.read(given.work), Clock.new(given.device)
+    x, y = work.x.to(given.device), work.y.to(given.device)
     settings = work.settings
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     loop = PlainLoop(
-        work.module(),
+        work.module().to(given.device),
         lr=settings["lr"],
         lam=settings["lam"],
         clip_norm=settings["clip"],
@@ -27,13 +30,13 @@ def main() -> None:
         clock.start()
         loop.round(
             {
-                client: (work.x, work.y, batches(order, settings["batch"]))
+                client: (x, y, batches(order.to(given.device), settings["batch"]))
                 for client, order in work.examples(step).items()
             },
             step,
         )
         clock.stop()
-    loss = work.loss(lambda client: loop.models.get(client, loop.shared))
+    loss = work.loss(lambda client: copy.deepcopy(loop.models.get(client, loop.shared)).cpu())
     report(work, clock, "plain loop", torch.__version__, given.threads, loss)
 
 

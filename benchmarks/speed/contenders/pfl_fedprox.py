@@ -46,11 +46,12 @@ class Rounds(HyperParam, TrainingProcessCallback):
 def main() -> None:
     """Time every round between two calls of the callback."""
     given = arguments(__doc__)
-    work, clock = Work.read(given.work), Clock.new()
+    work, clock = Work.read(given.work), Clock.new(given.device)
+    x, y = work.x.to(given.device), work.y.to(given.device)
     settings = work.settings
     np.random.seed(int(settings["seed"]))  # noqa: NPY002 - what pfl draws from
     torch.manual_seed(int(settings["seed"]))
-    module = work.module()
+    module = work.module().to(given.device)
     module.loss = lambda x, y: torch.nn.functional.cross_entropy(module(x), y)  # type: ignore[assignment]
     module.metrics = lambda x, y: {}  # type: ignore[assignment]
     model = PyTorchModel(
@@ -61,7 +62,7 @@ def main() -> None:
 
     def next_user(user: tuple[int, torch.Tensor]) -> Dataset:
         client, order = user
-        return Dataset(raw_data=[work.x[order], work.y[order]], user_id=str(client))
+        return Dataset(raw_data=[x[order], y[order]], user_id=str(client))
 
     data = FederatedDataset(next_user, lambda: next(members))
     noise = GaussianMechanism(settings["clip"], settings["noise"] / settings["clip"])
@@ -82,7 +83,7 @@ def main() -> None:
         model_eval_params=None,
         callbacks=[rounds],
     )
-    report(work, clock, "pfl", version("pfl"), given.threads, work.loss(lambda client: module))
+    report(work, clock, "pfl", version("pfl"), given.threads, work.loss(lambda client: module.cpu()))
 
 
 if __name__ == "__main__":

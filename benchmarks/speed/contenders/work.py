@@ -22,6 +22,24 @@ from torch import Tensor, nn
 WARM_UP = 2
 
 
+def cnn3(classes: int) -> nn.Module:
+    """The network of 1.2 million parameters for 28 x 28 images that federated benchmarks share (its dropout left
+    out, whose masks no two frameworks have alike)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 12 * 12, 128), nn.ReLU(), nn.Linear(128, classes),
+    )  # fmt: skip
+
+
+def cifar(classes: int) -> nn.Module:
+    """Four convolutions and two linear layers for 32 x 32 images in three colours, 1.6 million parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 8 * 8, 384), nn.ReLU(), nn.Linear(384, classes),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Work:
     """Clients' examples, cohorts and the order of the examples in every round, and all settings.
@@ -88,6 +106,8 @@ class Work:
             "mlp": lambda: nn.Sequential(
                 nn.Flatten(), nn.Linear(features, 200), nn.ReLU(), nn.Linear(200, classes)
             ),
+            "cnn3": lambda: cnn3(classes),
+            "cifar": lambda: cifar(classes),
         }  # fmt: skip
         module = networks[self.settings["model"]]()
         nn.utils.vector_to_parameters(self.initial, module.parameters())
@@ -110,16 +130,24 @@ class Clock:
 
     wall: list[float]
     cpu: list[float]
+    device: str = "cpu"
     _began: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
-    def new(cls) -> Clock:
-        return cls([], [])
+    def new(cls, device: str = "cpu") -> Clock:
+        return cls([], [], device)
 
     def start(self) -> None:
+        self.wait()
         self._began = time.perf_counter(), time.process_time()
 
+    def wait(self) -> None:
+        """Wait for what is queued on a GPU."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
     def stop(self) -> None:
+        self.wait()
         now = time.perf_counter(), time.process_time()
         self.wall.append(now[0] - self._began[0])
         self.cpu.append(now[1] - self._began[1])
@@ -131,13 +159,16 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder of the work")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch's operations")
     parser.add_argument("--root", help="of the data, for a contender that reads them itself")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--execution", help="fedmtl's, as JSON, in place of the work's")
+    parser.add_argument("--dtype", default="float32", help="fedmtl's")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     return given
 
 
-def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss: float) -> None:
-    """Print the line of a contender."""
+def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss: float, **more: Any) -> None:
+    """Print the line of a contender, and what more it has to say."""
     batch = int(work.settings["batch"])
     counts = [work.offsets.diff()[cohort] for cohort in work.cohorts[WARM_UP:]]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform == "darwin" else 10))
@@ -155,6 +186,9 @@ def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss
         "examples": sum(int(c.sum()) for c in counts),
         "steps": sum(int((-(-c // batch)).sum()) for c in counts),
         "loss": loss,
+        "device": clock.device,
+        "gpu_mib": None if clock.device == "cpu" else round(torch.cuda.max_memory_allocated() / (1 << 20)),
+        **more,
     }
     print(json.dumps(line))
 

@@ -1,0 +1,137 @@
+"""Rounds on a GPU: fedmtl with and without recorded local steps, a plain PyTorch loop, and pfl, on the same work.
+
+W1 and W2 are those of rounds.py. W3 has 3,400 clients, cohorts of 10 and a network of 1.2 million parameters; W4 1,000
+clients of 50 images in colour, cohorts of 50 and 1.6 million parameters; both on random images, since the time of a
+round does not depend on what they show. Contenders take turns, each in a process of its own, and print a line of JSON:
+seconds a round (a round ends when the GPU has), memory, how often a round waited for the GPU, recorded graphs, final
+loss. ``--tests`` first runs the tests that need a GPU. ``--small`` tries the command where there is none.
+
+    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --tests --out gpu
+    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --device cpu --small --repetitions 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rounds import SCRIPTS, Line, machine, ratio, run, summary
+
+FEMNIST = {"lr": 0.1, "lam": 0.1, "batch": 10, "clip": 0.5, "cohort": 100}
+LARGE = {"clients": 3400, "least": 20, "most": 180, "shape": [1, 28, 28], "classes": 62}
+COLOUR = {"clients": 1000, "least": 56, "most": 56, "shape": [3, 32, 32], "classes": 10}  # 50 of them for training
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "W1": FEMNIST | {"model": "cnn", "method": "pmtl"},
+    "W1-fedprox": FEMNIST | {"model": "cnn", "method": "fedprox"},
+    "W2": FEMNIST | {"model": "logistic", "method": "pmtl"},
+    "W2-fedprox": FEMNIST | {"model": "logistic", "method": "fedprox"},
+    "W3": FEMNIST | {"model": "cnn3", "method": "fedprox", "batch": 20, "cohort": 10, "data": LARGE},
+    "W4": FEMNIST | {"model": "cifar", "method": "fedprox", "cohort": 50, "data": COLOUR},
+}
+PLANNED = 1500  # rounds of W3 and W4
+
+
+def variants(model: str, device: str) -> dict[str, list[str]]:
+    """Name of a variant of fedmtl -> its further arguments."""
+    recorded = {"strategy": "stacked", "graphs": True}
+    found = {
+        "fedmtl": (recorded, "float32"),
+        "fedmtl, no graphs": (recorded | {"graphs": False}, "float32"),
+        "fedmtl, no TF32": (recorded | {"tf32": False}, "float32"),
+        "fedmtl, bfloat16": (recorded, "bfloat16"),
+    }
+    if model != "logistic":
+        found["fedmtl, grouped convolutions"] = (recorded | {"convolutions": "grouped"}, "float32")
+    if device == "cpu":  # has no TF32, and takes grouped convolutions unless it is told
+        del found["fedmtl, no TF32"]
+        found = {name: ({"convolutions": "products"} | one, dtype) for name, (one, dtype) in found.items()}
+    return {name: ["--execution", json.dumps(one), "--dtype", dtype] for name, (one, dtype) in found.items()}
+
+
+def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
+    """Run one workload, the contenders in turn, and return a line for each."""
+    from fedmtl_rounds import Run
+    from work import WARM_UP
+
+    total = WARM_UP + given.rounds
+    settings = WORKLOADS[key] | {"epsilon": 8.0, "seed": 0}
+    if given.small:
+        few = {"clients": 20, "least": 6, "most": 12}
+        settings |= {"cohort": 4} | ({"data": settings["data"] | few} if "data" in settings else {})
+    prepared = Run.of(settings, total, given.root, None)
+    prepared.work(settings, total).write(folder)
+    prepared.problem.executor.close()
+    sides = [(name, "fedmtl", sys.executable, more) for name, more in variants(settings["model"], given.device).items()]
+    sides.append(("plain loop", "plain loop", sys.executable, []))
+    if given.pfl_python and settings["method"] == "fedprox":
+        sides.append(("pfl", "pfl", given.pfl_python, []))
+    lines: dict[str, list[Line]] = {}
+    for repetition in range(given.repetitions):
+        for place in range(len(sides)):  # another one begins every time
+            name, script, python, more = sides[(repetition + place) % len(sides)]
+            line = run(SCRIPTS[script], python, folder, 1, given.root, "--device", given.device, *more)
+            lines.setdefault(name, []).append(line | {"contender": name})
+    return [summary(key, found, "wall") for found in lines.values()]
+
+
+def table(lines: list[Line]) -> str:
+    """The lines as a Markdown table."""
+    names = ["workload", "contender", "seconds a round (least to most)", "1,500 rounds", "against fedmtl"]
+    names += ["waits a round", "graphs", "GPU MiB", "final loss"]
+    rows = [f"| {' | '.join(names)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for line in lines:
+        times = ratio(line, lines)
+        told = "1" if line["contender"] == "fedmtl" else "no ratio: another loss" if times is None else f"{times:.2f} x"
+        cells = [
+            line["workload"], f"{line['contender']} {line['version']}",
+            f"{line['seconds']:.5f} ({line['least']:.5f} to {line['most']:.5f})", f"{PLANNED * line['seconds']:.1f} s",
+            told, line.get("waits", ""), line.get("graphs", ""), line["gpu_mib"] or "", f"{line['loss']:.4f}",
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Test, compare, print the lines and the table, and write them where asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
+    parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender")
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds in each of them")
+    parser.add_argument(
+        "--small", action="store_true", help="cohorts of 4, and 20 clients of 6 to 12 images where they are made up"
+    )
+    parser.add_argument("--tests", action="store_true", help="first run the tests that need a GPU")
+    parser.add_argument("--out", type=Path, help="folder for gpu.jsonl and gpu.md, written after every workload")
+    given = parser.parse_args()
+    if given.tests:
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-rs"]
+        if subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode:
+            raise SystemExit("the tests that need a GPU fail: nothing was measured")
+    about = machine()
+    if given.device != "cpu":
+        about = f"{torch.cuda.get_device_name(given.device)}; {about}"
+    print(about, flush=True)
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for key in given.workloads:
+            for line in compare(key, given, Path(folder) / key):
+                print(json.dumps(line), flush=True)
+                lines.append(line)
+            if given.out is not None:
+                given.out.mkdir(parents=True, exist_ok=True)
+                (given.out / "gpu.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+                (given.out / "gpu.md").write_text(f"{about}\n\n{table(lines)}\n")
+    print(f"{given.repetitions} repetitions of {given.rounds} rounds.\n\n{table(lines)}")
+
+
+if __name__ == "__main__":
+    main()
