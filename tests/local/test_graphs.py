@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import PMTL, Ditto, FedAvg, models
+from fedmtl import PMTL, Callback, Ditto, FedAvg, Trainer, models
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling
@@ -111,3 +111,30 @@ def test_threads_record_nothing():
     assert Execution().resolve(nn.Linear(4, 3), torch.device("cuda")).graphs
     with pytest.raises(ConfigError, match="graphs"):
         Execution("threads", graphs=True)
+
+
+def test_a_run_goes_on_after_an_interruption_to_the_same_bits(tmp_path):
+    """What a stack records and keeps between rounds is no part of the run: a new process has none of it."""
+
+    class Stop(Callback):
+        def on_event(self, event, state):
+            if event.first == 2 and not (tmp_path / "stopped").exists():
+                (tmp_path / "stopped").touch()
+                raise KeyboardInterrupt
+
+    def trainer(**changes):
+        solver = dataclasses.replace(SGD, momentum=0.9, decay=0.5, decay_every=10)
+        return Trainer(
+            algorithm=PMTL(lam=0.5, local=solver), data=ragged_classification(11), model=models.mlp(hidden=4),
+            schedule=PoissonSampling(cohort=7), privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5), rounds=5,
+            checkpoint_every=1, device="cpu", progress=False, **changes,
+        )  # fmt: skip
+
+    recorded = Execution("stacked", graphs=True)
+    whole = trainer(execution=recorded).fit()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(execution=recorded, folder=tmp_path / "run", callbacks=[Stop()]).fit()
+    found = trainer(execution=recorded, folder=tmp_path / "run").fit(resume=True)
+    for one in (found, trainer(execution=Execution("stacked")).fit()):
+        assert torch.equal(one.personal, whole.personal)
+        assert torch.equal(one.shared, whole.shared)
