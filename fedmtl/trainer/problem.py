@@ -326,6 +326,13 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
+ARITHMETIC = 2
+"""Raised by every version whose local training or sums have other last bits for the same settings.
+
+With the same seed two such versions add the same noise to sums that differ by rounding, so that their releases together
+would show that difference: they are not one release."""
+
+
 def fingerprint(
     problem: Problem,
     algorithm: Algorithm,
@@ -362,6 +369,7 @@ def fingerprint(
         "device": problem.initial.device.type,
         "dtype": str(problem.initial.dtype),
         "version of torch": torch.__version__,
+        "arithmetic": ARITHMETIC,
     }
     if problem.executor.autocast is not None:
         parts["dtype of local training"] = str(problem.executor.autocast)
