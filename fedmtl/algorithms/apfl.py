@@ -68,9 +68,9 @@ class APFL(GlobalModel):
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, Tensor], Own]:
         shared, start = public["global"], starting_models(own, problem.initial)
-        trained = problem.train_locally(self.local, shared, clients, round=round)
+        update = problem.train_locally(self.local, shared, clients, round=round, less=shared)
         models = self._train_own(problem, shared, start, clients, round)
-        return {"update": trained - shared}, keep_models(own, models, start)
+        return {"update": update}, keep_models(own, models, start)
 
     def _train_own(
         self, problem: Problem, shared: Tensor, start: Tensor, clients: Tensor, round: Round | int

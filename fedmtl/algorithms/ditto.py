@@ -63,9 +63,9 @@ class Ditto(GlobalModel):
     ) -> tuple[dict[str, Tensor], Own]:
         shared = public["global"]
         start = starting_models(own, problem.initial)
-        trained = problem.train_locally(self.local, shared, clients, round=round)
+        update = problem.train_locally(self.local, shared, clients, round=round, less=shared)
         models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=shared)
-        return {"update": trained - shared}, keep_models(own, models, start)
+        return {"update": update}, keep_models(own, models, start)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """Return the clients' own models; one that never took part trains once from the global model, pulled to it."""
