@@ -34,7 +34,8 @@ from .clip import MARGIN, Clip, clip_rows, contributions, largest_norm, row_norm
 from .gradients import GradientPlan, NoiseTerms, first_law
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
-from .noise.grid import GridValue, privatize
+from .noise.discrete import DiscreteGaussianNoise
+from .noise.grid import GridValue, privatize, privatize_whole, whole_width
 from .noise.laws import NoiseLaw
 from .noise.registry import LAWS
 from .noise.sources import NoiseSource
@@ -383,29 +384,42 @@ class Channel:
             rows = self._hidden(name, rows, clients, step)
             if name in self.rows:
                 self._note(step, f"{name}/rows", rows)
-            total = self._sum(name, rows, clients)
+            total = self._sum(name, rows, clients, self._widths(name))
             value = self.ranks.share(lambda: self._noised_sum(name, total, step))
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
         return value
 
-    def _sum(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
+    def _sum(self, name: str, rows: Tensor, clients: Tensor, widths: Sequence[float] = ()) -> Tensor:
         """Return the clipped sum of the rows of a cohort, as it is noised: at the first rank, elsewhere something else.
 
         That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
-        in the order of the clients.
+        in the order of the clients. Coordinates are truncated to the grid of exact sums, or to that of the noise of
+        each repetition, ``widths``; what was truncated to a finer grid before stays the same.
         """
         clip, form = self._clip(name), self._plans[name].form
         if form == "vector":
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
-            most = len(clients) if self.sampler is None else self.sampler.n
-            return self.ranks.sum(contributions(rows, clip, form, sum_width(bound, most), threads=self.threads))
+            least = sum_width(bound, len(clients) if self.sampler is None else self.sampler.n)
+            each = zip(self._each(rows), widths or [least] * self.replicates, strict=True)
+            sums = [contributions(one, clip, form, width, threads=self.threads) for one, width in each]
+            return self.ranks.sum(sums[0] if self.replicates == 1 else torch.stack(sums))
         if self.ranks.size > 1:
             each = self.ranks.gather((clients, rows.detach().cpu()))
             clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
         return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
+
+    def _widths(self, name: str) -> list[float]:
+        """Return the width of the grid of noise in whole numbers, by repetition; empty where noise is of another
+        law."""
+        if not LAWS[self.mechanism or "gaussian"].whole or self.sampler is None:
+            return []
+        releases = self._current(name)
+        least = [sum_width(release.clip.bound, self.sampler.n) for release in releases]
+        each = zip(least, releases, strict=True)
+        return [g if (law := one.noise) is None else whole_width(g, law.std(one.sensitivity)) for g, one in each]
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Return the rows as the server gets them: with noise of their own, where the release asks for it."""
@@ -483,13 +497,20 @@ class Channel:
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
         """Return noised coordinates over the public denominator, in the form that is released: those of R
         repetitions."""
-        for release, source, one in zip(self._current(name), self.sources, self._each(total), strict=False):
+        widths = self._widths(name)
+        each = zip(self._current(name), self.sources, self._each(total), strict=False)
+        for r, (release, source, one) in enumerate(each):
             law = release.noise
             if law is not None:
-                noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
                 scale = law.std(release.sensitivity, release.size)
-                bound = release.contribution_bound
-                value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
+                if isinstance(law, DiscreteGaussianNoise):
+                    cell = widths[r]
+                    value = privatize_whole(one, law, source, f"noise/{name}", step, scale=scale, width=cell)
+                    width: Tensor | float | None = cell if source.name == "secure" else None
+                else:
+                    noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
+                    bound = release.contribution_bound
+                    value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
                 one.copy_(value)
                 if width is not None:
                     self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)

@@ -16,8 +16,11 @@ from dp_accounting import dp_event
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.composition import StepEvent
+from .accounting.losses import ApproximationDpEvent
 from .clip import CLIPS, L1Clip, L2Clip
 from .noise.banded import Bands
+from .noise.discrete import divergence
+from .noise.grid import whole_spacing
 from .noise.laws import GaussianNoise, NoiseLaw
 from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
@@ -203,6 +206,12 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     law = sampler.law(
         stateful=any(plan.stateful for plan in plans), observer=privacy.observer, guarantee=privacy.guarantee
     )
+    for plan in plans:
+        if LAWS[privacy.mechanism].whole and plan.form != "vector":
+            raise PrivacyError(
+                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on exact sums of vectors, and this is "
+                f"a {plan.form} release; use mechanism='gaussian'."
+            )
     why_invalid = LAWS[privacy.mechanism].refuted
     if why_invalid is None:
         return law
@@ -227,14 +236,15 @@ def step_event(
 
     Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
     vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled would
-    understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere.
+    understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere. Noise in
+    whole numbers has the event of Gaussian noise, and beside it how far it is from it at most, see :mod:`.noise.discrete`.
 
     Args:
         multipliers: noise scale over sensitivity, by release.
         sampler, law: who takes part, and what that guarantees.
         accountant: asked for; sampling without replacement always uses RDP.
         mechanism: of every release.
-        sizes: noised coordinates of each release; needed by ``"l2_laplace"``.
+        sizes: noised coordinates of each release; needed by ``"l2_laplace"`` and ``"discrete_gaussian"``.
 
     Raises:
         PrivacyError: a combination no accountant supports, named.
@@ -253,7 +263,27 @@ def step_event(
     without_replacement = law.amplified and law.relation == "replace"
     if without_replacement and not LAWS[mechanism].joint:
         raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
-    return StepEvent(sampler.event(joint, law), "rdp" if without_replacement else accountant)
+    event = sampler.event(joint, law)
+    if LAWS[mechanism].whole:
+        apart = whole_divergence(multipliers, sizes, clients=sampler.n, relation=law.relation)
+        event = dp_event.ComposedDpEvent([event, ApproximationDpEvent(apart)])
+    return StepEvent(event, "rdp" if without_replacement else accountant)
+
+
+def whole_divergence(
+    multipliers: Sequence[float], sizes: Sequence[int], *, clients: int, relation: Relation
+) -> float:
+    """Return a bound on the divergence of one step's noise in whole numbers from rounded Gaussian noise.
+
+    Args:
+        multipliers: z of each release.
+        sizes: noised coordinates of each.
+        clients: n, the population.
+        relation: how neighbours differ.
+    """
+    moved = 2.0 if relation == "replace" else 1.0
+    each = zip(multipliers, sizes, strict=True)
+    return math.fsum(divergence(size, whole_spacing(clients, z * moved)) for z, size in each)
 
 
 def bind_releases(

@@ -5,7 +5,8 @@ significance of the least significant bits for differential privacy", CCS 2012).
 rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
 the rounded sum plus the noise, and which values are reachable does not depend on the sum.
 
-What is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``.
+Noise in whole numbers (:mod:`.discrete`) needs none of this: the rows are on a grid before they are summed, and the noise
+is drawn on it. Of the other laws, what is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``.
 The noise is a double with a spacing of about 2**-52 of its size, so the law of the rounded noise is the ideal one up to
 relative errors that grow as the width shrinks beside the noise; no epsilon here accounts for them, and reports of runs
 in secure mode say so.
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..._check import positive, positive_int
+from .discrete import DiscreteGaussianNoise
 from .laws import Norm
 from .sources import NoiseSource
 
@@ -73,6 +75,53 @@ def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: fl
     return width if width.ndim else float(width)
 
 
+def whole_width(sum_width: float, scale: float) -> float:
+    """Return the width of the grid on which rows are truncated, summed and noised in whole numbers: a power of two.
+
+    It is that of exact sums, or the largest one that is at most 2**-39 of the noise, where that is larger. Then a
+    deviation is less than 2**40 cells, rounded up, and a sum at most 2**53 of them, so sums and noise fit 64-bit
+    integers: of a coordinate, 2**62 cells are four million deviations.
+
+    Args:
+        sum_width: g, from :func:`fedmtl.privacy.clip.sum_width`.
+        scale: deviation of the noise on one coordinate of the sum, above 0.
+    """
+    return max(sum_width, math.ldexp(1.0, math.frexp(scale)[1] - 40))
+
+
+def whole_spacing(clients: int, scale: float) -> float:
+    """Return a bound on :func:`whole_width` over the deviation of the noise that holds for every clip norm C.
+
+    The first of the two widths is at most 2**-39 of the deviation. Of n <= 2**l clients the other is less than
+    2**(l - 52) C. Their sum bounds the larger one.
+
+    Args:
+        clients: n, the most rows that are summed.
+        scale: deviation of the noise over C.
+    """
+    return 2.0**-39 + math.ldexp(1.0, (clients - 1).bit_length() - 52) / scale
+
+
+def privatize_whole(
+    total: Tensor, law: DiscreteGaussianNoise, source: NoiseSource, purpose: str, step: int, *, scale: float, width: float
+) -> Tensor:
+    """Return an exact sum with noise in whole numbers: integer arithmetic, until the result becomes a double again.
+
+    Args:
+        total: (D,) float64, whole multiples of ``width`` that are at most 2**53 of it.
+        law: of the noise.
+        source, purpose, step: where its bits come from.
+        scale: the least deviation of the noise on one coordinate.
+        width: from :func:`whole_width`.
+
+    Returns:
+        (D,) float64, whole multiples of ``width``.
+    """
+    deviation = math.floor(scale / width) + 1
+    noise = torch.from_numpy(law.cells(source, purpose, step, total.numel(), deviation))
+    return ((total / width).to(torch.int64) + noise).to(torch.float64) * width
+
+
 def privatize(
     total: Tensor,
     noise: Tensor,
@@ -82,7 +131,8 @@ def privatize(
     norm: Norm,
     scale: float | Tensor,
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here.
+    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here, or
+    through :func:`privatize_whole`.
 
     Args:
         total: (..., D) float64 private sum.

@@ -48,6 +48,7 @@ class NoiseLaw(ABC):
         norm: in which it needs the sensitivity, so in which rows are clipped.
         pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
         joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
+        whole: whether it is drawn in whole numbers of the grid on which rows are summed.
         refuted: why the published accounting does not hold, for a law that protects nothing; else None.
     """
 
@@ -57,6 +58,7 @@ class NoiseLaw(ABC):
     norm: ClassVar[Norm]
     pure: ClassVar[bool] = False
     joint: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
     refuted: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:

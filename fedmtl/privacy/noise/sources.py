@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,6 +19,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from ...random import Coins, derive_key, keyed_generator, philox
+
+Words = Callable[[int], np.ndarray]
+"""count -> (count,) uint64, the next random words of a stream."""
 
 
 class NoiseSource(Protocol):
@@ -47,6 +50,9 @@ class NoiseSource(Protocol):
             (k, size) with keys. A probability carries 53 significant bits down to about 2**-75, and its least
             value is 2**-129.
         """
+
+    def words(self, purpose: str, step: int) -> Words:
+        """Return a stream of uniform words for one release of one step, as long as it is asked for."""
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Return coins for one draw of a cohort."""
@@ -85,6 +91,9 @@ class SeededSource:
         key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
         return key - (1 << 64) if key >> 63 else key
 
+    def words(self, purpose: str, step: int) -> Words:
+        return keyed_generator(self.seed, f"privacy/words/{purpose}", step, self.replicate).bit_generator.random_raw
+
     def coins(self, purpose: str, step: int) -> Coins:
         return GeneratorCoins(keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate))
 
@@ -108,6 +117,9 @@ class SecureSource:
         shape = (size,) if keys is None else (keys.numel(), size)
         words = np.frombuffer(os.urandom(16 * math.prod(shape)), dtype=np.uint64).reshape(2, *shape)
         return signs_and_tails(words[0], words[1])
+
+    def words(self, purpose: str, step: int) -> Words:
+        return lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     def coins(self, purpose: str, step: int) -> Coins:
         return SystemCoins()

@@ -1,0 +1,257 @@
+r"""The discrete Gaussian: noise in whole numbers, drawn exactly, for sums that are whole numbers.
+
+N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The discrete Gaussian for
+differential privacy", NeurIPS 2020). Rows of clients are truncated to a public grid and summed as whole numbers (see
+:mod:`fedmtl.privacy.clip`), s in cells of that grid is a whole number, no smaller than what the multiplier asks for,
+and :func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. So what is
+released is the value of a mechanism about which a theorem speaks, bit by bit; dividing by a public constant comes after.
+
+What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer. Added to an integer,
+Q is a Gaussian mechanism followed by rounding, so all accounting of Gaussian noise holds for it, with any sampling and
+in any number of coordinates. P is that close to Q, for s >= 1. With u uniform on (-1/2, 1/2),
+
+    Q(k) = exp(-k^2 / (2 s^2)) / (s sqrt(2 pi)) r(k),    r(k) = E[exp(-u^2 / (2 s^2)) cosh(k u / s^2)],
+
+and Z >= s sqrt(2 pi) by Poisson's summation formula, so KL(P, Q) <= -E_P log r(k). By Jensen's inequality and
+log cosh t >= t^2 / 2 - t^4 / 12, with E u^2 = 1/12 and E u^4 = 1/80,
+
+    -log r(k) <= 1 / (24 s^2) - k^2 / (24 s^4) + k^4 / (960 s^8).
+
+The same formula gives s^2 - E_P k^2 <= 4 pi^2 s^4 2.1 exp(-2 pi^2 s^2) and E_P k^4 <= 3.0001 s^4, so the divergence is at
+most 1 / (319 s^4) for each coordinate; 1 / (300 s^4) is charged, and what is between them is far more than the mass
+beyond 64-bit integers. Divergences of releases add up, also where one depends on those before. Over a run with releases
+that all differ so, KL <= K, and by Pinsker's inequality the total variation is at most H = sqrt(K / 2). For neighbours x
+and x', M with noise P and M' with noise Q, which is (epsilon, d)-private, and any event E,
+
+    P(M(x) in E) <= P(M'(x) in E) + H <= exp(epsilon) P(M'(x') in E) + d + H
+                 <= exp(epsilon) P(M(x') in E) + d + (1 + exp(epsilon)) H.
+
+Of the run's delta, (1 + exp(epsilon)) H is set aside, and epsilon is that of Gaussian noise at what is left: see
+:class:`~fedmtl.privacy.accounting.losses.ApproximationDpEvent`. A release in which a client takes no part has one law
+under both neighbours, so accounts of clients are charged for their own releases alone.
+
+How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of the paper, with a
+staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
+uniform number, whose bits are drawn as they are needed, is below a probability. Doubles with a margin of 2**-40 decide
+nearly all trials; the others are decided by whole numbers of any length. How many trials there are, and so the time,
+depends on the noise: whoever can time single releases to a microsecond is not kept from learning a little of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dp_accounting import dp_event
+from torch import Tensor
+
+from ..._check import positive_int
+from ...errors import PrivacyError
+from .laws import NoiseLaw
+
+if TYPE_CHECKING:
+    from .sources import NoiseSource, Words
+
+MARGIN = 2.0**-40
+"""Relative error that doubles are trusted to stay below in the probability of a trial (it is below 2**-42)."""
+
+LARGEST = 1 << 50
+"""Of a deviation in cells; below it a magnitude of 32 deviations is exact as a double."""
+
+_SLOT_BITS = 16
+_SLOTS = 1 << _SLOT_BITS
+_LOG2 = Fraction(6931471806, 10**10)  # a little above log(2)
+_TRIALS = 1 << 15  # whose arrays stay in the cache together
+_FAR = 256.0  # exponents beyond are left to whole numbers
+
+
+@dataclass(frozen=True)
+class DiscreteGaussianNoise(NoiseLaw):
+    """N_Z(0, s^2) on every coordinate, in cells of the public grid on which rows are summed; s is z S over the width of a
+    cell, rounded up, S the L2 sensitivity.
+
+    Args:
+        multiplier: z, the deviation in units of the sensitivity, above 0.
+    """
+
+    name = "discrete_gaussian"
+    norm = "l2"
+    joint = True
+    whole = True
+
+    def event(self, dimension: int | None = None) -> Any:
+        """Return ``GaussianDpEvent(z)``, of the noise that it is close to; the difference is charged by
+        :func:`~fedmtl.privacy.release.step_event`, which knows the grid."""
+        return dp_event.GaussianDpEvent(self.multiplier)
+
+    def std(self, sensitivity: float, dimension: int = 1) -> float:
+        """Return z S: the standard deviation of a coordinate."""
+        return self.multiplier * sensitivity
+
+    def cells(self, source: NoiseSource, purpose: str, step: int, size: int, deviation: int) -> np.ndarray:
+        """Return noise of one release in cells: (size,) int64.
+
+        Args:
+            source, purpose, step: where the bits come from.
+            size: coordinates.
+            deviation: s, in cells, at least 1.
+        """
+        return discrete_gaussian(source.words(purpose, step), size, deviation)
+
+    def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
+        """Refuse: the noise has no value without a grid."""
+        raise PrivacyError("Discrete Gaussian noise is drawn in cells of a grid, and not at sensitivity 1.")
+
+    def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
+        """Refuse: rows of clients on a grid are summed before they are noised."""
+        raise PrivacyError("Discrete Gaussian noise by client is not supported.")
+
+    def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        raise PrivacyError("Discrete Gaussian noise is not made by inversion.")
+
+
+def divergence(size: int, spacing: float) -> float:
+    """Return a bound on the Kullback-Leibler divergence of ``size`` coordinates of discrete Gaussian noise from those of
+    rounded Gaussian noise.
+
+    Args:
+        size: D.
+        spacing: a bound on the width of a cell over the deviation, 1 / s; infinite divergence above 1.
+    """
+    return size * spacing**4 / 300 * (1 + 1e-9) if spacing <= 1 else math.inf
+
+
+def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, margin: float = MARGIN) -> np.ndarray:
+    """Return (size,) int64 independent numbers with the law N_Z(0, s^2).
+
+    Args:
+        words: count -> (count,) uint64 fresh random words.
+        size: how many.
+        deviation: s, above 0 and below 2**50, of any size (1 and more where it is accounted for).
+        margin: relative error of doubles; whatever it is, the numbers made of the same words are the same.
+
+    Raises:
+        ConfigError: a size or deviation out of range.
+    """
+    positive_int("discrete_gaussian", size=size)
+    stairs = _stairs(Fraction(deviation))
+    out, filled = np.empty(size, dtype=np.int64), 0
+    while filled < size:
+        trials = min(_TRIALS, size - filled + (size - filled >> 4) + 16)
+        drawn = stairs.trial(words, trials, margin)[: size - filled]
+        out[filled : filled + len(drawn)] = drawn
+        filled += len(drawn)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Stairs:
+    """A staircase above exp(-x^2 / (2 s^2)), x >= 0: block j, the 2**b integers from j 2**b on, has ``slots[j]`` of
+    2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail from there on: block ``last + i`` of it
+    has the part 2**-(i + 1) of its chances, and of its height. That is above the curve where the tail begins far enough
+    out, last 4**b >= log(2) s^2: from a block to the next the curve falls to a half at least.
+
+    Attributes:
+        deviation: s.
+        bits: b.
+        slots: (last + 1,) int64, 2**16 in sum.
+        unit: of the heights; a double, and as such exact.
+        block: (2**16,) the block of every slot.
+    """
+
+    deviation: Fraction
+    bits: int
+    slots: np.ndarray
+    unit: float
+    block: np.ndarray
+
+    def trial(self, words: Words, count: int, margin: float) -> np.ndarray:
+        """Return the numbers that are accepted of ``count`` trials, in order."""
+        first, second = words(2 * count).reshape(2, count)
+        block = self.block[(first >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)]
+        height = (self.slots * self.unit)[block]
+        halvings: dict[int, int] = {}
+        for place in np.flatnonzero(block == len(self.slots) - 1).tolist():
+            halvings[place] = run = _zeros(words)
+            block[place] += run
+            height[place] *= 2.0 ** -(run + 1)
+        negative = (first >> np.uint64(63 - _SLOT_BITS) & np.uint64(1)).astype(bool)
+        size = (block << self.bits) + (first & np.uint64((1 << self.bits) - 1)).astype(np.int64)
+        exponent = np.square(size * (1.0 / float(self.deviation)))
+        exponent *= 0.5
+        chance = np.exp(-exponent)
+        chance /= height
+        uniform = (second >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the least that it can be
+        accepted = uniform + 2.0**-53 <= chance * (1 - margin)
+        open_ones = ~accepted & ((uniform < chance * (1 + margin)) | (exponent > _FAR))
+        accepted &= exponent <= _FAR
+        for place in np.flatnonzero(open_ones | (exponent > _FAR)).tolist():
+            top = int(self.slots[min(int(block[place]), len(self.slots) - 1)]) * Fraction(self.unit)
+            top /= 1 << (halvings[place] + 1 if place in halvings else 0)
+            gamma = (int(size[place]) / self.deviation) ** 2 / 2
+            accepted[place] = _below(int(second[place]), gamma, top, words)
+        accepted &= ~(negative & (size == 0))  # zero has one sign
+        return np.where(negative, -size, size)[accepted]
+
+
+@lru_cache(maxsize=64)
+def _stairs(deviation: Fraction) -> _Stairs:
+    if not 0 < deviation < LARGEST:
+        raise PrivacyError(f"The deviation of discrete Gaussian noise is {float(deviation):g}; it must be in (0, 2**50).")
+    bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
+    square = (deviation / (1 << bits)) ** 2
+    last = max(1, math.ceil(_LOG2 * square))
+    curve = np.exp(-np.square(np.arange(last + 1)) / (2 * float(square)))
+    curve[-1] *= 2
+    slots = np.ceil((_SLOTS - last - 1) / curve.sum() * curve).astype(np.int64)
+    slots = np.maximum(slots, 1)
+    slots[0] += _SLOTS - slots.sum()
+    unit = float((curve / slots).max()) * (1 + 2.0**-30)  # more than these doubles can be wrong by
+    return _Stairs(deviation, bits, slots, unit, np.repeat(np.arange(last + 1), slots))
+
+
+def _zeros(words: Words) -> int:
+    """Return the number of zeros before the first one in a stream of fresh bits."""
+    count = 0
+    while not (word := int(words(1)[0])):
+        count += 64
+    return count + 64 - word.bit_length()
+
+
+def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
+    """Return whether a uniform number, whose first 64 bits are ``word``, is below ``exp(-gamma) / height``."""
+    bits = 64
+    while True:
+        low, high = exponential(gamma, bits + 32)
+        if (word + 1) * height <= low * (1 << bits):
+            return True
+        if word * height >= high * (1 << bits):
+            return False
+        word, bits = word << 64 | int(words(1)[0]), bits + 64
+
+
+def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
+    """Return rational numbers on both sides of ``exp(-gamma)``, gamma >= 0, within ``2**-precision`` of each other.
+
+    The alternating series of exp(-gamma / 2**h), gamma / 2**h <= 1/2, in whole numbers of 2**-p that are rounded down,
+    with what that may lose; the result is squared h times, rounding outwards.
+    """
+    halvings = max(0, (2 * math.ceil(gamma)).bit_length())
+    p = precision + halvings + 16 + precision.bit_length()
+    y = math.floor(gamma / (1 << halvings) * (1 << p))
+    total = term = 1 << p
+    count = 0
+    while term:
+        count += 1
+        term = (term * y >> p) // count
+        total += -term if count % 2 else term
+    slack = 4 * (count + 1)  # of y, of every term, and of the rest of the series
+    low, high = max(0, total - slack), total + slack
+    for _ in range(halvings):
+        low, high = low * low >> p, (high * high >> p) + 1
+    return Fraction(low, 1 << p), Fraction(min(high, 1 << p), 1 << p)
