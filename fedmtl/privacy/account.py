@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .accounting.composition import StepEvent, epsilon, largest_uses
+from .accounting.composition import StepEvent, epsilon, largest_uses, total_variation
 from .ledger import Ledger
 
 Uses = StepEvent | tuple[StepEvent, ...]
@@ -90,6 +90,17 @@ class Cost:
     def epsilon(self, uses: np.ndarray | int, *, first: bool = False) -> float:
         """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
         return float(self.epsilons(uses, first=first).max())
+
+    def distance(self, uses: np.ndarray | int) -> float:
+        """Return the largest total variation distance, after ``uses``, of an account's releases from those that are
+        accounted, see :class:`.accounting.losses.ApproximationDpEvent`; mostly 0."""
+        most = int(np.max(uses, initial=0))
+        return max(
+            total_variation(kind.event, most)
+            if isinstance(kind, StepEvent)
+            else total_variation(composed(kind[:most]).event, 1)
+            for kind in self.events
+        )
 
     def _one(self, kind: int, uses: int) -> float:
         steps, repeats = self.events[kind], self.repeats[kind if len(self.repeats) > 1 else 0]

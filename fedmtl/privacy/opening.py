@@ -24,9 +24,10 @@ from .channel import Channel, Recording
 from .gradients import GradientPlan, noise_terms
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
+from .noise.registry import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .quantile import QuantileClip
-from .release import ReleasePlan, bind_releases, step_law
+from .release import ReleasePlan, bind_releases, step_law, whole_divergence
 from .row_noise import bind_rows, refuse_rows, row_key
 from .samplers import BoundFull, BoundSampler, SamplingLaw
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
@@ -271,6 +272,10 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
     }
     if bands is not None:
         header["bands"] = list(bands.coefficients)
+    if LAWS[privacy.mechanism].whole:  # of one step from Gaussian noise, at weights of 1
+        sizes = [plan.size for plan in plans]
+        each = [max(multipliers)] * len(plans)
+        header["divergence"] = whole_divergence(each, sizes, clients=sampler.n, relation=law.relation)
     header |= {row_key(name): noise.multiplier for name, noise in rows.items()}
     header |= {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
     header |= {f"allocation of {plan.name}": list(plan.allocation) for plan in plans if plan.allocation is not None}

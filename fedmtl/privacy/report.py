@@ -35,6 +35,7 @@ SECURE_OUTSIDE = (
     "a copy of this run that goes on elsewhere and cannot be told from it: the same file restored in place from a "
     "backup, with everything beside it, or a copy that was said to be moved",
 )
+ON_GRID = "float64 on a public power-of-two grid"
 RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
 
 
@@ -215,7 +216,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
     if terms is not None and terms.cost.refuted is None:
         worst = epsilons.max(0)
         by_client = float(worst.min()), float(np.median(worst)), float(worst.max())
-    secure = channel.source.name == "secure"
+    secure, whole = channel.source.name == "secure", LAWS[channel.mechanism or "gaussian"].whole and channel.noised
     stds = [release.noise_std for release in channel.releases.values()]
     relation = law.relation if law is not None else "none" if records is None else records.relation
     return PrivacyReport(
@@ -241,14 +242,14 @@ def channel_report(channel: Channel) -> PrivacyReport:
         releases=_releases(channel, len(names)),
         accountant=account.cost.accountant if account.cost is not None else "none",
         source=channel.source.name,
-        numerics="float64 on a public power-of-two grid" if secure else "float64",
+        numerics=_whole_numbers(channel, float(epsilons.max())) if whole else ON_GRID if secure else "float64",
         guarantee=_guarantee(channel),
         ledger=channel.ledger_name,
         remaining_charged=account.remaining_charged,
         outside=()
         if privacy is None
         else OUTSIDE
-        + (SECURE_OUTSIDE if secure else ())
+        + ((SECURE_OUTSIDE[1:] if whole else SECURE_OUTSIDE) if secure else ())
         + (RECORDS_OUTSIDE if records is not None else ())
         + channel.notes,
     )
@@ -323,6 +324,16 @@ def _mechanism(channel: Channel) -> str:
     if not z.size or z.min() == z.max():
         return channel.privacy.mechanism
     return f"{channel.privacy.mechanism} of multipliers {z.min():.5g} to {z.max():.5g} by {by}"
+
+
+def _whole_numbers(channel: Channel, epsilon: float) -> str:
+    """Return how sums and noise are computed in whole numbers, and what that takes of delta."""
+    account = channel.account
+    assert account.cost is not None
+    distance = account.cost.distance(account.spent)
+    aside = (1 + math.exp(epsilon)) * distance if epsilon < 700 else math.inf
+    text = "sums and noise in whole numbers of a public power of two, exact in law; "
+    return f"{text}of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
 
 
 def _schedule(channel: Channel) -> str:

@@ -33,16 +33,18 @@ from .._files import read_json
 from .._rounding import rounded_up
 from ..errors import DataError, ResumeError
 from ..privacy.accounting.knorm import KNormDpEvent
-from ..privacy.accounting.losses import ReplacedPoissonDpEvent
-from ..privacy.audit.accountant import least_epsilon
+from ..privacy.accounting.losses import ApproximationDpEvent, ReplacedPoissonDpEvent
+from ..privacy.audit.accountant import least_epsilon, set_aside
 from ..privacy.chain import Chain, Head, read_chain
+from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
-from ..privacy.noise.grid import GridValue, grid_width
+from ..privacy.noise.grid import GridValue, grid_width, whole_width
 from .checkpoint import Checkpoint
 from .folder import MANIFEST, RunFolder
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
+_WHOLE = "discrete_gaussian"
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
@@ -355,11 +357,17 @@ class _Verifier:
             pairs["noise_std"] = _growth(header) * scale / _denominator(header["schedule"])
         if isinstance(privacy["epsilon"], (int, float)):
             pairs["budget"] = privacy["epsilon"]
+        wrong_distance = []
+        if privacy["mechanism"] == _WHOLE:
+            known = _divergence(header, [header["noise_multiplier"]] * len(header["releases"]))
+            if not known * (1 - 1e-6) <= header["divergence"]:
+                wrong_distance = [f"the divergence of a step is {header['divergence']!r} in the ledger, below {known!r}"]
         wrong = [
             f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
             for key, value in pairs.items()
             if not _same(self.report.get(key), value)
         ]
+        wrong += wrong_distance
         sampler = str(self.report.get("sampler"))
         if not sampler.startswith(header.get("sampler", "")):
             wrong.append(f"sampler is {sampler!r} in privacy.json and {header['sampler']!r} in the ledger")
@@ -443,6 +451,9 @@ class _Verifier:
             self._note("epsilon", OPEN, "no second accountant has this law of noise")
         else:
             text = f"at least {least:.6g}{among} by the second accountant, {rounded_up(claim, 6)} in privacy.json"
+            if header["privacy"]["mechanism"] == _WHOLE:
+                aside = max(set_aside(part, float(claim)) for part in tested) if tested else 0.0
+                text += f"; of delta {rounded_up(aside, 3)} is set aside for noise in whole numbers"
             low = claim < least * (1 - _SLACK) - 1e-9
             self._note("epsilon", FAILED if low else CONFIRMED, text)
         budget = self.report.get("budget")
@@ -570,7 +581,7 @@ def _noise_scale(header: Mapping[str, Any]) -> float | None:
     or the law is not Gaussian."""
     privacy = header["privacy"]
     several = any(key.startswith("allocation of ") for key in header)
-    if "releases" not in header or privacy["mechanism"] != "gaussian" or several:
+    if "releases" not in header or privacy["mechanism"] not in ("gaussian", _WHOLE) or several:
         return None
     if isinstance(privacy["clip_norm"], dict) or any(form != "vector" for _, form, *_ in header["releases"]):
         return None
@@ -603,7 +614,10 @@ def _too_quiet(header: Mapping[str, Any], scale: float, values: Mapping[str, Gri
         if name not in {declared for declared, *_ in header["releases"]}:
             continue
         size = one.value.numel()
-        if one.width != grid_width(clip, "l2", size, scale) or one.divisor != m:
+        width = grid_width(clip, "l2", size, scale)
+        if header["privacy"]["mechanism"] == _WHOLE:
+            width = whole_width(sum_width(clip, header["schedule"]["n"]), scale)
+        if one.width != width or one.divisor != m:
             wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
         if float((one.value * one.divisor / scale).square().sum()) < chi2.ppf(1e-6, size):
             wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
@@ -681,6 +695,11 @@ def _of_rows(header: Mapping[str, Any], charges: _Charges) -> _Costs:
 
 
 def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
+    """Return the event of one step; of noise in whole numbers, that of Gaussian noise and how far it is from it."""
+    if header["privacy"]["mechanism"] == _WHOLE:
+        gaussian = dict(header) | {"privacy": dict(header["privacy"]) | {"mechanism": "gaussian"}}
+        apart = ApproximationDpEvent(_divergence(header, multipliers))
+        return dp_event.ComposedDpEvent([_step_event(gaussian, multipliers), apart])
     schedule, mechanism = header["schedule"], header["privacy"]["mechanism"]
     if mechanism == "gaussian":
         event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for z in multipliers) ** -0.5)
@@ -696,6 +715,17 @@ def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
     if schedule["class"] == "BoundPoisson":
         return dp_event.PoissonSampledDpEvent(m / n, event)
     return dp_event.SampledWithoutReplacementDpEvent(n, m, event)
+
+
+def _divergence(header: Mapping[str, Any], multipliers: list[float]) -> float:
+    """Return D / (300 s^4) summed over the releases of a step, s the deviation in cells: at least 2**39 of them, or
+    those of the grid of exact sums of n clients; of the two bounds on 1 / s the sum."""
+    schedule, total = header["schedule"], 0.0
+    moved = 2.0 if schedule["relation"] == "replace" else 1.0
+    for z, (_, _, d, *_) in zip(multipliers, header["releases"], strict=True):
+        spacing = 2.0**-39 + 2.0 ** (math.ceil(math.log2(schedule["n"])) - 52) / (z * moved)
+        total += d / 300 * spacing**4 if spacing <= 1 else math.inf
+    return total
 
 
 def _law(mechanism: str, multiplier: float, dimension: int) -> Any:

@@ -61,7 +61,7 @@ def canaries(setup: Setup, claims: Claims, seed: int, trials: int) -> list[Findi
 
 def shortened(setup: Setup) -> Setup:
     """Return the same for vectors of at most 4,096 coordinates, where the event does not depend on their number."""
-    if setup.privacy.mechanism not in ("gaussian", "laplace"):
+    if setup.privacy.mechanism not in ("gaussian", "discrete_gaussian", "laplace"):
         return setup
     plans = [replace(p, dimension=min(p.dimension, _LONGEST)) if p.form == "vector" else p for p in setup.releases]
     return replace(setup, plans=tuple(plans))

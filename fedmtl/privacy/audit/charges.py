@@ -23,7 +23,7 @@ from ..settings import RecordPrivacy
 from ..sums import ClientVectors, RecordGradients
 from .findings import Finding, exact, skipped, too_large
 from .play import local_of, rounds, silence, turns, zero_factors, zero_gradients
-from .setup import ACTIVATIONS, CLIENTS, Claim, Claims, Setup
+from .setup import ACTIVATIONS, CLIENTS, Claim, Claims, Setup, whole_width
 
 _SLACK = 1 + 1e-6
 _KINDS = {"gaussian": "gaussian", "laplace": "laplace", "l2_laplace": "knorm"}
@@ -67,11 +67,29 @@ def _events_of_rows(setup: Setup, claims: Claims, seed: int) -> Finding:
         if release.denominator != claim.denominator or channel.denominator != claim.denominator:
             wrong.append(f"{name} divides by {release.denominator:g}, the expected cohort is {claim.denominator:g}")
     claim = claims.of(claims.names[0])
+    wrong += _distance(setup, claims)
     q = claim.denominator / setup.sampler.n
     if claim.sampled is not None and not math.isclose(claim.sampled, q, rel_tol=1e-12):
         wrong.append(f"the event samples with q = {claim.sampled:.6g}, the cohort is {q:.6g} of the clients")
     told = "; ".join(wrong) or "noise, sensitivity, sampling, denominator"
     return exact("charges: event of a release", len(wrong), told)
+
+
+def _distance(setup: Setup, claims: Claims) -> list[str]:
+    """Return what is wrong with the divergence from Gaussian noise that is charged for noise in whole numbers: it is at
+    most D / (300 s^4), with s the deviation in cells."""
+    whole, wrong = setup.privacy.mechanism == "discrete_gaussian", []
+    uses = setup.release(claims.names[0]).uses if setup.uses_differ else 1
+    for use in range(uses):
+        needed = 0.0
+        for name in claims.names:
+            claim = claims.of(name, use=use)
+            spacing = whole_width(claim, setup.sampler.n) / (claim.multiplier * claim.sensitivity)
+            needed += claim.size / 300 * spacing**4
+        apart = claims.of(claims.names[0], use=use).apart
+        if whole and (apart is None or apart < needed * (1 - 1e-6)):
+            wrong.append(f"noise in whole numbers diverges by {needed:.3g} from Gaussian noise, charged are {apart}")
+    return wrong
 
 
 def _events_of_gradients(setup: Setup, claims: Claims, seed: int) -> Finding:

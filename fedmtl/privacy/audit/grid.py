@@ -1,4 +1,4 @@
-"""In secure mode every released number is a whole multiple of a public width.
+"""In secure mode, and with noise in whole numbers, every released number is a whole multiple of a public width.
 
 The width follows from public constants alone (the clip norm, the noise that is charged, the dimension, the public
 denominator), so the least significant bits say nothing of the sum that was noised. It is computed here anew, by the
@@ -20,7 +20,7 @@ from ..sums import ClientVectors, RecordGradients
 from .findings import Finding, exact, skipped
 from .play import coordinates, local_of, rounds, turns
 from .rows import row_claims, sent_rows
-from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, count_std, expected_cohort
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, count_std, expected_cohort, whole_width
 from .statistics import auditor
 
 _STEPS, _LOCAL = 4, 2
@@ -69,7 +69,7 @@ def on_grid(parts: Parts) -> list[Finding]:
 
 def on_public_grids(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     """Check every release of a run, the count of adaptive clipping, and rows with noise of their own."""
-    if not setup.secure:
+    if not setup.secure and (setup.gradients is not None or claims.of(claims.names[0]).apart is None):
         return [skipped("grid", "seeded noise is not rounded")]
     coins = auditor(seed, "grid")
     if setup.gradients is not None:
@@ -106,6 +106,9 @@ def _of_rows(setup: Setup, claims: Claims, seed: int, coins: np.random.Generator
             one = claim.bound if claim.form == "vector" else claim.bound**2
             scale = deviation(claim, claim.size) * claim.sensitivity
             norm = "l1" if claim.kind == "laplace" else "l2"
+            if claim.apart is not None:
+                yield name, value * m, whole_width(claim, setup.sampler.n)
+                continue
             yield name, value * m, width_of(one * growth[name], norm, claim.size, scale * growth[name])
             if adaptive is None:
                 continue

@@ -15,7 +15,7 @@ from ..settings import ClientPrivacy
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
 from .play import coordinates, decorrelated, first_cohort, local_of, next_release, play, silence, turns
-from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim, whole_width
 
 _EVERY_CLIENT = 64
 _FACTORS = (
@@ -136,7 +136,9 @@ def exact_sums(setup: Setup, claims: Claims, seed: int, coins: np.random.Generat
     if not names:
         return [skipped("exact sum", "no vectors of clients are clipped and summed")]
     found = {name: claims.of(name) if claims else clip_claim(setup, name) for name in names}
-    return [_exact_sum(setup, name, claim, seed, coins) for name, claim in found.items()]
+    sums = [_exact_sum(setup, name, claim, seed, coins) for name, claim in found.items()]
+    noised = [(name, claim) for name, claim in found.items() if claim.apart is not None]
+    return sums + [_exact_with_noise(setup, name, claim, seed, coins) for name, claim in noised]
 
 
 def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
@@ -159,6 +161,22 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     differ = int((one != two).sum())
     detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
     return exact(f"exact sum: {name}", wrong + differ, detail)
+
+
+def _exact_with_noise(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
+    """Check that noise in whole numbers is added to exact sums: with the same noise, rows within the clip move a release
+    by the sum of their coordinates, each truncated toward zero to the public grid, to the last cell."""
+    game = _Game(setup.seeded(), name, claim, 3)
+    ranks, step = game.cohort(seed, 0)
+    size = (len(ranks), claim.size)
+    width = whole_width(claim, setup.sampler.n)
+    cells = coins.integers(-1000, 1000, size) + coins.choice([0.25, 0.75], size)
+    with_rows = game.released(seed, step, torch.from_numpy(cells * width), ranks)
+    without = game.released(seed, step, torch.zeros(size), ranks)
+    moved = (with_rows - without) * claim.denominator / width
+    wrong = int((~(np.abs(moved - np.trunc(cells).sum(0)) < 0.01)).sum())
+    detail = f"{wrong} of {claim.size} coordinates are not moved by the whole numbers of {len(ranks)} rows"
+    return exact(f"exact sum: {name} with noise", wrong, detail)
 
 
 class _Game:

@@ -250,6 +250,7 @@ class Claim:
         sampled: probability of a Poisson-sampled event, else None.
         largest: most units in one cohort of a truncated Poisson event, else None.
         event: of one charge: a whole step with all its sums, or one release of gradients.
+        apart: of noise in whole numbers, the bound that is charged on the divergence of a step from ``event``; else None.
         accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
@@ -267,6 +268,7 @@ class Claim:
     sampled: float | None
     largest: int | None = None
     event: Any
+    apart: float | None = None
     accountant: Any
     per_participation: bool
     bands: tuple[float, ...] = ()
@@ -371,7 +373,8 @@ class Claims:
     def _of_rows(self, name: str, use: int) -> Claim:
         setup, limit = self._setup, self.cost.limit()
         charged = self.cost.step(0, use if limit is None else min(use, limit - 1))
-        inner, sampled, largest = unsampled(charged.event)
+        event, apart = _exactly(charged.event)
+        inner, sampled, largest = unsampled(event)
         parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
         kind, multiplier = law_of(parts[name])
         relation = self._relation()
@@ -390,7 +393,8 @@ class Claims:
             denominator=expected_cohort(setup.sampler),
             sampled=sampled,
             largest=largest,
-            event=charged.event,
+            event=event,
+            apart=apart,
             accountant=charged.accountant,
             per_participation=self._per_participation,
             bands=self._bands.get(name, ()),
@@ -452,6 +456,13 @@ def clip_claim(setup: Setup, name: str) -> Claim:
     )
 
 
+def whole_width(claim: Claim, clients: int) -> float:
+    """Return the width of a cell of noise in whole numbers: that of exact sums, 2^(53 - l) of which are at least C, for
+    n <= 2^l clients, or the largest power of two that is at most 2^-39 of the noise, whichever is larger."""
+    exact = math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(clients)) - 53
+    return 2.0 ** max(exact, math.floor(math.log2(claim.multiplier * claim.sensitivity)) - 39)
+
+
 def relation_of(sampler: BoundSampler) -> Relation:
     """Return how neighbours differ, by the kind of cohort."""
     if isinstance(sampler, BoundFixed):
@@ -470,6 +481,17 @@ def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None,
     if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
         return event.event, None, None
     return event, None, None
+
+
+def _exactly(event: Any) -> tuple[Any, float | None]:
+    """Return the event of a step without what says how close the noise is to it, and that divergence."""
+    if not isinstance(event, dp_event.ComposedDpEvent):
+        return event, None
+    apart = [one.divergence for one in event.events if type(one).__name__ == "ApproximationDpEvent"]
+    rest = [one for one in event.events if type(one).__name__ != "ApproximationDpEvent"]
+    if not apart:
+        return event, None
+    return rest[0] if len(rest) == 1 else dp_event.ComposedDpEvent(rest), math.fsum(apart)
 
 
 def _parts(event: Any, releases: int) -> list[Any]:
