@@ -209,8 +209,8 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     for plan in plans:
         if LAWS[privacy.mechanism].whole and plan.form != "vector":
             raise PrivacyError(
-                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on exact sums of vectors, and this is "
-                f"a {plan.form} release; use mechanism='gaussian'."
+                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on exact sums of vectors, and this "
+                f"is a {plan.form} release; use mechanism='gaussian'."
             )
     why_invalid = LAWS[privacy.mechanism].refuted
     if why_invalid is None:
@@ -237,7 +237,7 @@ def step_event(
     Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
     vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled would
     understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere. Noise in
-    whole numbers has the event of Gaussian noise, and beside it how far it is from it at most, see :mod:`.noise.discrete`.
+    whole numbers has the event of Gaussian noise, and beside it how far it is from that: see :mod:`.noise.discrete`.
 
     Args:
         multipliers: noise scale over sensitivity, by release.
@@ -270,9 +270,7 @@ def step_event(
     return StepEvent(event, "rdp" if without_replacement else accountant)
 
 
-def whole_divergence(
-    multipliers: Sequence[float], sizes: Sequence[int], *, clients: int, relation: Relation
-) -> float:
+def whole_divergence(multipliers: Sequence[float], sizes: Sequence[int], *, clients: int, relation: Relation) -> float:
     """Return a bound on the divergence of one step's noise in whole numbers from rounded Gaussian noise.
 
     Args:

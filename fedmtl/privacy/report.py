@@ -35,6 +35,7 @@ SECURE_OUTSIDE = (
     "a copy of this run that goes on elsewhere and cannot be told from it: the same file restored in place from a "
     "backup, with everything beside it, or a copy that was said to be moved",
 )
+WHOLE_OUTSIDE = ("how long the noise of a release took to draw, which depends on it", SECURE_OUTSIDE[1])
 ON_GRID = "float64 on a public power-of-two grid"
 RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
 
@@ -249,7 +250,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         outside=()
         if privacy is None
         else OUTSIDE
-        + ((SECURE_OUTSIDE[1:] if whole else SECURE_OUTSIDE) if secure else ())
+        + ((WHOLE_OUTSIDE if whole else SECURE_OUTSIDE) if secure else ())
         + (RECORDS_OUTSIDE if records is not None else ())
         + channel.notes,
     )

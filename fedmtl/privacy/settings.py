@@ -35,8 +35,9 @@ class ClientPrivacy:
             deviation of Gaussian noise, and 1 / epsilon of one release for the Laplace laws.
         delta: probability of failure, in (0, 1); default ``min(1e-5, n ** -1.1)`` for n clients.
         mechanism: ``"gaussian"``, ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the
-            L2 norm), ``"discrete_gaussian"`` (vectors: sums and noise in whole numbers, exact in law, see
-            :mod:`.noise.discrete`; meant for ``source="secure"``), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects nothing).
+            L2 norm), ``"discrete_gaussian"`` (sums of vectors and their noise in whole numbers, exact in law, see
+            :mod:`.noise.discrete`), or ``"wishart"`` (symmetric matrices, only with ``guarantee="paper"``: it protects
+            nothing).
         bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum of the releases
             (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
             with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
@@ -68,8 +69,10 @@ class ClientPrivacy:
         if not isinstance(self.clip_norm, QuantileClip):
             positive(self, clip_norm=self.clip_norm)
         elif self.mechanism in LAWS and LAWS[self.mechanism].whole:
-            raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with mechanism='gaussian': the count of "
-                              "clients has no grid of its own. Give a number.")  # fmt: skip
+            raise ConfigError(
+                f"ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; {self.mechanism!r} has "
+                f"no noise for the count of clients. Give a number."
+            )
         elif (self.mechanism in LAWS and not LAWS[self.mechanism].joint) or self.noiseless:
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
         one_of(self, tuple(LAWS), mechanism=self.mechanism)
@@ -154,8 +157,8 @@ class RecordPrivacy:
         one_of(self, SOUND_LAWS, mechanism=self.mechanism)
         if LAWS[self.mechanism].whole:
             raise ConfigError(
-                f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of clients' rows, and gradients of "
-                f"records are no whole numbers; use 'gaussian', or ClientPrivacy."
+                f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of clients' rows, and gradients "
+                f"of records are no whole numbers; use 'gaussian', or ClientPrivacy."
             )
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)

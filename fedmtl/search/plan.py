@@ -36,6 +36,7 @@ from ..privacy import (
 )
 from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
+from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_law
 from ..trainer.problem import describe, fingerprint
 from ..trainer.sources import sampler_of
@@ -233,6 +234,11 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
         )
     if privacy.guarantee != "sound":
         raise ConfigError(f"candidate {name!r}: privacy.guarantee is {privacy.guarantee!r}; a search needs 'sound'.")
+    if LAWS[privacy.mechanism].whole:
+        raise ConfigError(
+            f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}; a search composes Renyi divergences, and "
+            f"noise in whole numbers is accounted as Gaussian noise but for a part of delta. Use 'gaussian'."
+        )
     if privacy.observer != "public":
         raise ConfigError(
             f"candidate {name!r}: privacy.observer is {privacy.observer!r}; a search needs 'public'. The other clients "

@@ -361,7 +361,9 @@ class _Verifier:
         if privacy["mechanism"] == _WHOLE:
             known = _divergence(header, [header["noise_multiplier"]] * len(header["releases"]))
             if not known * (1 - 1e-6) <= header["divergence"]:
-                wrong_distance = [f"the divergence of a step is {header['divergence']!r} in the ledger, below {known!r}"]
+                wrong_distance = [
+                    f"the divergence of a step is {header['divergence']!r} in the ledger, below {known!r}"
+                ]
         wrong = [
             f"{key} is {self.report.get(key)!r} in privacy.json and {value!r} in the ledger"
             for key, value in pairs.items()

@@ -67,6 +67,7 @@ from fedmtl.privacy.audit import setup as audit_setup
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
+from fedmtl.privacy.noise.discrete import DiscreteGaussianNoise
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.schedules import UniformLatency
 from fedmtl.stacked import Layout
@@ -89,6 +90,7 @@ ROUNDS = {
     "fedprox": FedProx(local=_SOLVER),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
+_WHOLE = replace(_CALIBRATED, mechanism="discrete_gaussian")
 _RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
 IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "poisson": (PoissonSampling(cohort=COHORT), _CALIBRATED),
@@ -103,6 +105,9 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
+    "whole": (PoissonSampling(cohort=COHORT), _WHOLE),
+    "whole, fixed": (FixedCohort(cohort=COHORT), _WHOLE),
+    "whole, secure": (PoissonSampling(cohort=COHORT), replace(_WHOLE, source="secure")),
     "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "low rank, records": (FullParticipation(), _RECORDS),
 }
@@ -368,7 +373,7 @@ def _every_rank(noise, law):
 
 # Addresses: which coins a draw gets
 
-_normal, _tails = SeededSource.normal, SeededSource.tails
+_normal, _tails, _words = SeededSource.normal, SeededSource.tails, SeededSource.words
 
 
 def _addressed(make: Callable[..., tuple[Any, str, Any, Any]], purpose: str = "noise/") -> _Patch:
@@ -387,8 +392,13 @@ def _addressed(make: Callable[..., tuple[Any, str, Any, Any]], purpose: str = "n
             source, told, step, keys = make(self, told, step, keys)
             return _tails(source, told, step, size, keys)
 
+        def words(self, told, step):
+            source, told, step, _ = make(self, told, step, None)
+            return _words(source, told, step)
+
         patch.setattr(SeededSource, "normal", normal)
         patch.setattr(SeededSource, "tails", tails)
+        patch.setattr(SeededSource, "words", words)
 
     return apply
 
@@ -456,6 +466,7 @@ def _known_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     known = SeededSource(7)
     patch.setattr(SecureSource, "normal", lambda self, *address: _normal(known, *address))
     patch.setattr(SecureSource, "tails", lambda self, *address: _tails(known, *address))
+    patch.setattr(SecureSource, "words", lambda self, *address: _words(known, *address))
 
 
 def _known_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1127,6 +1138,53 @@ def _grid_of_the_sum(total, noise, width, dither=None):
     return _to_grid(total, noise, width if largest == 0 else 2.0 ** np.floor(np.log2(largest * 2.0**-24)), dither)
 
 
+# Noise in whole numbers
+
+_cells = DiscreteGaussianNoise.cells
+
+
+def _deviation(change: Callable[[int], int]) -> _Patch:
+    """Noise of another deviation in cells."""
+    return _set(DiscreteGaussianNoise, "cells", lambda self, *of: _cells(self, *of[:-1], change(of[-1])))
+
+
+def _floating_noise(total, law, source, purpose, step, *, scale, width):
+    return total + scale * torch.from_numpy(source.normal(purpose, step, total.numel()))
+
+
+def _rounded_noise(total, law, source, purpose, step, *, scale, width):
+    """Noise in floating point, rounded to a coarser grid than that of the rows."""
+    noise = torch.from_numpy(source.normal(purpose, step, total.numel())) * scale
+    return total + torch.round(noise / (1024 * width)) * (1024 * width)
+
+
+def _summed_finer(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Rows are summed on the grid of exact sums, which is finer, and their sum is truncated to that of the noise."""
+    whole = channel_module.contributions
+    patch.setattr(
+        channel_module,
+        "contributions",
+        lambda rows, bound, form, width, **o: whole(rows, bound, form, width / 1024, **o),
+    )
+
+
+def _no_cells(self, source, purpose, step, size, deviation):
+    return np.zeros(size, dtype=np.int64)
+
+
+def _whole(change: Callable[[np.ndarray, Any], np.ndarray]) -> _Patch:
+    return _set(DiscreteGaussianNoise, "cells", lambda self, *of: change(_cells(self, *of), self))
+
+
+def _one_coordinate(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    whole = release.whole_divergence
+    patch.setattr(release, "whole_divergence", lambda z, sizes, **o: whole(z, [1] * len(sizes), **o))
+
+
+def _of_one_sign(noise, law):
+    return np.abs(noise) * np.where(np.arange(noise.size) % 3, 1, -1)
+
+
 # Matrices
 
 _smat = symmetric.smat
@@ -1710,6 +1768,32 @@ MUTANTS = [
         "plain float sum in secure mode", _set(grid, "to_grid", _plain_float_sum), ("grid: first",), CLOCK_SECURE, _WARM
     ),
     Mutant("grid of the sum in secure mode", _set(grid, "to_grid", _grid_of_the_sum), GRID, ("secure",)),
+    # noise in whole numbers
+    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("whole", "whole, secure")),
+    Mutant("whole noise x 0.9", _deviation(lambda s: 9 * s // 10), NOISE, ("whole", "whole, secure")),
+    Mutant("whole noise of a power of two", _deviation(lambda s: 1 << s.bit_length() - 1), NOISE, ("whole",)),
+    Mutant("whole noise left out", _set(DiscreteGaussianNoise, "cells", _no_cells), NOISE, ("whole",)),
+    Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("whole",)),
+    Mutant("replace-one charged at C", _charged_at_clip, (*NOISE, *CANARY), ("whole, fixed",)),
+    Mutant(
+        "noise in floating point",
+        _set(channel_module, "privatize_whole", _floating_noise),
+        GRID,
+        ("whole", "whole, secure"),
+    ),
+    Mutant("noise on a coarser grid", _set(channel_module, "privatize_whole", _rounded_noise), EXACT, ("whole",)),
+    Mutant("rows on the grid of sums alone", _summed_finer, EXACT, ("whole",)),
+    Mutant("rows rounded to the nearest multiple", _sum_on(torch.round), EXACT, ("whole",)),
+    Mutant("noise reused", _addressed(_one_step), FRESH, ("whole",)),
+    Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("whole",)),
+    Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("whole, secure",)),
+    Mutant(
+        "whole noise charged as Gaussian noise",
+        _set(release, "whole_divergence", lambda *a, **k: 0.0),
+        CHARGES,
+        ("whole",),
+    ),
+    Mutant("divergence of one coordinate", _one_coordinate, CHARGES, ("whole",)),
     # the transcript
     Mutant("data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT, ("poisson", *CLOCK)),

@@ -67,11 +67,11 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
     """
     if uses == 0:
         return 0.0
-    parts = elementary(event)
-    distance = total_variation(parts, uses)
+    every = elementary(event)
+    distance = total_variation(every, uses)
+    parts = tuple((part, count) for part, count in every if not isinstance(part, losses.ApproximationDpEvent))
     if not distance:
         return _epsilon(parts, uses, delta, accountant, coarsen)
-    parts = tuple((part, count) for part, count in parts if not isinstance(part, losses.ApproximationDpEvent))
     found, value = 0.0, -1.0
     while found > value:  # seldom more than twice: what is set aside is tiny
         value = found * (1 + 1e-9)

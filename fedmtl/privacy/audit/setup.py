@@ -250,7 +250,8 @@ class Claim:
         sampled: probability of a Poisson-sampled event, else None.
         largest: most units in one cohort of a truncated Poisson event, else None.
         event: of one charge: a whole step with all its sums, or one release of gradients.
-        apart: of noise in whole numbers, the bound that is charged on the divergence of a step from ``event``; else None.
+        apart: of noise in whole numbers, the bound on the divergence of a step from ``event`` that is charged; else
+            None.
         accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise

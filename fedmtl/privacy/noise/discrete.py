@@ -3,12 +3,12 @@ r"""The discrete Gaussian: noise in whole numbers, drawn exactly, for sums that 
 N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The discrete Gaussian for
 differential privacy", NeurIPS 2020). Rows of clients are truncated to a public grid and summed as whole numbers (see
 :mod:`fedmtl.privacy.clip`), s in cells of that grid is a whole number, no smaller than what the multiplier asks for,
-and :func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. So what is
-released is the value of a mechanism about which a theorem speaks, bit by bit; dividing by a public constant comes after.
+and :func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. What is released
+is therefore, bit by bit, what the theorem speaks of; it is divided by a public constant afterwards.
 
-What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer. Added to an integer,
-Q is a Gaussian mechanism followed by rounding, so all accounting of Gaussian noise holds for it, with any sampling and
-in any number of coordinates. P is that close to Q, for s >= 1. With u uniform on (-1/2, 1/2),
+What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer. Q added to a whole
+number is a Gaussian mechanism followed by rounding, so all accounting of Gaussian noise holds for it, with any sampling
+and in any number of coordinates. P is close to Q, for s >= 1. With u uniform on (-1/2, 1/2),
 
     Q(k) = exp(-k^2 / (2 s^2)) / (s sqrt(2 pi)) r(k),    r(k) = E[exp(-u^2 / (2 s^2)) cosh(k u / s^2)],
 
@@ -17,11 +17,11 @@ log cosh t >= t^2 / 2 - t^4 / 12, with E u^2 = 1/12 and E u^4 = 1/80,
 
     -log r(k) <= 1 / (24 s^2) - k^2 / (24 s^4) + k^4 / (960 s^8).
 
-The same formula gives s^2 - E_P k^2 <= 4 pi^2 s^4 2.1 exp(-2 pi^2 s^2) and E_P k^4 <= 3.0001 s^4, so the divergence is at
-most 1 / (319 s^4) for each coordinate; 1 / (300 s^4) is charged, and what is between them is far more than the mass
-beyond 64-bit integers. Divergences of releases add up, also where one depends on those before. Over a run with releases
-that all differ so, KL <= K, and by Pinsker's inequality the total variation is at most H = sqrt(K / 2). For neighbours x
-and x', M with noise P and M' with noise Q, which is (epsilon, d)-private, and any event E,
+The same formula gives s^2 - E_P k^2 <= 4 pi^2 s^4 2.1 exp(-2 pi^2 s^2) and E_P k^4 <= 3.0001 s^4, so the divergence is
+at most 1 / (319 s^4) for each coordinate; 1 / (300 s^4) is charged, which leaves far more than the mass beyond 64-bit
+integers needs. Divergences of releases add up, also where one depends on those before; be K their sum over a run. By
+Pinsker's inequality the total variation is at most H = sqrt(K / 2). Let x and x' be neighbours, M the run with noise P
+and M' that with noise Q, which is (epsilon, d)-private. For any event E,
 
     P(M(x) in E) <= P(M'(x) in E) + H <= exp(epsilon) P(M'(x') in E) + d + H
                  <= exp(epsilon) P(M(x') in E) + d + (1 + exp(epsilon)) H.
@@ -40,7 +40,6 @@ depends on the noise: whoever can time single releases to a microsecond is not k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -72,8 +71,8 @@ _FAR = 256.0  # exponents beyond are left to whole numbers
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise(NoiseLaw):
-    """N_Z(0, s^2) on every coordinate, in cells of the public grid on which rows are summed; s is z S over the width of a
-    cell, rounded up, S the L2 sensitivity.
+    """N_Z(0, s^2) on every coordinate, in cells of the public grid on which rows are summed; s is z S over the width of
+    a cell, rounded up, S the L2 sensitivity.
 
     Args:
         multiplier: z, the deviation in units of the sensitivity, above 0.
@@ -116,8 +115,8 @@ class DiscreteGaussianNoise(NoiseLaw):
 
 
 def divergence(size: int, spacing: float) -> float:
-    """Return a bound on the Kullback-Leibler divergence of ``size`` coordinates of discrete Gaussian noise from those of
-    rounded Gaussian noise.
+    """Return a bound on the Kullback-Leibler divergence of ``size`` coordinates of discrete Gaussian noise from those
+    of rounded Gaussian noise.
 
     Args:
         size: D.
@@ -152,9 +151,9 @@ def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, mar
 @dataclass(frozen=True, eq=False)
 class _Stairs:
     """A staircase above exp(-x^2 / (2 s^2)), x >= 0: block j, the 2**b integers from j 2**b on, has ``slots[j]`` of
-    2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail from there on: block ``last + i`` of it
-    has the part 2**-(i + 1) of its chances, and of its height. That is above the curve where the tail begins far enough
-    out, last 4**b >= log(2) s^2: from a block to the next the curve falls to a half at least.
+    2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail from there on: block ``last + i`` of
+    it has the part 2**-(i + 1) of its chances, and of its height. That is above the curve where the tail begins far
+    enough out, last 4**b >= log(2) s^2: from a block to the next the curve falls to a half at least.
 
     Attributes:
         deviation: s.
@@ -202,7 +201,9 @@ class _Stairs:
 @lru_cache(maxsize=64)
 def _stairs(deviation: Fraction) -> _Stairs:
     if not 0 < deviation < LARGEST:
-        raise PrivacyError(f"The deviation of discrete Gaussian noise is {float(deviation):g}; it must be in (0, 2**50).")
+        raise PrivacyError(
+            f"The deviation of discrete Gaussian noise is {float(deviation):g}; it must be in (0, 2**50)."
+        )
     bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
     square = (deviation / (1 << bits)) ** 2
     last = max(1, math.ceil(_LOG2 * square))

@@ -5,8 +5,9 @@ significance of the least significant bits for differential privacy", CCS 2012).
 rounded apart to multiples of a public power of two and added as whole numbers, so a release is a function of
 the rounded sum plus the noise, and which values are reachable does not depend on the sum.
 
-Noise in whole numbers (:mod:`.discrete`) needs none of this: the rows are on a grid before they are summed, and the noise
-is drawn on it. Of the other laws, what is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``.
+Noise in whole numbers (:mod:`.discrete`) needs none of this: the rows are on a grid before they are summed, and the
+noise is drawn on it. Of the other laws, what is left of the arithmetic: tails end at 2**-129, so a pure epsilon holds
+but for a delta of about ``D 2**-128``.
 The noise is a double with a spacing of about 2**-52 of its size, so the law of the rounded noise is the ideal one up to
 relative errors that grow as the width shrinks beside the noise; no epsilon here accounts for them, and reports of runs
 in secure mode say so.
@@ -103,7 +104,14 @@ def whole_spacing(clients: int, scale: float) -> float:
 
 
 def privatize_whole(
-    total: Tensor, law: DiscreteGaussianNoise, source: NoiseSource, purpose: str, step: int, *, scale: float, width: float
+    total: Tensor,
+    law: DiscreteGaussianNoise,
+    source: NoiseSource,
+    purpose: str,
+    step: int,
+    *,
+    scale: float,
+    width: float,
 ) -> Tensor:
     """Return an exact sum with noise in whole numbers: integer arithmetic, until the result becomes a double again.
 
@@ -131,8 +139,8 @@ def privatize(
     norm: Norm,
     scale: float | Tensor,
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here, or
-    through :func:`privatize_whole`.
+    """Return a private sum with its noise, on the public grid in secure mode; every secure release goes through here,
+    or through :func:`privatize_whole`.
 
     Args:
         total: (..., D) float64 private sum.
