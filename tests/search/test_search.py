@@ -591,6 +591,7 @@ def with_privacy(**changes):
         (with_privacy(epsilon=math.inf), "privacy.epsilon is inf"),
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
         (with_privacy(guarantee="paper"), "privacy.guarantee is 'paper'"),
+        (with_privacy(mechanism="discrete_gaussian"), "privacy.mechanism is 'discrete_gaussian'"),
         (with_privacy(observer="clients"), "privacy.observer is 'clients'"),
         (with_privacy(epsilon=2.0), "privacy.epsilon is 2.0"),
         (with_privacy(delta=1e-6), "privacy.delta is 1e-06"),

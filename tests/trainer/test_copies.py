@@ -36,8 +36,16 @@ def figures(monkeypatch):
     quick_figures(monkeypatch)
 
 
-def run(folder: Path, *, after: int | None = None, resume: bool = False, source: str = "secure", **more):
-    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)
+def run(
+    folder: Path,
+    *,
+    after: int | None = None,
+    resume: bool = False,
+    source: str = "secure",
+    mechanism: str = "gaussian",
+    **more,
+):
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source, mechanism=mechanism)
     stops = () if after is None else (Stop(after),)
     made = trainer(folder=folder, privacy=privacy, rounds=12, checkpoint_every=1, callbacks=stops, **more)
     if after is None:
