@@ -28,6 +28,7 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         "tasks": ["asynchronous.py", "--workloads", "tasks", "--runs", "1", "100", "--events", "200", *single],
         "mp_mtl": ["mp_mtl.py"],
         "p2p": ["p2p.py"],
+        "noise": ["noise.py"],
     }  # fmt: skip
 
 

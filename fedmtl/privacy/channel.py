@@ -403,8 +403,8 @@ class Channel:
             bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
             bound = max(self.ranks.gather(bound)) if clip is None else bound
             least = sum_width(bound, len(clients) if self.sampler is None else self.sampler.n)
-            each = zip(self._each(rows), widths or [least] * self.replicates, strict=True)
-            sums = [contributions(one, clip, form, width, threads=self.threads) for one, width in each]
+            own = zip(self._each(rows), widths or [least] * self.replicates, strict=True)
+            sums = [contributions(one, clip, form, width, threads=self.threads) for one, width in own]
             return self.ranks.sum(sums[0] if self.replicates == 1 else torch.stack(sums))
         if self.ranks.size > 1:
             each = self.ranks.gather((clients, rows.detach().cpu()))
