@@ -15,6 +15,7 @@ from .clip import L1Clip, L2Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim, WarmStartRelease
 from .ledger import Ledger
 from .local_steps import LocalSteps
+from .noise.discrete import DiscreteGaussianNoise
 from .noise.grid import grid_width, to_grid
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
@@ -42,6 +43,7 @@ __all__ = [
     "ClientPrivacy",
     "ClientVectors",
     "CyclicCohorts",
+    "DiscreteGaussianNoise",
     "FixedCohort",
     "FullParticipation",
     "GaussianNoise",

@@ -173,7 +173,10 @@ def _exact_with_noise(setup: Setup, name: str, claim: Claim, seed: int, coins: n
     ranks, step = game.cohort(seed, 0)
     size = (len(ranks), claim.size)
     width = whole_width(claim, setup.sampler.n)
-    cells = coins.integers(-1000, 1000, size) + coins.choice([0.25, 0.75], size)
+    most = int(min(1000.0, claim.bound / (2 * width * math.sqrt(claim.size))))  # within the clip
+    if most < 2:
+        return skipped(f"exact sum: {name} with noise", "rows within the clip are shorter than a cell")
+    cells = coins.integers(-most, most, size) + coins.choice([0.25, 0.75], size)
     with_rows = game.released(seed, step, torch.from_numpy(cells * width), ranks)
     without = game.released(seed, step, torch.zeros(size), ranks)
     moved = (with_rows - without) * claim.denominator / width
