@@ -105,7 +105,7 @@ class BatchPlan:
     @property
     def max_steps(self) -> int:
         """Local steps of the client that makes most."""
-        return int(self.steps.max()) if len(self.steps) else 0
+        return int(self.steps.numpy().max(initial=0))
 
     def part(self, clients: slice) -> BatchPlan:
         """Return the plan of some of the clients, sharing this one's memory."""
@@ -117,15 +117,17 @@ class BatchPlan:
 
     def leading(self) -> list[int]:
         """Return, for local steps 0 to ``max_steps - 1``, how many leading clients have all that make it."""
-        most = np.maximum.accumulate(self.steps.numpy()[::-1])[::-1]  # steps of this client and all behind it
-        found: list[int] = (most > np.arange(self.max_steps)[:, None]).sum(1).tolist()
+        most = np.maximum.accumulate(self.steps.numpy()[::-1])  # of a client and all behind it, the last first
+        before = np.searchsorted(most, np.arange(self.max_steps), side="right")
+        found: list[int] = (len(most) - before).tolist()
         return found
 
     def shapes(self) -> list[tuple[int, int]]:
         """Return, for local steps 0 to ``max_steps - 1``, how many leading clients are computed, and on how many
         columns: without padding where there is nobody beside."""
-        active = [min(len(self.steps), -(-last // self.grain) * self.grain) for last in self.leading()]
-        widths = self.lengths[:, 0].tolist() if len(self.steps) == 1 else [self.index.shape[2]] * len(active)
+        count, columns = self.index.shape[1:]
+        active = [min(count, -(-last // self.grain) * self.grain) for last in self.leading()]
+        widths = self.lengths[:, 0].tolist() if count == 1 else [columns] * len(active)
         return list(zip(active, widths, strict=False))
 
     def batches(self) -> Iterator[Batch]:
