@@ -260,7 +260,7 @@ def main() -> None:
     if arguments.repeats < 5:
         parser.error("--repeats must be at least 5: a median of fewer says little")
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    print(f"{machine('cpu')}, NumPy {np.__version__}")
+    print(f"{machine()}, NumPy {np.__version__}")
     for name in arguments.workloads:
         began = time.perf_counter()
         work = workloads[name]()

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--unit", choices=["client", "record"], default="client")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    print(machine(arguments.device))
+    print(machine())
     data = images(arguments.clients)
     contenders = {name: Contender(name, data, arguments) for name in CONTENDERS}
     order = list(contenders.values())

@@ -123,7 +123,7 @@ def main() -> None:
 
     values = {"fedmtl": objective(found.models)}
     values |= {name: objective(torch.from_numpy(np.stack(own))) for name, own in ends.items()}
-    print(machine("cpu"))
+    print(machine())
     print(f"{len(x)} tasks, d = {rows.dimension}, {iterations} iterations, {runs} repetitions, epsilon {EPSILON:g}; "
           f"loops: {made} repetitions, scaled to {runs}")  # fmt: skip
     for name, own in seconds.items():
