@@ -10,6 +10,8 @@ These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -62,6 +64,46 @@ def philox(key: int | Words, c0: Words, c1: Words, c2: Words, c3: Words) -> tupl
     return c0, c1 & _MASK, c2, c3 & _MASK
 
 
+def philox_words(
+    words: np.ndarray, key: int | np.ndarray, c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, c3: np.ndarray
+) -> None:
+    """Fill ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and ``(w2 << 32) | w3``, all of uint64.
+
+    The first round is made on the arguments as they are, which costs little where a word is the same along an axis. The
+    others are made in place, on two words at a time: those that are multiplied, x, and those that are not, y.
+    ``words`` should be so small that a few arrays of its size fit the cache.
+    """
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    p0, p1 = c0 * _M0, c2 * _M1
+    x, y, product, high = _scratch(4, words.shape)
+    x[0], x[1] = ((p1 >> 32) ^ c1 ^ k0) & _MASK, ((p0 >> 32) ^ c3 ^ k1) & _MASK
+    y[0], y[1] = p1, p0  # of which the low words count
+    for _ in range(9):
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        np.multiply(x[0], _M0, out=product[1])
+        np.multiply(x[1], _M1, out=product[0])
+        np.right_shift(product, 32, out=high)
+        np.bitwise_xor(high, y, out=high)
+        np.bitwise_xor(high[0], k0, out=high[0])
+        np.bitwise_xor(high[1], k1, out=high[1])
+        np.bitwise_and(high, _MASK, out=high)
+        x, y, product, high = high, product, y, x
+    np.left_shift(x, 32, out=x)
+    np.bitwise_and(y, _MASK, out=y)
+    np.bitwise_or(x, y, out=words)
+
+
+def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return uint64 (count, *shape) of the thread's own, with whatever it holds: new memory would come page by page."""
+    size = count * math.prod(shape)
+    if getattr(_LOCAL, "scratch", np.empty(0)).size < size:
+        _LOCAL.scratch = np.empty(size, dtype=np.uint64)
+    return _LOCAL.scratch[:size].reshape(count, *shape)
+
+
+_LOCAL = threading.local()
+
+
 def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
     """Return 63 random bits per address, as non-negative int64.
 
@@ -83,13 +125,19 @@ def keyed_bits(key: int | Tensor, client: Tensor, step: int | Tensor, index: Ten
 def _bits_on_host(key: int, client: Tensor, index: Tensor, step: int) -> Tensor:
     """:func:`keyed_bits` by NumPy, in blocks that stay in the processor's cache."""
     clients, indices = (words.reshape(-1).numpy().view(np.uint64) for words in (client, index))
-    bits = np.empty(len(indices), dtype=np.uint64)
+    bits, at = np.empty(len(indices), dtype=np.uint64), np.array([step], dtype=np.uint64)
+    words = np.empty((2, min(len(indices), _BLOCK)), dtype=np.uint64)
     for first in range(0, len(bits), _BLOCK):
         part = slice(first, first + _BLOCK)
         own, place = clients[part], indices[part]
-        w0, w1, _, _ = philox(key, place, np.full(len(place), step, dtype=np.uint64), own & _MASK, own >> 32)
-        bits[part] = ((w0 & 0x7FFFFFFF) << 32) | w1
+        philox_words(words[:, : len(place)], key, place, at, own & _MASK, own >> 32)
+        bits[part] = words[0, : len(place)] & 0x7FFFFFFFFFFFFFFF
     return torch.from_numpy(bits.view(np.int64)).reshape(index.shape)
+
+
+def uniform_of(words: np.ndarray) -> np.ndarray:
+    """Return the numbers of :func:`keyed_uniform` of the first words of :func:`philox_words`."""
+    return ((words & 0x7FFFFFFFFFFFFFFF) >> 10).astype(np.float64) * 2.0**-53
 
 
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:

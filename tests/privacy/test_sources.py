@@ -91,7 +91,7 @@ def test_clients_are_drawn_alone_or_together():
 def test_blocks_change_nothing(monkeypatch):
     source = SeededSource(3)
     whole = source.tails("noise", 5, 50, KEYS)
-    monkeypatch.setattr(sources, "_BLOCK_ELEMENTS", 120)
+    monkeypatch.setattr(sources, "BLOCK_ELEMENTS", 120)
     for got, expected in zip(source.tails("noise", 5, 50, KEYS), whole, strict=True):
         assert np.array_equal(got, expected)
 

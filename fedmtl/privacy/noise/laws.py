@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from ..._check import positive, positive_int
 from ..accounting.knorm import KNormDpEvent
-from .sources import tails_of
+from .sources import BLOCK_ELEMENTS, tails_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,9 +115,23 @@ class NoiseLaw(ABC):
         Returns:
             (S, R, size) float64.
         """
-        shape = (*uses.shape, size)
-        sign, tail = tails_of(sources, purpose, uses, self._coins(size), keys)
-        return self._invert(sign, tail).reshape(shape)
+        out = np.empty((*uses.shape, size))
+        rows = max(1, BLOCK_ELEMENTS // max(1, len(sources) * self._coins(size)))
+        parts = [slice(first, first + rows) for first in range(0, len(uses), rows)]
+
+        tails = tails_of(sources, purpose, uses, self._coins(size), keys)
+
+        def draw(part: slice) -> None:
+            out[part] = self._invert(*tails(part)).reshape(out[part].shape)
+
+        threads = min(torch.get_num_threads(), len(parts))
+        if threads > 1:  # NumPy lets the others go on
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(draw, parts))
+        else:
+            for part in parts:
+                draw(part)
+        return out
 
     def _coins(self, size: int) -> int:
         """Return the number of tails that one vector of ``size`` coordinates takes."""
@@ -181,7 +196,10 @@ class LaplaceNoise(NoiseLaw):
         return math.sqrt(2.0) * self.multiplier * sensitivity
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        return sign * (np.log(2.0 * tail) * self.multiplier)
+        size = 2.0 * tail
+        np.log(size, out=size)
+        size *= self.multiplier
+        return np.multiply(sign, size, out=size)
 
 
 @dataclass(frozen=True)

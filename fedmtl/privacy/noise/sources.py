@@ -18,7 +18,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...random import Coins, derive_key, keyed_generator, philox
+from ...random import Coins, derive_key, keyed_generator, philox_words
 
 Words = Callable[[int], np.ndarray]
 """count -> (count,) uint64, the next random words of a stream."""
@@ -140,29 +140,34 @@ class SystemCoins:
         return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-_BLOCK_ELEMENTS = 1 << 16  # the words of a block stay in the cache
+BLOCK_ELEMENTS = 1 << 14  # the numbers of a block, and those from which they are made, stay in the cache
+
+
+_ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
 
 def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
     the bit left over is the sign."""
-    sign = (first & np.uint64(1)).astype(np.float64)
-    sign *= -2.0
-    sign += 1.0
+    bits = first << 63
+    bits |= _ONE
     tail = second.astype(np.float64)
     tail += 0.5
     tail *= 2.0**-64
-    tail += ((first >> np.uint64(1)) & np.uint64(0x3FF)).astype(np.float64)
+    some = first >> 1
+    some &= 0x3FF
+    tail += some.astype(np.float64)
     # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
-    tail += (first >> np.uint64(11)).astype(np.float64) * 2.0**10
+    np.right_shift(first, 11, out=some)
+    tail += some.astype(np.float64) * 2.0**10
     tail *= 2.0**-64
-    return sign, np.minimum(tail, 0.5 - 2.0**-54, out=tail)
+    return bits.view(np.float64), np.minimum(tail, 0.5 - 2.0**-54, out=tail)
 
 
 def tails_of(
     sources: Sequence[NoiseSource], purpose: str, uses: Tensor, size: int, keys: Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and tails of several clients in several repetitions.
+) -> Callable[[slice], tuple[np.ndarray, np.ndarray]]:
+    """Return a function that gives signs and tails of several clients in several repetitions.
 
     Args:
         sources: of each of R repetitions.
@@ -172,15 +177,26 @@ def tails_of(
         keys: int64 (S, R) keys of the clients.
 
     Returns:
-        Two arrays (S R, size); a row is that of its source's ``tails`` for the key and the use.
+        A part of the S addresses -> two arrays (S R, size); a row is that of its source's ``tails`` for the key and the
+        use.
     """
-    if len(sources) == 1 or not all(isinstance(source, SeededSource) for source in sources):
-        each = [source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)]
-        sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
-        return sign, tail
+    if len(sources) == 1:
+        return lambda part: sources[0].tails(purpose, uses[part, 0], size, keys[part, 0])
+    if not all(isinstance(source, SeededSource) for source in sources):
+
+        def stacked(part: slice) -> tuple[np.ndarray, np.ndarray]:
+            each = [source.tails(purpose, uses[part, r], size, keys[part, r]) for r, source in enumerate(sources)]
+            sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
+            return sign, tail
+
+        return stacked
     seeds = torch.tensor([source.key(purpose) for source in sources if isinstance(source, SeededSource)])
-    words = client_words(seeds.expand_as(keys).reshape(-1), keys.reshape(-1), uses.reshape(-1), size)
-    return signs_and_tails(*words)
+
+    def drawn(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        own = seeds.expand_as(keys[part]).reshape(-1)
+        return signs_and_tails(*client_words(own, keys[part].reshape(-1), uses[part].reshape(-1), size))
+
+    return drawn
 
 
 def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,13 +211,14 @@ def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: i
     out = np.empty((2, clients.numel(), size), dtype=np.uint64)
     index = np.arange(size, dtype=np.uint64)
     who, at, own = (_words(one, clients.numel()) for one in (clients, step, key))
-    rows = max(1, _BLOCK_ELEMENTS // max(1, size))
+    rows = max(1, BLOCK_ELEMENTS // max(1, size))
     for first in range(0, clients.numel(), rows):
         part = slice(first, first + rows)
-        low, high = who[part] & 0xFFFFFFFF, who[part] >> 32
-        w0, w1, w2, w3 = philox(key if isinstance(key, int) else own[part], index, at[part], low, high)
-        out[0, part] = (w0 << 32) | w1
-        out[1, part] = (w2 << 32) | w3
+        words = [own[part] if not isinstance(key, int) else key, index, at[part], who[part] & 0xFFFFFFFF, who[part] >> 32]
+        if len(who[part]) <= size:
+            philox_words(out[:, part], *words)
+        else:  # along the longer axis
+            philox_words(out[:, part].mT, *(one if isinstance(one, int) else np.atleast_2d(one).T for one in words))
     return out[0], out[1]
 
 
