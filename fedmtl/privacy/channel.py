@@ -56,6 +56,7 @@ from .sums import (
     RecordSums,
     ScaledRows,
     by_client,
+    seen_before,
 )
 
 Recording = Sequence[tuple[int, str, Tensor]]
@@ -65,6 +66,7 @@ before clip and noise, also where a replay forces the released value. It is priv
 Message = Tensor | GradientMessage | GradientChunks | ClientVectors
 GRADIENT, FIRST = "gradient", "first"
 _DRAWN = 1 << 18  # numbers of noise drawn ahead, where nothing is lost by that
+_AHEAD = 16  # activations, of which clients' own gradients are computed together
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
@@ -641,10 +643,8 @@ class Channel:
                 value = by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
             if self._replay is not None:
                 value = self._replayed_activations(at, count)
-            elif self.terms is None:
-                value /= window.divisors[start : start + count, :, None]
             else:
-                value = self._noised_activations(value, start, window)
+                value = self._means(value, start, window)
         self._place = at + count
         if self.record is not None:
             self.record.extend((at + k, GRADIENT, torch.tensor(one)) for k, one in enumerate(value))
@@ -668,6 +668,9 @@ class Channel:
             PrivacyError: as for :meth:`release`; or something else was released in between.
         """
         if not self._simple or self.tap is not None:
+            ahead = self.tap is None and self._replay is None and self.replicates > 1 and not self._partial
+            if ahead and isinstance(message, ScaledRows) and message.own:
+                yield from self._own_answers(message)
             while self._place < self._end:
                 yield self.release_gradients(message)[0]
             return
@@ -690,6 +693,38 @@ class Channel:
                     self.record.append((at, GRADIENT, torch.tensor(one)))
                 self._place = at = at + 1
                 yield one
+
+    def _own_answers(self, message: ScaledRows) -> Iterator[np.ndarray]:
+        """Yield :meth:`answers` of several repetitions whose clients' gradients change with their own releases alone:
+        the sums of a client's first activations among the next ones are computed together."""
+
+        def sums_of(clients: np.ndarray) -> np.ndarray:
+            return by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+
+        while (at := self._place) < self._end:
+            window = self._window
+            assert window is not None
+            start = at - window.first
+            clients = window.clients[start : start + min(_AHEAD, self._end - at)]
+            again = seen_before(clients)
+            sums = sums_of(np.where(again, -1, clients))
+            for s, repeated in enumerate(again):
+                if self._place != at + s:
+                    raise PrivacyError(f"Activation {at + s} was released already; every one of them happens once.")
+                if repeated.any():
+                    sums[s] += sums_of(np.where(repeated, clients[s], -1)[None])[0]
+                value = self._means(sums[s : s + 1], start + s, window)[0]
+                if self.record is not None:
+                    self.record.append((at + s, GRADIENT, torch.tensor(value)))
+                self._place = at + s + 1
+                yield value
+
+    def _means(self, sums: np.ndarray, start: int, window: _Window) -> np.ndarray:
+        """Return means, with their noise, of sums (count, R, D) from place ``start`` of the window; in place."""
+        if self.terms is not None:
+            return self._noised_activations(sums, start, window)
+        sums /= window.divisors[start : start + len(sums), :, None]
+        return sums
 
     def _noise_ahead(self, at: int) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Return, of as many of a single run's activations from ``at`` on as have begun and have their noise drawn, who

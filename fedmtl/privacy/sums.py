@@ -34,9 +34,12 @@ class ScaledRows:
 
     Attributes:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
+        own: whether those of a client change with its own releases alone, and not with those of others: then its next
+            ones are known before its turn.
     """
 
     factors: Activation
+    own: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +313,13 @@ class RecordDraws:
             _, tails = self.sources[r].tails("records", torch.from_numpy(uses[at]), drawn.shape[1], keys)
             drawn[at] = 2.0 * tails < self.rates[client]  # tails are uniform on (0, 1/2)
         return drawn
+
+
+def seen_before(clients: Array) -> Array:
+    """Return (S, R) bool: whether who acts, ``clients`` (S, R), has acted in an earlier one of these activations."""
+    same = clients[:, None] == clients[None]
+    seen: Array = (same & np.tri(len(clients), k=-1, dtype=bool)[:, :, None]).any(1)
+    return seen
 
 
 def by_client(clients: Array, dimension: int, values: Activation) -> Array:

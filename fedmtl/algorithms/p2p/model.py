@@ -40,7 +40,7 @@ class LinearRecords(Records):
         self.data, self.loss = data, loss
 
     def gradients_at(self, points: Points) -> GradientMessage:
-        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self.data.arrays[i]))
+        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self.data.arrays[i]), own=True)
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)

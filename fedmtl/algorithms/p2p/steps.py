@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,8 @@ from .network import Network
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_TOGETHER = 16
+"""Activations of a dense graph, for whose means the models are read once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +128,54 @@ class GraphState:
                 if agent >= 0:
                     self.update_one(agent, answer[0], released)
             return
+        if self.fixed and self.network.dense is not None:
+            answers = channel.answers(self.message)
+            for begin in range(0, len(block), _TOGETHER):
+                part = slice(begin, begin + _TOGETHER)
+                self._run_dense(self.network.dense, clients[part], answered[part], answers)
+            return
         for start, stop in pairwise(self.work.cuts(block)):
             part, first = clients[start:stop], block.first + start
             self.arrive(part, times[start:stop])
             answers = channel.release_gradients(self.message, stop - start)
             self.update(part, answers, first, answered[start:stop])
+
+    def _run_dense(
+        self, shares: Array, clients: Ints, answered: NDArray[np.bool_], answers: Iterator[Array]
+    ) -> None:
+        """Compute activations ``clients`` (S, R) of R repetitions on a dense graph that does not change.
+
+        All of Theta (R, n, D) does not fit the cache, so it is read once for the S means of each repetition: first
+        those of the models before, to which every activation adds its share of the moves that were made since.
+
+        Args:
+            shares: W_ij / D_ii, (n, n).
+            clients: who acts; -1 is nobody.
+            answered: (S, R) which of them release something.
+            answers: what they release, (R, D) each.
+        """
+        every, acts, agents = np.arange(len(self.theta)), clients >= 0, np.maximum(clients, 0)
+        rows = shares[agents.T]  # (R, S, n)
+        means = np.matmul(rows, self.theta)
+        between = np.take_along_axis(rows, agents.T[:, None, :], 2)  # (R, S, S): weights of those who act
+        keep, share, push = (
+            np.where(acts, factor[agents], of_nobody)[:, :, None]
+            for factor, of_nobody in zip(self.work.coefficients, (1.0, 0.0, 0.0), strict=True)
+        )
+        moves = np.empty_like(means)
+        for s, who in enumerate(agents):
+            answer, mean, own = next(answers), means[:, s], self.theta[every, who]
+            if self.slope is not None:
+                some = np.flatnonzero(acts[s])
+                answer[some] = self.remembered(who[some], some, answer[some], answered[s, some])
+            if s:
+                mean += np.matmul(between[:, s, None, :s], moves[:, :s])[:, 0]
+            new = own * keep[s]
+            new += np.multiply(mean, share[s], out=mean)
+            new -= np.multiply(answer, push[s], out=mean)
+            np.subtract(new, own, out=moves[:, s])
+            self.theta[every, who] = new
+        self.sent += np.where(acts, self.network.graph.degrees[agents], 0).sum(0)
 
     def arrive(self, part: Ints, times: Array) -> None:
         """Note departures up to now, and start those who act for the first time from their neighbours' mean.
