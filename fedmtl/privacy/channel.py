@@ -65,7 +65,7 @@ Tap = Callable[[int, str, Tensor, Tensor], None]
 before clip and noise, also where a replay forces the released value. It is private: for audits and tests alone."""
 Message = Tensor | GradientMessage | GradientChunks | ClientVectors
 GRADIENT, FIRST = "gradient", "first"
-_DRAWN = 1 << 18  # numbers of noise drawn ahead, where nothing is lost by that
+_DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 _AHEAD = 16  # activations, of which clients' own gradients are computed together
 _ONLY = np.zeros(1, dtype=np.int64)
 

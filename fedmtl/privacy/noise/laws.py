@@ -115,14 +115,15 @@ class NoiseLaw(ABC):
         Returns:
             (S, R, size) float64.
         """
-        out = np.empty((*uses.shape, size))
-        rows = max(1, BLOCK_ELEMENTS // max(1, len(sources) * self._coins(size)))
-        parts = [slice(first, first + rows) for first in range(0, len(uses), rows)]
+        out, coins = np.empty((*uses.shape, size)), self._coins(size)
+        alone = len(uses) * coins >= BLOCK_ELEMENTS // 4  # one key for a block is faster, unless blocks are small
+        groups = [slice(r, r + 1) for r in range(len(sources))] if alone else [slice(None)]
+        rows = max(1, BLOCK_ELEMENTS // max(1, coins * (1 if alone else len(sources))))
+        parts = [(slice(first, first + rows), group) for group in groups for first in range(0, len(uses), rows)]
 
-        tails = tails_of(sources, purpose, uses, self._coins(size), keys)
-
-        def draw(part: slice) -> None:
-            out[part] = self._invert(*tails(part)).reshape(out[part].shape)
+        def draw(part: tuple[slice, slice]) -> None:
+            found = tails_of(sources[part[1]], purpose, uses[part], coins, keys[part])
+            out[part] = self._invert(*found).reshape(out[part].shape)
 
         threads = min(torch.get_num_threads(), len(parts))
         if threads > 1:  # NumPy lets the others go on

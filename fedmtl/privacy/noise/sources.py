@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -166,8 +166,8 @@ def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, 
 
 def tails_of(
     sources: Sequence[NoiseSource], purpose: str, uses: Tensor, size: int, keys: Tensor
-) -> Callable[[slice], tuple[np.ndarray, np.ndarray]]:
-    """Return a function that gives signs and tails of several clients in several repetitions.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return signs and tails of several clients in several repetitions.
 
     Args:
         sources: of each of R repetitions.
@@ -177,26 +177,17 @@ def tails_of(
         keys: int64 (S, R) keys of the clients.
 
     Returns:
-        A part of the S addresses -> two arrays (S R, size); a row is that of its source's ``tails`` for the key and the
-        use.
+        Two arrays (S R, size); a row is that of its source's ``tails`` for the key and the use.
     """
-    if len(sources) == 1:
-        return lambda part: sources[0].tails(purpose, uses[part, 0], size, keys[part, 0])
-    if not all(isinstance(source, SeededSource) for source in sources):
-
-        def stacked(part: slice) -> tuple[np.ndarray, np.ndarray]:
-            each = [source.tails(purpose, uses[part, r], size, keys[part, r]) for r, source in enumerate(sources)]
-            sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
-            return sign, tail
-
-        return stacked
+    if len(sources) == 1 or not all(isinstance(source, SeededSource) for source in sources):
+        each = [source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)]
+        if len(each) == 1:
+            return each[0]
+        sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
+        return sign, tail
     seeds = torch.tensor([source.key(purpose) for source in sources if isinstance(source, SeededSource)])
-
-    def drawn(part: slice) -> tuple[np.ndarray, np.ndarray]:
-        own = seeds.expand_as(keys[part]).reshape(-1)
-        return signs_and_tails(*client_words(own, keys[part].reshape(-1), uses[part].reshape(-1), size))
-
-    return drawn
+    words = client_words(seeds.expand_as(keys).reshape(-1), keys.reshape(-1), uses.reshape(-1), size)
+    return signs_and_tails(*words)
 
 
 def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: int) -> tuple[np.ndarray, np.ndarray]:
