@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _BLOCK = 1 << 14  # draws, of which a dozen arrays are in the cache together
 
 
+@lru_cache(maxsize=1 << 12, typed=True)
 def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
     """Return a 64-bit key, from SHA-256 of the three arguments.
 

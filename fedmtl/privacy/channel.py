@@ -639,6 +639,11 @@ class Channel:
         else:
             if self.replicates == count == 1 and clients[0, 0] >= 0:
                 value = self._sums_of(message, int(clients[0, 0]), _ONLY, _ONLY)[None]
+            elif self._are_together(message, clients):
+                assert isinstance(message, BoundedMeans)
+                assert message.together is not None
+                value = self._within_bound(message.together(clients[0]))[None]
+                value *= window.divisors[start : start + 1, :, None] * self._room
             else:
                 value = by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
             if self._replay is not None:
@@ -739,13 +744,22 @@ class Channel:
         noise = window.noise[start - window.drawn : stop - window.drawn] / divisors
         return window.clients[start:stop, 0].tolist(), noise, divisors
 
+    def _are_together(self, message: GradientMessage, clients: np.ndarray) -> bool:
+        """Return whether the means of one activation of several repetitions (1, R) are computed at once."""
+        asked = isinstance(message, BoundedMeans) and message.together is not None and len(clients) == 1
+        return asked and self.replicates > 1 and self.tap is None and int(clients.min()) >= 0
+
+    @property
+    def _room(self) -> float:
+        """Return what bounded means are multiplied by: in secure mode there is room for the grid's rounding."""
+        return 1 - MARGIN if self.source.name == "secure" else 1.0
+
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): clipped sums over the records of a client that take part in its releases."""
         if isinstance(message, BoundedMeans):
             assert self._window is not None
-            room = 1 - MARGIN if self.source.name == "secure" else 1.0  # for the grid's rounding
             divisors = self._window.divisors[self._place - self._window.first + which, where]
-            value = self._bounded(message, client, which, where) * (divisors[:, None] * room)
+            value = self._bounded(message, client, which, where) * (divisors[:, None] * self._room)
         else:
             assert self.draws is not None
             drawn = self.members(client, which, where, hold=False) if self.draws.partial else None
@@ -760,10 +774,13 @@ class Channel:
 
     def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): means over all records that the domain bounds."""
+        return self._within_bound(message.means(client, which, where))
+
+    def _within_bound(self, means: np.ndarray) -> np.ndarray:
+        """Return means (k, D) of all records, which the domain bounds."""
         assert self.draws is not None
         if self.draws.sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
-        means = message.means(client, which, where)
         if not np.vdot(means, means) <= self._clearly_within and self.privacy is not None:
             largest = np.linalg.norm(means, 1 if self.sums.norm == "l1" else 2, axis=1).max()  # NaN where any is
             if not largest <= self.bound * (1 + 1e-9):

@@ -61,9 +61,12 @@ class BoundedMeans:
         means: (k, D) float64 for each client: means of gradients that are within C for *every* record of the domain, by
             an analytic bound on clipped features, targets and parameters (such as sufficient statistics of a quadratic
             loss).
+        together: who acts in one activation of R repetitions (R,), none of them -1 -> their means (R, D), where that is
+            faster than one client after another; or None.
     """
 
     means: Activation
+    together: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,6 +71,12 @@ class LearnerData:
         return cls(settings, data, copy_of, copies, weights, statistics)
 
     @cached_property
+    def pooled_statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the statistics of all owners, (p, n p), one owner's columns after another's, and (n, p)."""
+        assert self.statistics is not None
+        return np.hstack([second for second, _ in self.statistics]), np.stack([first for _, first in self.statistics])
+
+    @cached_property
     def shares(self) -> np.ndarray:
         """Return (n,) float64: N (n_i / n), weighted, which times a is the factor of Qbar_i in (5)."""
         counts = self.data.counts.numpy()

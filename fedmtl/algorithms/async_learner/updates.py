@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 Step = float | Array
+_FEW = 32  # clients, of whose statistics each repetition's point is multiplied with all
 
 
 class Updates:
@@ -48,7 +49,9 @@ class Updates:
         self.single = len(self.points) == 1
         self.every = np.arange(len(self.points))
         self.grouped = work.copies < len(work.data.x)
-        self.message: GradientMessage = ScaledRows(self.factors) if clipped else BoundedMeans(self.means)
+        few = work.statistics is not None and len(work.data.x) <= _FEW
+        means = BoundedMeans(self.means, self.means_together if few else None)
+        self.message: GradientMessage = ScaledRows(self.factors) if clipped else means
 
     # What clients compute at the query points
 
@@ -66,6 +69,15 @@ class Updates:
         product: Array = (self.points if self.single else self.points[where]).dot(second)
         product -= first
         return product
+
+    def means_together(self, who: Array) -> Array:
+        """Return (R, p) :meth:`means` of clients ``who`` (R,): the product of all clients' statistics with all points
+        is one product, of which the acting client's columns are taken."""
+        second, first = self.work.pooled_statistics
+        products = self.points.dot(second).reshape(len(who), -1, first.shape[1])
+        means: Array = products[self.every, who]
+        means -= first[who]
+        return means
 
     def query(self, who: Array) -> None:
         """Set the points at which clients ``who`` (R,) answer; -1 is nobody, whose point is not used."""
