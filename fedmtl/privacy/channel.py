@@ -47,6 +47,7 @@ from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import Privacy
 from .sums import (
+    Activation,
     BoundedMeans,
     ClientVectors,
     GradientChunks,
@@ -642,7 +643,9 @@ class Channel:
             elif self._are_together(message, clients):
                 assert isinstance(message, BoundedMeans)
                 assert message.together is not None
-                value = self._within_bound(message.together(clients[0]))[None]
+                self._means_of_all(message)
+                value = message.together(clients[0])[None]
+                self._check_bound(value[0])
                 value *= window.divisors[start : start + 1, :, None] * self._room
             else:
                 value = by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
@@ -679,14 +682,18 @@ class Channel:
             while self._place < self._end:
                 yield self.release_gradients(message)[0]
             return
+        means_of, vdot = self._means_of_all(message) if isinstance(message, BoundedMeans) else None, np.vdot
         while (at := self._place) < self._end:
             for client, noise, divisor in zip(*self._noise_ahead(at), strict=True):
                 if self._place != at:
                     raise PrivacyError(f"Activation {at} was released already; every one of them happens once.")
                 if client < 0:
                     one = np.zeros_like(noise)
-                elif isinstance(message, BoundedMeans):
-                    one = self._bounded(message, client, _ONLY, _ONLY) + noise
+                elif means_of is not None:
+                    one = means_of(client, _ONLY, _ONLY)
+                    if not vdot(one, one) <= self._clearly_within:
+                        self._check_bound(one)
+                    one = one + noise
                 else:
                     if isinstance(message, ScaledRows) and not self._partial:
                         one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
@@ -774,21 +781,27 @@ class Channel:
 
     def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): means over all records that the domain bounds."""
-        return self._within_bound(message.means(client, which, where))
+        means = self._means_of_all(message)(client, which, where)
+        self._check_bound(means)
+        return means
 
-    def _within_bound(self, means: np.ndarray) -> np.ndarray:
-        """Return means (k, D) of all records, which the domain bounds."""
+    def _means_of_all(self, message: BoundedMeans) -> Activation:
+        """Return the means of a message, of all records; refuse them where releases take a subset."""
         assert self.draws is not None
         if self.draws.sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
-        if not np.vdot(means, means) <= self._clearly_within and self.privacy is not None:
-            largest = np.linalg.norm(means, 1 if self.sums.norm == "l1" else 2, axis=1).max()  # NaN where any is
-            if not largest <= self.bound * (1 + 1e-9):
-                raise PrivacyError(
-                    f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
-                    f"the release that clips every record."
-                )
-        return means
+        return message.means
+
+    def _check_bound(self, means: np.ndarray) -> None:
+        """Refuse means (k, D) beyond the bound of the domain."""
+        if np.vdot(means, means) <= self._clearly_within or self.privacy is None:
+            return
+        largest = np.linalg.norm(means, 1 if self.sums.norm == "l1" else 2, axis=1).max()  # NaN where any is
+        if not largest <= self.bound * (1 + 1e-9):
+            raise PrivacyError(
+                f"A mean gradient is larger than the bound {self.bound:g} that the domain was said to give; use "
+                f"the release that clips every record."
+            )
 
     def members(self, client: int, which: np.ndarray, where: np.ndarray, *, hold: bool = True) -> np.ndarray | None:
         """Return the records that will take part in the next releases of a client, for what it computes from them by

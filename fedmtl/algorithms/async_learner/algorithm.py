@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -156,7 +157,7 @@ class AsyncLearner(Algorithm):
                 "AsyncLearner.bound='domain' needs domain=DomainBound(x_l1=..., y=...), which are public."
             )
 
-    @property
+    @cached_property
     def xi(self) -> float | None:
         """Return Xi, the analytic bound on the L1 norm of a record's gradient; None without ``domain``."""
         return self.domain.xi(LinearLoss(self.loss), self.theta_max) if isinstance(self.domain, DomainBound) else None

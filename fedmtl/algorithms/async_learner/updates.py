@@ -50,7 +50,8 @@ class Updates:
         self.every = np.arange(len(self.points))
         self.grouped = work.copies < len(work.data.x)
         few = work.statistics is not None and len(work.data.x) <= _FEW
-        means = BoundedMeans(self.means, self.means_together if few else None)
+        single = self.single and work.statistics is not None
+        means = BoundedMeans(self._means_of_one if single else self.means, self.means_together if few else None)
         self.message: GradientMessage = ScaledRows(self.factors) if clipped else means
 
     # What clients compute at the query points
@@ -66,7 +67,15 @@ class Updates:
             x, _ = self.arrays[client]
             return self.factors(client, which, where) @ x / len(x)
         second, first = self.work.statistics[client]
-        product: Array = (self.points if self.single else self.points[where]).dot(second)
+        product: Array = self.points[where].dot(second)
+        product -= first
+        return product
+
+    def _means_of_one(self, client: int, which: Array, where: Array) -> Array:
+        """Compute as :meth:`means` from the statistics, of a single run."""
+        assert self.work.statistics is not None
+        second, first = self.work.statistics[client]
+        product: Array = self.points.dot(second)
         product -= first
         return product
 
