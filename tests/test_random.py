@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.random import derive_key, id_key, keyed_bits, keyed_generator, keyed_uniform, philox
+from fedmtl.random import derive_key, id_key, keyed_bits, keyed_generator, keyed_uniform, philox, philox_words
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,20 @@ from fedmtl.random import derive_key, id_key, keyed_bits, keyed_generator, keyed
 def test_philox_known_answers(counter, key, expected):
     words = philox(key, *(torch.tensor(c) for c in counter))
     assert tuple(int(w) for w in words) == expected
+    pairs = np.empty((2, 1), dtype=np.uint64)
+    philox_words(pairs, key, *(np.array([c], dtype=np.uint64) for c in counter))
+    assert pairs[:, 0].tolist() == [(expected[0] << 32) | expected[1], (expected[2] << 32) | expected[3]]
+
+
+def test_pairs_of_words_are_those_of_philox_however_they_are_broadcast():
+    rng = np.random.default_rng(0)
+    c0, c1, c2, c3 = (rng.integers(0, 1 << 32, shape, dtype=np.uint64) for shape in ((7,), (1,), (5, 1), (5, 7)))
+    for key in (-3, rng.integers(0, 1 << 63, (5, 1), dtype=np.uint64)):
+        pairs = np.empty((2, 7, 5), dtype=np.uint64).mT  # not contiguous
+        philox_words(pairs, key, c0, c1, c2, c3)
+        w0, w1, w2, w3 = philox(key, *np.broadcast_arrays(c0, c1, c2, c3))
+        assert np.array_equal(pairs[0], (w0 << 32) | w1)
+        assert np.array_equal(pairs[1], (w2 << 32) | w3)
 
 
 def test_draws_are_addressed_by_client_step_and_index_only():

@@ -28,7 +28,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
-from fedmtl.privacy.sums import NOBODY
+from fedmtl.privacy.sums import NOBODY, BoundedMeans
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
@@ -194,6 +194,18 @@ def test_bounded_means_are_checked_and_noised() -> None:
         channel.release_bounded(lambda k, where: 2 * inside)
     with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
         channel.release_bounded(lambda k, where: math.nan * inside)
+
+
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_bounded_means_are_checked_where_answers_are_asked_for_ahead(replicates: int) -> None:
+    channel, means = door(replicates=replicates), np.full((replicates, D), 0.1)
+    message = BoundedMeans(lambda client, which, where: means[where], lambda who: means)
+    channel.begin(0, torch.tensor([[1, 1]] * replicates))
+    answers = channel.channel.answers(message)
+    assert next(answers).shape == (replicates, D)
+    means[-1] = math.nan
+    with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
+        next(answers)
 
 
 def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
+from fedmtl.privacy.noise import laws
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.random import id_key
@@ -201,6 +202,19 @@ def test_noise_belongs_to_the_client_its_use_and_the_repetition_whatever_is_besi
         assert np.array_equal(single[:, 0], whole[part, r])
         rows = law.draw_rows(source, "noise", int(uses[8, r]), keys[8:9, r], dimension)
         assert np.array_equal(rows[0], whole[8, r])
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_noise_does_not_depend_on_blocks_and_threads(law, monkeypatch):
+    sources, dimension = [SeededSource(3, replicate) for replicate in range(3)], 5
+    uses = torch.arange(60).reshape(20, 3) % 7
+    keys = KEYS[torch.arange(60) % len(KEYS)].reshape(20, 3)
+    whole = law.draw_each(sources, "noise", uses, keys, dimension)
+    for elements in (1, 40, 200):  # repetitions apart, with the last block shorter; 20 rows of 5 or more numbers each
+        monkeypatch.setattr(laws, "BLOCK_ELEMENTS", elements)
+        for threads in (1, 2):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            assert np.array_equal(law.draw_each(sources, "noise", uses, keys, dimension), whole)
 
 
 def draws(law, sources, count, *, purpose="noise", first=0, size=10):

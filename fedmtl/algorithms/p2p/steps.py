@@ -140,9 +140,7 @@ class GraphState:
             answers = channel.release_gradients(self.message, stop - start)
             self.update(part, answers, first, answered[start:stop])
 
-    def _run_dense(
-        self, shares: Array, clients: Ints, answered: NDArray[np.bool_], answers: Iterator[Array]
-    ) -> None:
+    def _run_dense(self, shares: Array, clients: Ints, answered: NDArray[np.bool_], answers: Iterator[Array]) -> None:
         """Compute activations ``clients`` (S, R) of R repetitions on a dense graph that does not change.
 
         All of Theta (R, n, D) does not fit the cache, so it is read once for the S means of each repetition: first

@@ -205,11 +205,13 @@ def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: i
     rows = max(1, BLOCK_ELEMENTS // max(1, size))
     for first in range(0, clients.numel(), rows):
         part = slice(first, first + rows)
-        words = [own[part] if not isinstance(key, int) else key, index, at[part], who[part] & 0xFFFFFFFF, who[part] >> 32]
-        if len(who[part]) <= size:
-            philox_words(out[:, part], *words)
+        keys = key if isinstance(key, int) else own[part]
+        address = at[part], who[part] & 0xFFFFFFFF, who[part] >> 32
+        if len(at[part]) <= size:
+            philox_words(out[:, part], keys, index, *address)
         else:  # along the longer axis
-            philox_words(out[:, part].mT, *(one if isinstance(one, int) else np.atleast_2d(one).T for one in words))
+            keys = keys if isinstance(keys, int) else keys.T
+            philox_words(out[:, part].mT, keys, index[:, None], *(one.T for one in address))
     return out[0], out[1]
 
 
