@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/speed/p2p.py            # both parts, a minute
 
-The first part is 100 agents with models of 100 numbers and about 40 neighbours each, 20,000 wake-ups: the same
-updates by a loop that has no ledger, beside the library, which charges every wake-up and calibrates its noise.
+The first part is 100 agents with models of 100 numbers and about 40 neighbours each, 20,000 wake-ups of one run and
+1,000 of each of 100: the same updates by a loop that has no ledger and is told who wakes, beside the library, which
+charges every wake-up. They take turns; ``--clock cpu`` counts the processor seconds of all threads.
 The second has rows of 10 numbers and six neighbours an agent, with 10^3 to 10^5 agents.
 """
 
@@ -14,11 +15,14 @@ import resource
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from rounds import machine
 
 from fedmtl import PeerToPeer, PoissonClocks, RecordPrivacy, models
 from fedmtl.data import FederatedDataset
@@ -28,6 +32,8 @@ from fedmtl.graphs import Graph, ring
 from fedmtl.local import Execution
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def numpy_loop(x, y, graph: Graph, who, mu: float, smooth: float, scale: float, clip: float) -> np.ndarray:
@@ -66,9 +72,11 @@ def population(n: int, p: int, records: int, seed: int = 0) -> FederatedDataset:
     return FederatedDataset(side, side, tuple(f"a{i}" for i in range(n)), classes=2, name=f"{n} agents")
 
 
-def run(data: FederatedDataset, graph: Graph, events: int, per_client: int, replicates: int = 1) -> tuple[float, float]:
+def run(
+    data: FederatedDataset, graph: Graph, events: int, per_client: int, replicates: int = 1, clock=time.perf_counter
+) -> tuple[float, float]:
     """Seconds to open everything, and wake-ups a second after that."""
-    began = time.perf_counter()
+    began = clock()
     execution, model = Execution("stacked"), models.linear_regression(bias=False)
     problem = build_problem(data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
@@ -77,11 +85,11 @@ def run(data: FederatedDataset, graph: Graph, events: int, per_client: int, repl
     channel, source = open_run(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
     state = algorithm.init(problem, replicates)
     channel.start(0)
-    opened, spent = time.perf_counter(), 0.0
+    opened, spent = clock(), 0.0
     for event in source.blocks(0):
         source.begin(event)
         state = algorithm.step(problem, state, event, channel)
-    spent = time.perf_counter() - opened
+    spent = clock() - opened
     channel.close()
     return opened - began, events * replicates / spent
 
@@ -89,23 +97,41 @@ def run(data: FederatedDataset, graph: Graph, events: int, per_client: int, repl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("loop", "scale", "both"), default="both")
-    part = parser.parse_args().part
-    torch.set_num_threads(1)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--threads", type=int, default=1, help="of the library")
+    parser.add_argument("--repeats", type=int, default=5, help="of the loop part, in turns")
+    given = parser.parse_args()
+    part, clock = given.part, CLOCKS[given.clock]
+    torch.set_num_threads(given.threads)
+    print(f"{machine()}, NumPy {np.__version__}")
     if part in ("loop", "both"):
         made = make_synthetic_agents(100, features=100)
         graph, train = made.graph(), made.data.train
         x = [train.x[a:b].double().numpy() for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
         y = [2.0 * train.y[a:b].numpy() - 1 for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
         events = PoissonClocks(events=20_000, per_client=250).bind(100).events(0, 0, 20_000).client[0].tolist()
-        took = []
-        for _ in range(3):
-            began = time.perf_counter()
+
+        def loop() -> float:
+            began = clock()
             numpy_loop(x, y, graph, events, 0.1, 25.0, 1.0, 1.0)
-            took.append(time.perf_counter() - began)
-        plain = 20_000 / sorted(took)[1]
-        single = sorted(run(made.data, graph, 20_000, 250)[1] for _ in range(3))[1]
-        many = run(made.data, graph, 1_000, 20, replicates=100)[1]
-        print(f"100 agents, p = 100: NumPy loop {plain:,.0f} a second, one run {single:,.0f}, 100 runs {many:,.0f}")
+            return len(events) / (clock() - began)
+
+        sides = {
+            "NumPy loop": loop,
+            "one run": lambda: run(made.data, graph, 20_000, 250, clock=clock)[1],
+            "100 runs": lambda: run(made.data, graph, 1_000, 20, 100, clock=clock)[1],
+        }
+        speeds: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(given.repeats + 1):  # one of warm-up
+            for name, side in sides.items():
+                speeds[name].append(side())
+        speeds = {name: found[1:] for name, found in speeds.items()}
+        plain = median(speeds["NumPy loop"])
+        print("100 agents, p = 100, wake-ups a second")
+        for name, found in speeds.items():
+            middle = median(found)
+            spread = f"({min(found):,.0f} to {max(found):,.0f})"
+            print(f"  {name:<10} {middle:>8,.0f} {spread}   {middle / plain:.2f} x the loop")
     if part in ("scale", "both"):
         for n in (1_000, 10_000, 100_000):
             opened, speed = run(population(n, 10, 5), ring([f"a{i}" for i in range(n)], 3), 20_000, 100)

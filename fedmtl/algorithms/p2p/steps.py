@@ -129,10 +129,10 @@ class GraphState:
                     self.update_one(agent, answer[0], released)
             return
         if self.fixed and self.network.dense is not None:
-            answers = channel.answers(self.message)
+            coming = channel.answers(self.message)
             for begin in range(0, len(block), _TOGETHER):
                 part = slice(begin, begin + _TOGETHER)
-                self._run_dense(self.network.dense, clients[part], answered[part], answers)
+                self._run_dense(self.network.dense, clients[part], answered[part], coming)
             return
         for start, stop in pairwise(self.work.cuts(block)):
             part, first = clients[start:stop], block.first + start
