@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy_loops import Array, Loop, Noise, central_learner, l2_laplace, laplace, pp_dmtl
+from numpy_loops import Array, Loop, Noise, central_learner, gaussian, l2_laplace, laplace, pp_dmtl
 from rounds import machine
 from torch import Tensor
 
@@ -31,7 +31,8 @@ from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPriv
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
-from fedmtl.privacy import ScaledRows
+from fedmtl.privacy import ScaledRows, SeededSource
+from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.problem import build_problem
@@ -241,6 +242,27 @@ def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path, 
         print(f"    {side.name}: " + (f"{ratio:.2f} x NumPy" if gap <= TOLERANCE else f"no ratio, {gap:.1%} apart"))
 
 
+def noise_alone(repeats: int, clock: Clock) -> None:
+    """Print what the noise of an answer takes: of 100 runs at once, and one answer after another by the loops."""
+    runs, seeded = 100, [SeededSource(0, run) for run in range(100)]
+    print(f"noise alone, microseconds an answer: {runs} runs of fedmtl, and numpy.random")
+    loops = {"laplace": laplace, "l2_laplace": l2_laplace, "gaussian": gaussian}
+    for law, size in (("laplace", 10), ("l2_laplace", 28), ("gaussian", 100)):
+        answers = (1 << 19) // (runs * size)
+        uses = torch.arange(answers)[:, None].expand(-1, runs)
+        keys, draw = torch.zeros_like(uses), loops[law](np.random.default_rng(0), np.ones(1), size)
+        ours, theirs = [], []
+        for _ in range(repeats):
+            began = clock()
+            LAWS[law](1.0).draw_each(seeded, "noise", uses, keys, size)
+            between = clock()
+            for event in range(answers * runs):
+                draw(event, 0)
+            ours.append((between - began) / (answers * runs))
+            theirs.append((clock() - between) / (answers * runs))
+        print(f"  {law:<10} x {size:<3} {1e6 * median(ours):5.2f}, {1e6 * median(theirs):5.2f}")
+
+
 def main() -> None:
     """Parse the command line and run the workloads."""
     workloads = {
@@ -250,7 +272,7 @@ def main() -> None:
         "tasks": tasks,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", nargs="+", choices=list(workloads), default=list(workloads))
+    parser.add_argument("--workloads", nargs="+", choices=["noise", *workloads], default=list(workloads))
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 100, 300])
     parser.add_argument("--events", type=int, help="of a run; default: 1,000, and 10,000 for a single run of the tasks")
     parser.add_argument("--repeats", type=int, default=5, help="timed repeats, at least 5")
@@ -262,6 +284,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     print(f"{machine()}, NumPy {np.__version__}")
     for name in arguments.workloads:
+        if name == "noise":
+            noise_alone(arguments.repeats, CLOCKS[arguments.clock])
+            continue
         began = time.perf_counter()
         work = workloads[name]()
         print(f"{work.title}; set-up {time.perf_counter() - began:.2f} s")

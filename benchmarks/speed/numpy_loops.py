@@ -24,6 +24,11 @@ def laplace(rng: np.random.Generator, scales: Array, size: int) -> Noise:
     return lambda event, owner: rng.laplace(0.0, scales[owner], size)
 
 
+def gaussian(rng: np.random.Generator, scales: Array, size: int) -> Noise:
+    """Independent normal noise of an owner's deviation on every coordinate."""
+    return lambda event, owner: scales[owner] * rng.standard_normal(size)
+
+
 def l2_laplace(rng: np.random.Generator, scales: Array, size: int) -> Noise:
     """Density proportional to exp(-||v||_2 / scale): a uniform direction, and a Gamma radius."""
 
