@@ -175,7 +175,7 @@ class FederatedDataset:
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     def stored(self, side: Side, device: torch.device) -> tuple[Tensor, Tensor, float, float] | None:
-        """Return what :meth:`gather` takes rows of, where that is simple: x (N, -1) and labels y, int64 (N,), on the
+        """Return what :meth:`gather` takes rows of, where that is simple: x (N, ...) and labels y, int64 (N,), on the
         CPU, and the scale and shift of x; None elsewhere, and for another ``device``."""
         x, y = self.side(side).x, self.side(side).y
         affine = Affine() if type(self.transform) is Cast else self.transform
@@ -185,7 +185,7 @@ class FederatedDataset:
             return None
         if not x.is_contiguous() or y.dtype != torch.int64 or y.dim() != 1:
             return None
-        return x.reshape(len(x), -1), y, float(affine.scale), float(affine.shift)
+        return x, y, float(affine.scale), float(affine.shift)
 
     @classmethod
     def from_tensors(

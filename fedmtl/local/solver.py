@@ -16,7 +16,7 @@ from .._check import non_negative, one_of, positive, positive_int
 from .._devices import sent, waits
 from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, cross_entropy, example_losses
-from ..stacked.perceptron import Ends, Examples, Perceptron, Rule, output_gradient
+from ..stacked.perceptron import Ends, Examples, Rule, output_gradient
 from .batches import BatchPlan, batches_per_epoch
 from .device import train_on_device
 from .optimizers import (
@@ -342,21 +342,21 @@ def _run_by_products(
     stack: StackedModule, data: FederatedDataset, plan: BatchPlan, rows: Tensor, rule: Rule, ends: Ends
 ) -> bool:
     """Make all local steps of a stack, on cross-entropies, by batched products, many in one call; False, and nothing is
-    done, where the model is no perceptron of these data."""
+    done, where the model is no such network of these data."""
     network = stack.perceptron
-    if not isinstance(network, Perceptron) or data.spec.targets or not network.takes(data.spec):
+    if network is None or data.spec.targets or not network.takes(data.spec, rows):
         return False
     index, mask, shapes = plan.index, plan.mask, plan.shapes()
     stored, block = data.stored("train", rows.device), len(shapes)
     if stored is None:
-        block = max(1, _KEPT // (math.prod(index.shape[1:]) * network.layers[0].inputs))
+        block = max(1, _KEPT // (math.prod(index.shape[1:]) * math.prod(data.spec.shape)))
     for first in range(0, len(shapes), block):
         part, last = slice(first, first + block), [number - first for number in ends.last]
         active, widths = map(list, zip(*shapes[part], strict=True))
         if stored is None:
             x, y = data.gather("train", index[part].flatten(), dtype=rows.dtype, device=rows.device)
             own = torch.arange(len(y), device=rows.device).view(index[part].shape)
-            examples = Examples(x.flatten(1), y, 1.0, 0.0, own, mask[part].to(rows.device), active, widths)
+            examples = Examples(x, y, 1.0, 0.0, own, mask[part].to(rows.device), active, widths)
         else:
             examples = Examples(*stored, index[part], mask[part], active, widths)
         network.run(rows, examples, rule, ends._replace(last=last))

@@ -101,9 +101,9 @@ class Perceptron:
         value = x.flatten(2) if self.flattens and x.dim() > 3 else x
         if value.dim() != 3 or value.shape[-1] != self.layers[0].inputs or value.dtype != rows.dtype:
             return None
-        return values_of(value, *self._tensors(rows))
+        return values_of(value, *self.tensors(rows))
 
-    def _tensors(self, rows: Tensor) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    def tensors(self, rows: Tensor) -> tuple[list[Tensor], list[Tensor], list[int]]:
         """Return weights, biases and functions of the layers, as the functions below take them."""
         weights, biases = [n.matrices(rows) for n in self.layers], [n.shifts(rows) for n in self.layers]
         return weights, biases, [layer.function for layer in self.layers]
@@ -117,22 +117,17 @@ class Perceptron:
             signal: (K, B, ...), the gradient by the output.
             gradients: may be padded, each row's numbers stand together.
         """
-        weights, _, functions = self._tensors(rows)
+        weights, _, functions = self.tensors(rows)
         signals = signals_of(signal.reshape(values[-1].shape), values, weights, functions)
-        move(values, signals, *self._tensors(gradients)[:2], keep=0.0, rate=-1.0)
+        move(values, signals, *self.tensors(gradients)[:2], keep=0.0, rate=-1.0)
 
     def descend(self, rows: Tensor, values: list[Tensor], signal: Tensor, *, keep: float, rate: float) -> None:
         """Make every parameter ``keep`` times itself less ``rate`` times its gradient, in one pass over the rows."""
-        weights, biases, functions = self._tensors(rows)
+        weights, biases, functions = self.tensors(rows)
         signals = signals_of(signal.reshape(values[-1].shape), values, weights, functions)
         move(values, signals, weights, biases, keep=keep, rate=rate)
 
-    def input_gradient(self, rows: Tensor, values: list[Tensor], signal: Tensor) -> Tensor:
-        """Return the gradient by the vectors that went in, (K, B, inputs)."""
-        weights, _, functions = self._tensors(rows)
-        return torch.bmm(signals_of(signal.reshape(values[-1].shape), values, weights, functions)[-1], weights[0])
-
-    def takes(self, spec: DataSpec) -> bool:
+    def takes(self, spec: DataSpec, rows: Tensor) -> bool:
         """Return whether examples are vectors of this network's size, or are made such by it."""
         shaped = len(spec.shape) == 1 or (self.flattens and len(spec.shape) > 1)
         return shaped and not spec.integer and math.prod(spec.shape) == self.layers[0].inputs
@@ -149,14 +144,14 @@ class Perceptron:
             ends: where the copies go.
         """
         program: Callable[..., None] = without_interpreter(run_steps) if rows.device.type == "cpu" else run_steps
-        program(*examples, rows, *self._tensors(rows), *rule, *ends)
+        program(*examples, rows, *self.tensors(rows), *rule, *ends)
 
 
 class Examples(NamedTuple):
     """What S local steps of K copies are made on.
 
     Attributes:
-        x: (N, inputs), numbers of any type.
+        x: (N, ...), numbers of any type.
         y: int64 (N,), classes.
         scale, shift: the inputs are ``x * scale + shift``.
         used: int64 (S, K, B), rows of ``x`` and ``y``.
@@ -326,23 +321,41 @@ def run_steps(
         leading = [weight[:copies] for weight in weights]
         shifts = [bias[:copies] for bias in biases]
         taken = used[step, :copies, :width].reshape(-1)
-        inputs = x.index_select(0, taken).to(rows.dtype)
-        if scale != 1.0:
-            inputs.mul_(scale)
-        if shift != 0.0:
-            inputs.add_(shift)
+        inputs = inputs_of(x, taken, scale, shift, rows)
         values = values_of(inputs.view(copies, width, -1), leading, shifts, functions)
         classes = y.index_select(0, taken).view(copies, width)
         signal = cross_entropy_signal(values[-1], classes, mask[step, :copies, :width])
         move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
-        for copy in range(len(last)):
-            if last[copy] == step:
-                if less is None:
-                    out[where[copy]].copy_(rows[copy])
-                else:
-                    torch.sub(rows[copy], less, out=out[where[copy]])
+        write_ends(step, rows, last, where, out, less)
+
+
+def inputs_of(x: Tensor, taken: Tensor, scale: float, shift: float, rows: Tensor) -> Tensor:
+    """Return the rows of ``x`` that are ``taken``, int64 (n,), times a scale and shifted, in the dtype of ``rows``."""
+    inputs = x.index_select(0, taken).to(rows.dtype)
+    if scale != 1.0:
+        inputs.mul_(scale)
+    if shift != 0.0:
+        inputs.add_(shift)
+    return inputs
+
+
+def write_ends(
+    step: int,
+    rows: Tensor,
+    last: list[int],
+    where: list[int],
+    out: Tensor,
+    less: Optional[Tensor],  # noqa: UP045
+) -> None:
+    """Write out the copies whose last step this was, see :class:`Ends`."""
+    for copy in range(len(last)):
+        if last[copy] == step:
+            if less is None:
+                out[where[copy]].copy_(rows[copy])
+            else:
+                torch.sub(rows[copy], less, out=out[where[copy]])
 
 
 def output_gradient(

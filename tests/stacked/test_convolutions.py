@@ -17,7 +17,7 @@ from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation
 from fedmtl.stacked import Layout, StackedModule, set_trainable
-from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Tape, Toom
+from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Toom, convolution_signals, finished
 from fedmtl.stacked.losses import LOSSES
 from fedmtl.stacked.perceptron import output_gradient
 from tests.algorithms.harness import problem_of, run
@@ -110,14 +110,14 @@ def test_too_large_filters_have_no_points() -> None:
 def test_of_equal_values_the_first_of_a_window_has_the_gradient() -> None:
     torch.manual_seed(2)
     product = torch.randint(3, (4, 5, 6, 7)).double()  # (H, B, W, O), mostly ties
-    stage = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True)
-    wins, value = stage._finish(torch.zeros(7), product)
+    form = Convolution(0, None, (7, 1, 1, 1), (0, 0), pools=True).form()
+    tape = finished(product, product, product.clone(), torch.zeros(0), form)
+    value = tape[-1]
     images = product.permute(1, 3, 0, 2).contiguous().requires_grad_()
     pooled = F.max_pool2d(images, 2)
     signal = torch.randn_like(pooled)
     expected = torch.autograd.grad(pooled, images, signal)[0]
-    tape = Tape(torch.zeros(0), None, (), wins, value)
-    _, found = stage.signals(tape, signal.permute(2, 0, 3, 1).contiguous())
+    _, found = convolution_signals(tape, form, signal.permute(2, 0, 3, 1).contiguous())
     torch.testing.assert_close(value.permute(1, 3, 0, 2), pooled.detach(), rtol=0.0, atol=0.0)
     torch.testing.assert_close(found.permute(1, 3, 0, 2), expected, rtol=0.0, atol=1e-15)
 
