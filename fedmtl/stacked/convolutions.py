@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 _TILE = 4
+_LARGEST = 1 << 16  # numbers of a convolution of one image: beyond it memory takes the time, and libraries use less
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,8 @@ class ConvolutionalNetwork:
             if after is None:
                 return False
             channels, size = stage.shape[0], after
+            if channels * size[0] * size[1] * (4 if stage.pools else 1) > _LARGEST:
+                return False
         return channels * size[0] * size[1] == self.head.layers[0].inputs
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Any] | None:
@@ -211,7 +214,7 @@ class ConvolutionalNetwork:
         rows: Tensor,
         values: list[Any],
         signal: Tensor,
-        places: tuple[list[Tensor], ...],
+        places: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
         *,
         keep: float,
         rate: float,

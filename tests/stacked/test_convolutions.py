@@ -16,10 +16,17 @@ from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.local import Execution, Executor, LocalOptimizer, LocalSGD
 from fedmtl.models import femnist_cnn
 from fedmtl.privacy import FullParticipation
-from fedmtl.stacked import Layout, StackedModule, set_trainable
-from fedmtl.stacked.convolutions import Convolution, ConvolutionalNetwork, Toom, convolution_signals, finished
+from fedmtl.stacked import Layout, StackedModule, convolutions, set_trainable
+from fedmtl.stacked.convolutions import (
+    Convolution,
+    ConvolutionalNetwork,
+    Toom,
+    convolution_signals,
+    finished,
+    run_image_steps,
+)
 from fedmtl.stacked.losses import LOSSES
-from fedmtl.stacked.perceptron import output_gradient
+from fedmtl.stacked.perceptron import Ends, Examples, Rule, output_gradient
 from tests.algorithms.harness import problem_of, run
 
 CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
@@ -182,6 +189,37 @@ def test_inputs_of_another_form_are_left_to_others() -> None:
     assert network.forward(rows.expand(2, -1), x.expand(2, -1, -1, -1, -1)) is None
     for shape in ((1, 3, 2, 6, 6), (1, 3, 1, 8, 6), (1, 3, 1, 7, 7), (1, 3, 1, 2, 6), (1, 3, 36)):
         assert network.forward(rows, torch.zeros(shape, dtype=torch.float64)) is None
+
+
+def test_large_images_are_left_to_the_library() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 40 * 40, 2))
+    _, network, rows = stacked(module, torch.float64)
+    assert network.forward(rows, torch.zeros(1, 1, 3, 84, 84, dtype=torch.float64)) is None
+    assert not network.takes(DataSpec((3, 84, 84), 2, torch.float32), rows)
+    _, network, rows = stacked(femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32)), torch.float64)
+    assert network.takes(DataSpec((1, 28, 28), 62, torch.float32), rows)
+    assert not network.takes(DataSpec((28, 28), 62, torch.float32), rows)
+    assert not network.takes(DataSpec((1, 28, 28), 62, torch.float32), rows.expand(2, -1))
+
+
+def test_steps_without_the_interpreter_have_the_same_bits(monkeypatch) -> None:
+    assert convolutions.without_interpreter(run_image_steps) is not run_image_steps
+    torch.manual_seed(5)
+    x, y = torch.randint(256, (20, 1, 24, 16), dtype=torch.uint8), torch.randint(5, (20,))
+    used, mask = torch.randint(20, (3, 1, 6)), torch.tensor([[[True] * 5 + [False]]]).expand(3, 1, 6)
+    examples = Examples(x, y, 1 / 255, -0.5, used, mask, [1, 1, 1], [6, 6, 4])
+    found = []
+    for compiles in (True, False):
+        if not compiles:
+            monkeypatch.setattr(convolutions, "without_interpreter", lambda function: function)
+        torch.manual_seed(0)
+        _, network, rows = stacked(nn.Sequential(*NETWORKS["padded"]()), torch.float32)
+        out, less = torch.zeros(2, rows.shape[1]), torch.ones(rows.shape[1])
+        network.run(rows, examples, Rule(0.9, 0.1, 0.1, torch.zeros_like(less)), Ends([2], [1], out, less))
+        assert torch.equal(out[1], rows[0] - less)
+        found.append(rows.clone())
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][0], stacked(nn.Sequential(*NETWORKS["padded"]()), torch.float32)[2][0])
 
 
 def test_grouped_convolutions_leave_them_out() -> None:
