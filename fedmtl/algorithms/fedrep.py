@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from .._devices import sent
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
@@ -68,7 +69,7 @@ class FedRep(Algorithm):
                 LocalSolver.check_given(self, solver)
 
     def shared_places(self, problem: Problem) -> Tensor:
-        """Return (D,) bool: which of the flat parameters are shared.
+        """Return (D,) bool, on the host: which of the flat parameters are shared.
 
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
@@ -80,7 +81,7 @@ class FedRep(Algorithm):
                 f"{type(self).__name__}.head is all that is trained ({', '.join(problem.layout.names)}), so nothing is "
                 "shared; name some of these parameters, train more of the network, or use algorithm=local."
             )
-        return shared.to(problem.initial.device)
+        return shared
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = int(self.shared_places(problem).sum()), problem.rounds
@@ -106,8 +107,11 @@ class FedRep(Algorithm):
         start = self._models(problem, public, own, shared)
         models = self._train(problem, start, clients, round, shared)
         finite = torch.isfinite(models).all(dim=1)
-        heads = torch.where(finite[:, None], models, start)[:, ~shared]
-        return {"update": (models - start)[:, shared]}, {"head": heads, "seen": torch.ones_like(own["seen"])}
+        heads = torch.where(finite[:, None], models, start)[:, _numbers(~shared, models)]
+        return {"update": (models - start)[:, _numbers(shared, models)]}, {
+            "head": heads,
+            "seen": torch.ones_like(own["seen"]),
+        }
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor, round: Round | int, shared: Tensor) -> Tensor:
         """Return the cohort's models after a round: the head first, with the received representation, then that."""
@@ -122,7 +126,7 @@ class FedRep(Algorithm):
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         update = torch.zeros(problem.dimension, dtype=torch.float64)
-        update[self.shared_places(problem).cpu()] = released.values["update"].cpu()
+        update[self.shared_places(problem)] = released.values["update"].cpu()
         return apply_update(public, "model", update, lr=self.server_lr, optimizer=self.server_optimizer)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
@@ -138,12 +142,18 @@ class FedRep(Algorithm):
     def _models(self, problem: Problem, public: Mapping[str, Tensor], own: Own, shared: Tensor) -> Tensor:
         """Return (k, D): the public representation, with the clients' heads, or the public start's for a new client."""
         models = public["model"].expand(len(own["seen"]), -1).clone()
-        models[:, ~shared] = torch.where(own["seen"][:, None], own["head"], problem.initial[~shared])
+        head = _numbers(~shared, models)
+        models[:, head] = torch.where(own["seen"][:, None], own["head"], problem.initial[head])
         return models
 
     def shared(self, state: State) -> Tensor | None:
         """Return the released representation, with the public head that everybody started from."""
         return state.public["model"]
+
+
+def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
+    """Return the numbers of the coordinates that are ``chosen``, bool (D,) on the host, on the device of ``like``."""
+    return sent(chosen.nonzero()[:, 0], like.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from fedmtl import APFL, PMTL, PPSGD, Ditto, FedAvg, PFedMe, models
+from fedmtl import APFL, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedRep, PFedMe, models
 from fedmtl.local import Execution, LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
 from fedmtl.schedules import rounds
@@ -27,6 +27,8 @@ ALGORITHMS = {
     "apfl": APFL(local=SGD),
     "pfedme": PFedMe(local=SGD),
     "ppsgd": PPSGD(local=SGD),
+    "fedrep": FedRep(local=SGD),
+    "fedper": FedPer(local=SGD),
 }
 SUM = "_to_copy to the host"
 
