@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -18,19 +19,21 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from .._fingerprint import differing
-from ..algorithms.base import Algorithm, Own, Problem, Round
+from ..algorithms.base import Algorithm, Own, Problem, Round, State
 from ..data import FederatedDataset
 from ..errors import ConfigError, ResumeError
-from ..privacy import Channel, ClientPrivacy, open_channel
+from ..privacy import Channel, ClientPrivacy
 from ..privacy.channel import Message
 from ..privacy.clip import clip_rows
 from ..privacy.quantile import QuantileClip
 from ..trainer import Trainer
 from ..trainer.checkpoint import read_tensors, write_json, write_tensors
-from ..trainer.evaluation import evaluate_rows
-from ..trainer.folder import model_state
+from ..trainer.evaluation import evaluate_rows, metric_name
+from ..trainer.finetuning import finetuned, held_out
+from ..trainer.folder import RunFolder, model_state
 from ..trainer.problem import coded_for, fingerprint
-from ..trainer.sources import sampler_of
+from ..trainer.result import Result
+from .account import NodeAccount
 from .messages import FINISH, NAME, RECEIVE, ROUND, facts_of, log_as_flower, logger, pack, tensors_of
 from .population import check_records
 from .server import check
@@ -104,9 +107,10 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
 class Node:
     """One client: it answers the messages of a server.
 
-    Its file of a run has two states, before and after the last round that it took part in. A message says which of its
+    Its state of a run is that before and that after the last round that it took part in. A message says which of its
     rounds counted last, so that a round whose reply was lost, came too late, or is repeated by a server that was
-    interrupted, leaves no trace.
+    interrupted, leaves no trace. A round of a run is answered once: where it is repeated with the same values the node
+    gives the answer that it has kept, and with others none.
 
     Args:
         trainer: the settings.
@@ -124,8 +128,10 @@ class Node:
         if self.bound is not None:
             problem = replace(problem, data=problem.data.bounded(self.bound))
         self.settings = fingerprint(problem, self.algorithm, trainer.privacy, trainer.schedule)
-        self.channel = self._channel(problem)
-        self.problem = replace(problem, data=self._records(records(), problem))
+        data, self.validation = held_out(self._records(records(), problem), trainer.finetune)
+        self.problem = replace(problem, data=data)
+        self.account = NodeAccount(trainer, problem, self.problem, RunFolder(self.folder))
+        self.channel = self.account.channel
         self.first = self.algorithm.init(self.problem)
 
     def _records(self, given: Any, problem: Problem) -> FederatedDataset:
@@ -137,23 +143,54 @@ class Node:
         data = replace(data, ids=(self.name,), verify=False)
         return (data if self.bound is None else data.bounded(self.bound)).to(problem.initial.device)
 
-    def _channel(self, problem: Problem) -> Channel:
-        """Return a channel for its clips and its noise on rows; nothing is released by it, and nothing charged."""
-        privacy, sampler = self.trainer.privacy, sampler_of(self.algorithm, self.trainer.schedule, problem.clients)
-        if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
-            privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
-        plans = self.algorithm.plan(problem, sampler)
-        return open_channel(privacy, plans, sampler, seed=self.trainer.seed, steps=problem.rounds)
-
     # Messages
 
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
-        before, round = self._state(content), self._round(content)
-        rows, kept = self.algorithm.client(self.problem, self._public(content), before, ONE, round)
+        before, step = self._state(content), int(facts_of(content)["round"])
+        rows, kept = self._kept(content, step) or self._answered(content, step, before)
         pending = type(self.algorithm).receive is not Algorithm.receive
-        self._write(content, before, before | dict(kept), round.number + 1, pending)
-        return pack({}, rows={name: self._sent(name, row, round.number) for name, row in rows.items()})
+        self._write(content, before, before | kept, step + 1, pending)
+        return pack({}, rows=rows)
+
+    def _answered(self, content: RecordDict, step: int, before: Own) -> tuple[dict[str, Tensor], Own]:
+        """Return the rows of a round and what the client keeps of it, charged before and on the disk after."""
+        with self.account.answer(step) as channel:
+            round, public = self._round(content, step, channel), self._public(content)
+            found, kept = self.algorithm.client(self.problem, public, before, ONE, round)
+            rows = {name: self._sent(name, row, step) for name, row in found.items()}
+            tensors = {f"row.{name}": row for name, row in rows.items()}
+            tensors |= {f"kept.{name}": value.clone() for name, value in kept.items()}
+            notes = {"round": str(step), "asked": _digest(content)}
+            write_tensors(self._path(content, "answer.safetensors"), tensors, notes)
+        return rows, dict(kept)
+
+    def _kept(self, content: RecordDict, step: int) -> tuple[dict[str, Tensor], Own] | None:
+        """Return the answer to a round that was answered before; None where it was not.
+
+        Raises:
+            ConfigError: there is no such round.
+            ResumeError: the round was asked with other values, or later ones were answered.
+        """
+        path = self._path(content, "answer.safetensors")
+        if not 0 <= step < self.problem.rounds:
+            raise ConfigError(f"the server asks for round {step + 1}, and the settings have {self.problem.rounds}.")
+        if not path.exists():
+            return None
+        tensors, notes = read_tensors(path)
+        last = int(notes["round"])
+        if step > last:
+            return None
+        if step < last or notes["asked"] != _digest(content):
+            raise ResumeError(
+                f"the server asks for round {step + 1} again, with other values or after round {last + 1}; a round of "
+                f"a run is answered once ({path})."
+            )
+        rows, kept = (
+            {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+            for part in ("row.", "kept.")
+        )
+        return rows, {name: value.to(self.problem.initial.device) for name, value in kept.items()}
 
     def receive(self, content: RecordDict) -> RecordDict:
         """Keep what the new public state at the end of a round makes of the client's own."""
@@ -163,15 +200,42 @@ class Node:
     def finish(self, content: RecordDict) -> RecordDict:
         """Make the client's model of the last public state; it and its scores stay in the folder."""
         own, place = self._state(content), self._path(content).parent
-        row = self.algorithm.personal(self.problem, self._public(content), own, ONE)
-        state, names = model_state(self.problem, row[0])
+        public = self._public(content)
+        row = self.algorithm.personal(self.problem, public, own, ONE)
+        result = self._result(row, self.algorithm.shared(State(public, self.first.private)))
+        state, names = model_state(self.problem, result.personal[0])
         bound = {} if self.bound is None else {"bound": json.dumps(asdict(self.bound))}
         write_tensors(place / "model.safetensors", state, names | bound)
-        found = evaluate_rows(self.problem, row, ONE, "test").by_client(self.problem)
-        scores = {metric: values[self.name] for metric, values in found.items() if values}
-        write_json(place / "scores.json", scores)
+        write_json(place / "scores.json", _scores(result, self.name))
+        self.account.certify()
         logger.info("%s has its model: %s", self.name, place / "model.safetensors")
         return pack({})
+
+    def _result(self, row: Tensor, shared: Tensor | None) -> Result:
+        """Return the client's own part of a result: its model (1, D), finetuned where the settings say so, and its
+        scores."""
+        trainer, problem, metrics = self.trainer, self.problem, self.trainer.further_metrics
+        found = evaluate_rows(problem, row, ONE, "test", metrics).by_client(problem)
+        of_shared = None if shared is None else evaluate_rows(problem, shared[None], ONE, "test", metrics)
+        result = Result(
+            algorithm=self.algorithm.name,
+            epsilon=float("nan"),
+            privacy=self.channel.report,
+            history=[],
+            ids=problem.data.ids,
+            personal=row,
+            shared=shared,
+            by_client=found,
+            shared_by_client=None if of_shared is None else of_shared.by_client(problem),
+            final={},
+            stopped="rounds",
+            metric=metric_name(problem),
+            data_name=problem.data.name,
+            module=None,
+        )
+        if trainer.finetune is None:
+            return result
+        return finetuned(result, problem, trainer.finetune, self.validation, trainer.privacy, metrics)
 
     def _sent(self, name: str, row: Message, step: int) -> Tensor:
         """Return a row (1, d) as it leaves: clipped, and with noise of its own where the server is to see none
@@ -185,11 +249,11 @@ class Node:
             return clip_rows(row, replace(clip, bound=2 * clip.bound))
         return self.channel.counted(name, row)
 
-    def _round(self, content: RecordDict, number: int | None = None) -> Round:
-        self.channel.restore(tensors_of(content, "channel"))
-        number = int(facts_of(content)["round"]) if number is None else number
-        clips = self.channel.privacy is not None
-        return Round(number, self.channel.clip, clips=clips, time=np.full((1, 1), float(number)))
+    def _round(self, content: RecordDict, number: int, channel: Channel | None = None) -> Round:
+        channel = self.channel if channel is None else channel
+        channel.restore(tensors_of(content, "channel"))
+        clips, time = channel.privacy is not None, np.full((1, 1), float(number))
+        return Round(number, channel.clip, channel.local, clips=clips, time=time)
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
         sent = tensors_of(content, "public")
@@ -197,11 +261,11 @@ class Node:
 
     # State
 
-    def _path(self, content: RecordDict) -> Path:
+    def _path(self, content: RecordDict, file: str = "state.safetensors") -> Path:
         run = str(facts_of(content)["run"])
         if not re.fullmatch("[0-9a-f]{16}", run):
             raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
-        return self.folder / run / "state.safetensors"
+        return self.folder / run / file
 
     def _state(self, content: RecordDict) -> Own:
         """Return what the client keeps, as of the last of its rounds that counted.
@@ -245,3 +309,26 @@ class Node:
         notes = {"before": facts_of(content)["counted"] if of is None else of, "after": rounds}
         text = {name: str(value) for name, value in notes.items()} | {"pending": "yes" if pending else "no"}
         write_tensors(self._path(content), tensors, text)
+
+
+def _digest(content: RecordDict) -> str:
+    """Return a digest of all values that an answer depends on beside the node's own."""
+    digest = hashlib.blake2b(str(facts_of(content)["counted"]).encode(), digest_size=16)
+    for part in ("public", "channel"):
+        for name, value in sorted(tensors_of(content, part).items()):
+            digest.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode() + value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _scores(result: Result, client: str) -> dict[str, Any]:
+    """Return the scores of a client's final model by metric and, where it was finetuned, those of the others by model,
+    with the one that it chose."""
+
+    def of(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        return {metric: values[client] for metric, values in found.items() if client in values}
+
+    scores: dict[str, Any] = of(result.by_client)
+    if result.finetuned is not None:
+        scores["models"] = {name: of(found) for name, found in result.finetuned.by_client.items()}
+        scores |= {"chosen": choice} if (choice := result.finetuned.chosen.get(client)) else {}
+    return scores

@@ -16,6 +16,11 @@ TRUST = (
     "clients trust it with what they send, and whoever watches the network can tell who was asked"
 )
 
+OWN_ACCOUNTS = (
+    "the accounts of the nodes: every node adds noise to its own local steps and charges its own ledger, by which it "
+    "protects its records from the server too; this folder has no account, and says nothing of theirs"
+)
+
 
 def population(
     names: Sequence[str],

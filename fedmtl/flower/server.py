@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import Channel, RecordPrivacy
+from ..privacy import BoundSampler, Channel, RecordPrivacy
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.checkpoint import write_json
@@ -29,13 +30,15 @@ from ..trainer.loop import Loop, Measured
 from ..trainer.result import Result
 from ..trainer.sources import Source
 from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
-from .population import TRUST
+from .population import OWN_ACCOUNTS, TRUST
 
 COUNTED = "counted"
 _PAUSE = 0.2  # seconds between two questions for replies
 
 
-def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0) -> ServerApp:
+def server_app(
+    trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0
+) -> ServerApp:
     """Return the Flower ``ServerApp`` of a run in rounds.
 
     Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
@@ -47,33 +50,41 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
             configuration may override by ``folder``.
         patience: seconds that a round waits for replies; what comes later counts as zeros.
         gather: seconds that the run waits at its start for all clients to be connected.
+        hello: seconds that it waits for the name of a node that is new, once; a name that comes later counts from the
+            next round on.
 
     Raises:
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
     """
     check(trainer)
-    positive("server_app", patience=patience)
+    positive("server_app", patience=patience, hello=hello)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_as_flower()
         folder = context.run_config.get("folder", trainer.folder)
-        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
+        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather, hello=hello)
         logger.info("%s\n%s", _head(result), result.privacy.text())
 
     return app
 
 
-def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
+def serve(
+    trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0
+) -> Result:
     """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
     :func:`server_app`."""
     check(trainer)
-    logger.info("not covered by epsilon: %s", TRUST)
-    nodes = Nodes(grid, trainer.data.ids, patience)
+    records = isinstance(trainer.privacy, RecordPrivacy)
+    trust = OWN_ACCOUNTS if records else TRUST
+    logger.info("not covered by epsilon: %s", trust)
+    nodes = Nodes(grid, trainer.data.ids, patience, hello)
     nodes.gather(gather)
     given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
     given |= {"checkpoint_every": 1, "progress": False}  # nodes can go back by one round
+    given |= {"finetune": None, "metrics": ()}  # of the nodes
+    given["data"] = replace(trainer.data, notes=(trust,), verify=False)
     started = trainer.folder is not None and RunFolder(Path(trainer.folder)).started
     return _Server(**given, nodes=nodes).fit(resume=started)
 
@@ -91,15 +102,18 @@ def check(trainer: Trainer) -> None:
         )
     if type(algorithm).client is Algorithm.client:
         raise ConfigError(f"{algorithm.name} has no part that a client computes by itself; Flower apps need one.")
-    if isinstance(trainer.privacy, RecordPrivacy):
-        raise ConfigError(
-            "Flower apps protect whole clients: privacy is ClientPrivacy(...) or None, not RecordPrivacy."
-        )
+    privacy = trainer.privacy
+    if isinstance(privacy, RecordPrivacy):
+        privacy.budgets(trainer.data.ids)
+        if privacy.delta is None and not privacy.noiseless:
+            raise ConfigError(
+                "RecordPrivacy needs delta in a Flower app: its default is made of the number of all records, which "
+                "neither the server nor a node knows."
+            )
     if trainer.repeated.count > 1:
         raise ConfigError("Flower apps make one run: leave replicates and epsilons out.")
-    for name in ("baselines", "finetune", "metrics"):
-        if getattr(trainer, name):
-            raise ConfigError(f"{name} needs all clients in one process; leave it out of the trainer of a Flower app.")
+    if trainer.baselines:
+        raise ConfigError("baselines needs all clients in one process; leave it out of the trainer of a Flower app.")
     if trainer.client_store == "mapped":
         raise ConfigError("client_store is 'mapped', but every node has a folder of its own; leave it out.")
 
@@ -116,11 +130,14 @@ class Nodes:
         grid: of Flower.
         names: of all clients.
         patience: seconds to wait for replies.
+        hello: seconds to wait for the name of a node, once.
     """
 
-    def __init__(self, grid: Grid, names: Sequence[str], patience: float) -> None:
+    def __init__(self, grid: Grid, names: Sequence[str], patience: float, hello: float = 10.0) -> None:
         self.grid, self.names, self.patience = grid, tuple(names), patience
+        self.hello = min(hello, patience)
         self._nodes: dict[str, int] = {}
+        self._asked: dict[str, int] = {}  # questions for names that are open, and whose they are
         self._strangers: set[int] = set()  # they have answered, and are no client
 
     def gather(self, seconds: float) -> None:
@@ -137,10 +154,10 @@ class Nodes:
         is still there, or no name of the population, is left out."""
         there = set(self.grid.get_node_ids())
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
-        new = sorted(there - self._strangers - set(self._nodes.values()))
-        content = pack({})
-        messages = [Message(content, node, NAME, ttl=self.patience) for node in new]
-        for node, reply in self._replies(messages):
+        self._asked = {sent: node for sent, node in self._asked.items() if node in there}
+        new = sorted(there - self._strangers - set(self._nodes.values()) - set(self._asked.values()))
+        self._asked |= self._pushed([Message(pack({}), node, NAME, ttl=self.patience) for node in new])
+        for node, reply in self._replies(self._asked, self.hello if new else 0.0):
             name = facts_of(reply).get("name")
             if name in self._nodes:
                 logger.warning("a node calls itself %r, and another that is connected bears this name", name)
@@ -156,14 +173,19 @@ class Nodes:
         nodes = self.connected()
         names = {nodes[name]: name for name in contents if name in nodes}
         messages = [Message(contents[name], node, kind, ttl=self.patience) for node, name in names.items()]
-        return {names[node]: reply for node, reply in self._replies(messages)}
+        return {names[node]: reply for node, reply in self._replies(self._pushed(messages), self.patience)}
 
-    def _replies(self, messages: list[Message]) -> Iterable[tuple[int, RecordDict]]:
-        """Yield node and content of every reply in time; not of one that is an error, or cannot be read."""
+    def _pushed(self, messages: list[Message]) -> dict[str, int]:
+        """Send messages; return the node of each that was taken, by the message's number."""
         if not messages:
-            return
-        asked = zip(self.grid.push_messages(messages), (one.metadata.dst_node_id for one in messages), strict=False)
-        waiting, end = {sent: node for sent, node in asked if sent}, time.monotonic() + self.patience
+            return {}
+        sent = zip(self.grid.push_messages(messages), (one.metadata.dst_node_id for one in messages), strict=False)
+        return {number: node for number, node in sent if number}
+
+    def _replies(self, waiting: dict[str, int], seconds: float) -> Iterable[tuple[int, RecordDict]]:
+        """Yield node and content of every reply in time to the messages ``waiting``, in which those remain that are
+        still open; not of a reply that is an error, or cannot be read."""
+        end = time.monotonic() + seconds
         while waiting:
             for reply in self._pulled(list(waiting), waiting):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -185,11 +207,32 @@ class Nodes:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
 
 
+@dataclass(frozen=True)
+class _Capped:
+    """A schedule with its hard cap on the participations of one client, which noise would bring.
+
+    Args:
+        schedule: of the run.
+        rounds: planned number.
+    """
+
+    schedule: Any
+    rounds: int
+
+    def bind(self, n: int) -> BoundSampler:
+        """Attach the population size."""
+        bound: BoundSampler = self.schedule.bind(n)
+        return bound.capped(self.rounds)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Server(Trainer):
     nodes: Nodes
 
     def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+        if isinstance(self.privacy, RecordPrivacy) and not self.privacy.noiseless:  # the noise is the nodes' affair
+            silent = replace(self.privacy, epsilon=math.inf, noise_multiplier=None)
+            return replace(self, privacy=silent, schedule=_Capped(self.schedule, self.rounds)).open(*args, **options)
         channel, source = super().open(*args, **options, block=1)  # a round is long, and a crash loses one at most
         channel.rows_are_noised = True
         return channel, source
@@ -287,4 +330,7 @@ class _Rounds(Loop):
         """Hand the last public state to all nodes, each of which makes its own model of it."""
         got = self.nodes.ask(FINISH, self.contents(state, step, torch.arange(self.problem.clients)))
         logger.info("%d of %d clients have the final state", len(got), self.problem.clients)
-        return super().finish(state, step, stopped)
+        result = super().finish(state, step, stopped)
+        if not self.problem.protects_records:
+            return result
+        return replace(result, privacy=replace(result.privacy, records="drawn by each node of its own", releases=0))

@@ -150,6 +150,11 @@ class Ledger:
         ends = ((first, end if before is None else min(end, before)) for _, first, end in self._charges)
         return sum(max(0, end - first) for first, end in ends)
 
+    @property
+    def reached(self) -> int:
+        """Return the first step after all that were ever charged, in whatever session."""
+        return max((end for _, _, end in self._charges), default=0)
+
     def reserved_until(self, first: int, end: int) -> int:
         """Return the first step of [first, end) that :meth:`reserved` denies, or ``end``."""
         gaps = self._paid.gaps(first, end)

@@ -417,7 +417,7 @@ def _open_gradients(settings: tuple[Privacy, ...], run: _Run, plan: GradientPlan
         _check_post_processing(run.plans)
         law, sampler = SamplingLaw("zero_out", amplified=False, per_participation=True), sampler.capped(run.steps)
         rounds = {"law": law, "sampler": sampler}
-        caps = np.full(sampler.n, _participations(sampler, run.steps), dtype=np.int64)
+        caps = np.full(sampler.n, most_participations(sampler, run.steps), dtype=np.int64)
         facts = {"sampler": sampler.describe(), "schedule": _facts(sampler, law), "records": plan.describe()}
     else:
         assert plan.caps is not None
@@ -460,7 +460,7 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
             )
 
 
-def _participations(sampler: BoundSampler, steps: int) -> int:
+def most_participations(sampler: BoundSampler, steps: int) -> int:
     """Return the hard cap on the participations of one client: the sampler's, or one above the average, rounded up."""
     if sampler.cap is not None:
         return sampler.cap

@@ -296,6 +296,43 @@ class BoundFull(BoundSampler):
 
 
 @dataclass(frozen=True)
+class BoundAsked(BoundSampler):
+    """One client in a process of its own, which takes part when a server asks it, and is charged each time.
+
+    How the server draws is its own affair: no client can check it, so it amplifies nothing.
+
+    Args:
+        n: 1.
+        cohorts: how the server says that it draws.
+        max_uses: hard cap on the steps in which the client takes part; None where nothing is charged.
+    """
+
+    cohorts: str
+    max_uses: int | None = None
+
+    @property
+    def denominator(self) -> float:
+        return float(self.n)
+
+    @property
+    def cap(self) -> int | None:
+        return self.max_uses
+
+    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+        return SamplingLaw("zero_out", amplified=False, per_participation=True)
+
+    def event(self, event: Any, law: SamplingLaw) -> Any:
+        return event
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        return torch.arange(self.n)
+
+    def describe(self) -> str:
+        most = "" if self.max_uses is None else f", at most {self.max_uses} times"
+        return f"one client, when a server asks it ({self.cohorts}){most}"
+
+
+@dataclass(frozen=True)
 class PoissonSampling:
     """Every client takes part independently with probability ``cohort / n``; the size of a cohort varies.
 

@@ -1,0 +1,173 @@
+"""A node's own account: what its answers cost, on its own disk, whoever asks and however often.
+
+Where the noise is the node's, so is the account: nothing that a server does, or says of itself, can make a node release
+more than was planned. Every answer is a session of the node's ledger, of all runs that it ever took part in: the ledger
+is opened, charged on the disk, and closed when the answer is kept. Rounds in which the node was not asked are written
+as such. In secure mode an answer that a crash has lost stays charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from ..algorithms.base import Problem
+from ..errors import BudgetExhausted
+from ..privacy import Channel, RecordPrivacy, open_channel
+from ..privacy.account import Account
+from ..privacy.ledger import Ledger
+from ..privacy.opening import most_participations
+from ..privacy.row_noise import row_key
+from ..privacy.samplers import BoundAsked
+from ..trainer import Trainer
+from ..trainer.checkpoint import write_json
+from ..trainer.folder import RunFolder, plain
+from ..trainer.problem import fingerprint
+from ..trainer.sources import releases_of, sampler_of
+from .messages import logger
+
+
+class NodeAccount:
+    """The account of one node, and the channel that its answers go through.
+
+    Records that are protected, or rows that have noise against the server, are charged to the ledger in the private
+    part of the folder; where the noise is the server's there is no account here, and the channel only clips.
+
+    Args:
+        trainer: the settings, resolved.
+        population: the problem of the server.
+        problem: the same with the node's own data.
+        folder: of the node.
+
+    Attributes:
+        channel: for what a node does outside of an answer; it releases nothing.
+    """
+
+    def __init__(self, trainer: Trainer, population: Problem, problem: Problem, folder: RunFolder) -> None:
+        self.trainer, self.problem, self.folder = trainer, problem, folder
+        self.sampler = sampler_of(trainer.algorithm, trainer.schedule, population.clients)
+        privacy = trainer.privacy
+        self.records = privacy if isinstance(privacy, RecordPrivacy) else None
+        if self.records is not None:
+            if isinstance(self.records.epsilon, Mapping):
+                self.records = replace(self.records, epsilon=self.records.epsilon[problem.data.ids[0]])
+            self.channel = self._of_records(replace(self.records, epsilon=float("inf"), noise_multiplier=None))
+            return
+        if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair
+            privacy = replace(privacy, epsilon=None, noise_multiplier=privacy.noise_multiplier or 1.0)
+        plans = trainer.algorithm.plan(population, self.sampler)
+        self.channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
+
+    @contextmanager
+    def answer(self, step: int) -> Iterator[Channel]:
+        """Charge an answer in round ``step``, where the node pays for its answers, and yield the channel that it goes
+        through; on entry the charge is on the disk.
+
+        Raises:
+            BudgetExhausted: all answers that were planned have been given.
+            ResumeError: the ledger was written with other settings, was altered, or is a copy.
+        """
+        if self.records is not None:
+            with closing(self._of_records(self.records, self.folder)) as channel:
+                self._reach(channel.account, step)
+                channel.start(step)
+                channel.begin(step, channel.draw(step))
+                yield channel
+        elif self.channel.rows:
+            with closing(self._of_rows()) as account:
+                self._reach(account, step)
+                account.charge(step, np.zeros((1, 1, 1), dtype=np.int64))
+                yield self.channel
+        else:
+            yield self.channel
+
+    def certify(self) -> None:
+        """Write what the account says so far: for records ``public/privacy.json``, which ``fedmtl verify`` compares
+        with the ledger; nothing where the node has no account."""
+        if self.records is not None and not self.records.noiseless:
+            with closing(self._of_records(self.records, self.folder)) as channel:
+                reached = _ledger(channel.account).reached
+                channel.start(reached)
+                report = channel.report
+            found = report.with_ledger(channel.account.ledger).to_dict()
+            write_json(self.folder.public / "privacy.json", found)
+            about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
+            write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | found))
+            self.folder.seal()
+            logger.info("%s: epsilon %.4g of its records; fedmtl verify %s", *self._told(report.epsilon))
+        elif self.channel.rows:
+            with closing(self._of_rows()) as account:
+                given = int(account.spent.max())
+            for noise in self.channel.rows.values():
+                logger.info("%s after %d answers: %s", self.problem.data.ids[0], given, noise.text(given))
+
+    def _told(self, epsilon: float) -> tuple[str, float, str]:
+        return self.problem.data.ids[0], epsilon, str(self.folder.root)
+
+    def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Channel:
+        """Return the channel of the node's own local steps, by its ledger where a folder is given."""
+        trainer, problem = self.trainer, self.problem
+        most = None if privacy.noiseless else most_participations(self.sampler.capped(problem.rounds), problem.rounds)
+        asked = BoundAsked(1, self.sampler.describe(), most)
+        return open_channel(
+            privacy,
+            releases_of(trainer.algorithm, problem, asked, privacy),
+            asked,
+            seed=trainer.seed,
+            steps=problem.rounds,
+            fingerprint=self._fingerprint(),
+            ledger_path=None if folder is None else folder.ledger,
+            resume=folder is not None,
+            notes=problem.notes,
+        )
+
+    def _of_rows(self) -> Account:
+        """Return the account of answers whose rows have noise: so many as the noise is calibrated to."""
+        rows, privacy = self.channel.rows, self.trainer.privacy
+        plans = [plan for plan in self.channel.plans if plan.name in rows]
+        uses = min(plan.uses for plan in plans)
+        about = {
+            "account": "rows",
+            "client": self.problem.data.ids[0],
+            "answers": uses,
+            "clip_norm": None if privacy is None else privacy.initial_norm,
+        }
+        about |= {row_key(name): noise.multiplier for name, noise in rows.items()}
+        about |= {f"rows of {plan.name}": None if plan.rows is None else asdict(plan.rows) for plan in plans}
+        ledger = Ledger(
+            self.folder.ledger,
+            about,
+            fingerprint=self._fingerprint(),
+            replays_free=self.channel.source.name == "seeded",
+            clients=1,
+            resume=True,
+        )
+        return Account(1, steps=uses, caps=np.array([uses]), ledger=ledger, by_client=True)
+
+    def _fingerprint(self) -> str:
+        trainer = self.trainer
+        return fingerprint(self.problem, trainer.algorithm, trainer.privacy, trainer.schedule)
+
+    def _reach(self, account: Account, step: int) -> None:
+        """Begin a session at round ``step``, after noting that rounds before were not this node's."""
+        if account.ledger is None:  # clips only
+            return
+        first = min(step, account.ledger.reached)
+        account.start(first)
+        assert account.caps is not None
+        given, most = int(account.participations[0, 0]), int(account.caps[0])
+        if given >= most:
+            raise BudgetExhausted(
+                f"{self.problem.data.ids[0]} has given the {most} answers that its privacy pays for "
+                f"({self.folder.ledger} has them), and gives no more."
+            )
+        if first < step:
+            account.charge(first, np.full((1, step - first, 1), -1))
+
+
+def _ledger(account: Account) -> Ledger:
+    assert account.ledger is not None
+    return account.ledger
