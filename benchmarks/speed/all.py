@@ -1,8 +1,9 @@
-"""Run every driver of this folder, one after another, and keep what each prints: the numbers of the README.
+r"""Run every driver of this folder, one after another, and keep what each prints: the numbers of the README.
 
 Best on an idle machine. rounds.py also leaves rounds.jsonl, rounds.md and rounds.png.
 
-    python benchmarks/speed/all.py --root /path/to/leaf_femnist_206.json.zip --out speed --pfl-python /path/to/python
+    python benchmarks/speed/all.py --root /path/to/leaf_femnist_206.json.zip --out speed --pfl-python /path/to/python \
+        --flower-python /path/to/another/python
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ HERE = Path(__file__).parent
 
 def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     """Name of the output -> command, without the interpreter."""
-    pfl = ["--pfl-python", given.pfl_python] if given.pfl_python else []
-    rounds = ["rounds.py", "--root", given.root, "--repetitions", str(given.repetitions), *pfl]
+    others = ["--pfl-python", given.pfl_python] if given.pfl_python else []
+    others += ["--flower-python", given.flower_python] if given.flower_python else []
+    rounds = ["rounds.py", "--root", given.root, "--repetitions", str(given.repetitions), *others]
     single = ["--clock", "cpu", "--threads", "1"]
     return {
         "rounds": [*rounds, "--out", str(given.out)],
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of the outputs")
     parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
+    parser.add_argument("--flower-python", help="interpreter of an environment with flwr[simulation]")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="some of the outputs, by name")
     given = parser.parse_args()

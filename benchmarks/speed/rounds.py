@@ -1,11 +1,12 @@
-"""Seconds a round on LEAF FEMNIST: fedmtl, Apple's pfl and a plain PyTorch loop on the same work.
+r"""Seconds a round on LEAF FEMNIST: fedmtl, Apple's pfl, Flower and a plain PyTorch loop on the same work.
 
 The same clients, batches, start, clip and noise; the contenders take turns, each in a process of its own, and every
 one prints a line of JSON (see contenders/work.py). fedmtl's round is the trainer's: cohort, ledger entry on disk,
-gathering, local training, client store, release. pfl has no personal models; beside it all run FedProx. Where the final
-losses differ by more than 2%, there is no ratio.
+gathering, local training, client store, release. pfl has no personal models, and Flower leaves them to its users;
+beside these all run FedProx. Where the final losses differ by more than 2%, there is no ratio.
 
-    python benchmarks/speed/rounds.py --root /path/to/leaf_femnist_206.json.zip --pfl-python /path/to/bin/python
+    python benchmarks/speed/rounds.py --root /path/to/leaf_femnist_206.json.zip --pfl-python /path/to/bin/python \
+        --flower-python /path/to/another/bin/python
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WORKLOADS = {
     "MLP": ("mlp", "pmtl", "perceptron 784-200-62, 169,462 parameters, personal models"),
     "MLP-fedprox": ("mlp", "fedprox", "perceptron 784-200-62, 169,462 parameters, FedProx"),
 }
-SCRIPTS = {"fedmtl": "fedmtl_rounds.py", "pfl": "pfl_fedprox.py", "plain loop": "loop.py"}
+SCRIPTS = {"fedmtl": "fedmtl_rounds.py", "pfl": "pfl_fedprox.py", "flower": "flower_fedprox.py", "plain loop": "loop.py"}
 TOLERANCE = 0.02
 Line = dict[str, Any]
 
@@ -80,8 +81,9 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
     prepared.problem.executor.close()
     sides = [("fedmtl", sys.executable, n) for n in given.fedmtl_threads]
     sides += [("plain loop", sys.executable, n) for n in given.threads]
-    if given.pfl_python and method == "fedprox":
-        sides += [("pfl", given.pfl_python, n) for n in given.threads]
+    for name, python in (("pfl", given.pfl_python), ("flower", given.flower_python)):
+        if python and method == "fedprox":
+            sides += [(name, python, n) for n in given.threads]
     lines: dict[tuple[str, int], list[Line]] = {}
     with busy(given.busy):
         for repetition in range(given.repetitions):
@@ -169,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
     parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
+    parser.add_argument("--flower-python", help="of one with flwr[simulation]; none leaves it out")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender, at least 5")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds in each of them")
