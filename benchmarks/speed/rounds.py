@@ -36,7 +36,12 @@ WORKLOADS = {
     "MLP": ("mlp", "pmtl", "perceptron 784-200-62, 169,462 parameters, personal models"),
     "MLP-fedprox": ("mlp", "fedprox", "perceptron 784-200-62, 169,462 parameters, FedProx"),
 }
-SCRIPTS = {"fedmtl": "fedmtl_rounds.py", "pfl": "pfl_fedprox.py", "flower": "flower_fedprox.py", "plain loop": "loop.py"}
+SCRIPTS = {
+    "fedmtl": "fedmtl_rounds.py",
+    "pfl": "pfl_fedprox.py",
+    "flower": "flower_fedprox.py",
+    "plain loop": "loop.py",
+}
 TOLERANCE = 0.02
 Line = dict[str, Any]
 

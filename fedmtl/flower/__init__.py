@@ -8,10 +8,12 @@ from nothing to three nodes and a certificate.
 What is promised, and to whom. The ledger has charged a round, on disk, before its first message. Cohorts are drawn from
 the whole population by the server's own coins, never from whoever happens to be connected: that is not in the hands of
 the operator, and amplifies nothing. A client that is drawn and does not answer in time, with rows of the right shape
-and finite values, adds nothing to any sum over the same public denominator, as if it were not in the population. Every
-client clips before it sends, and the server clips again. Noise is added by the server, which sees the clipped messages
-before: clients trust it with them, and the network with who was asked. Nothing else leaves a node: scores and personal
-models stay in its folder, and a reply says nothing of an error but that there is no answer.
+and finite values, adds nothing to any sum over the same public denominator, as if it were not in the population. Where
+whole clients are protected every client clips before it sends, and the server clips again. Noise is added by the
+server, which sees the clipped messages before: clients trust it with them, and the network with who was asked. Where
+records are protected, or rows from the server, the noise is the node's own, and so is the account: a ledger on its
+disk, charged before it computes, whatever a server asks and however often. Nothing else leaves a node: scores and
+personal models stay in its folder, and a reply says nothing of an error but that there is no answer.
 """
 
 from __future__ import annotations

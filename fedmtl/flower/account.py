@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted
 from ..privacy import Channel, RecordPrivacy, open_channel
@@ -89,7 +90,8 @@ class NodeAccount:
         with the ledger; nothing where the node has no account."""
         if self.records is not None and not self.records.noiseless:
             with closing(self._of_records(self.records, self.folder)) as channel:
-                reached = _ledger(channel.account).reached
+                assert channel.account.ledger is not None
+                reached = channel.account.ledger.reached
                 channel.start(reached)
                 report = channel.report
             found = report.with_ledger(channel.account.ledger).to_dict()
@@ -97,15 +99,13 @@ class NodeAccount:
             about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
             write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | found))
             self.folder.seal()
-            logger.info("%s: epsilon %.4g of its records; fedmtl verify %s", *self._told(report.epsilon))
+            told = self.problem.data.ids[0], rounded_up(report.epsilon), self.folder.root
+            logger.info("%s: epsilon %s of its records; fedmtl verify %s", *told)
         elif self.channel.rows:
             with closing(self._of_rows()) as account:
                 given = int(account.spent.max())
             for noise in self.channel.rows.values():
                 logger.info("%s after %d answers: %s", self.problem.data.ids[0], given, noise.text(given))
-
-    def _told(self, epsilon: float) -> tuple[str, float, str]:
-        return self.problem.data.ids[0], epsilon, str(self.folder.root)
 
     def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Channel:
         """Return the channel of the node's own local steps, by its ledger where a folder is given."""
@@ -166,8 +166,3 @@ class NodeAccount:
             )
         if first < step:
             account.charge(first, np.full((1, step - first, 1), -1))
-
-
-def _ledger(account: Account) -> Ledger:
-    assert account.ledger is not None
-    return account.ledger

@@ -21,7 +21,7 @@ from torch import Tensor
 from .._fingerprint import differing
 from ..algorithms.base import Algorithm, Own, Problem, Round, State
 from ..data import FederatedDataset
-from ..errors import ConfigError, ResumeError
+from ..errors import ConfigError, FedmtlError, ResumeError
 from ..privacy import Channel, ClientPrivacy
 from ..privacy.channel import Message
 from ..privacy.clip import clip_rows
@@ -69,8 +69,9 @@ def client_app(trainer: Trainer, records: ReadRecords, *, folder: str | Path = "
                 place = Path(str(context.node_config.get("folder", folder)))
                 nodes[name] = Node(trainer, name, lambda: records(name, context.node_config), place)
             content = act(nodes[name], message.content)
-        except Exception:  # its text may speak of the records, and would travel to the server
-            logger.exception("this client has no answer, and counts as zeros")
+        except Exception as error:  # its text may speak of the records, and would travel to the server
+            named = isinstance(error, FedmtlError)
+            logger.error("this client has no answer, and counts as zeros: %s", error, exc_info=not named)
             content = RecordDict()
         return FlowerMessage(content, reply_to=message)
 

@@ -20,7 +20,7 @@ from .._files import read_json
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError
-from ..privacy import BoundSampler, Channel, RecordPrivacy
+from ..privacy import Channel, FixedCohort, RecordPrivacy
 from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.checkpoint import write_json
@@ -36,9 +36,7 @@ COUNTED = "counted"
 _PAUSE = 0.2  # seconds between two questions for replies
 
 
-def server_app(
-    trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0
-) -> ServerApp:
+def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.0, hello: float = 10.0) -> ServerApp:
     """Return the Flower ``ServerApp`` of a run in rounds.
 
     Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
@@ -207,33 +205,18 @@ class Nodes:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
 
 
-@dataclass(frozen=True)
-class _Capped:
-    """A schedule with its hard cap on the participations of one client, which noise would bring.
-
-    Args:
-        schedule: of the run.
-        rounds: planned number.
-    """
-
-    schedule: Any
-    rounds: int
-
-    def bind(self, n: int) -> BoundSampler:
-        """Attach the population size."""
-        bound: BoundSampler = self.schedule.bind(n)
-        return bound.capped(self.rounds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Server(Trainer):
     nodes: Nodes
 
-    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+    def open(self, problem: Problem, *args: Any, **options: Any) -> tuple[Channel, Source]:
         if isinstance(self.privacy, RecordPrivacy) and not self.privacy.noiseless:  # the noise is the nodes' affair
-            silent = replace(self.privacy, epsilon=math.inf, noise_multiplier=None)
-            return replace(self, privacy=silent, schedule=_Capped(self.schedule, self.rounds)).open(*args, **options)
-        channel, source = super().open(*args, **options, block=1)  # a round is long, and a crash loses one at most
+            schedule, silent = self.schedule, replace(self.privacy, epsilon=math.inf, noise_multiplier=None)
+            if isinstance(schedule, FixedCohort):  # as under noise, which caps how often a client is drawn
+                schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(self.rounds).cap)
+            return replace(self, privacy=silent, schedule=schedule).open(problem, *args, **options)
+        # a round is long, and a crash loses one at most
+        channel, source = super().open(problem, *args, **options, block=1)
         channel.rows_are_noised = True
         return channel, source
 

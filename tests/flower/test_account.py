@@ -1,0 +1,394 @@
+"""A node's own account: records that it protects itself, noise against the server, and servers that ask too often."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import MPMTL, Finetune, FixedCohort, FullParticipation, Trainer
+from fedmtl.errors import BudgetExhausted, ConfigError, ResumeError
+from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy
+from fedmtl.privacy.ledger import Ledger, accept_move
+from fedmtl.trainer.result import Result
+from fedmtl.trainer.verify import verify
+from tests.trainer.settings import quick_figures
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedmtl.flower.messages import NAME, ROUND, facts_of
+from fedmtl.flower.node import Node
+from fedmtl.flower.server import serve
+from tests.flower.test_apps import (
+    ROUNDS,
+    KilledError,
+    KilledGrid,
+    apart,
+    own_models,
+    public_state,
+    run,
+    same,
+    small,
+    trainer_of,
+)
+
+RECORDS = RecordPrivacy(clip_norm=1.0, epsilon=6.0, delta=1e-3)
+SCHEDULES = {"full": FullParticipation(), "poisson": PoissonSampling(cohort=4), "fixed": FixedCohort(cohort=3)}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
+
+
+def protected(name: str, schedule: str = "full", **settings) -> Trainer:
+    return replace(
+        trainer_of(name), privacy=replace(RECORDS, **settings), schedule=SCHEDULES[schedule], dtype="float64"
+    )
+
+
+def own_report(folder: Path, client: str) -> dict:
+    return json.loads((folder / "nodes" / client / "public/privacy.json").read_text())
+
+
+def ledger(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "private/ledger.jsonl").read_text().splitlines()]
+
+
+def answers(folder: Path) -> list[int]:
+    """The rounds for which an answer is charged, counted from the lines by hand."""
+    lines = [line for line in ledger(folder) if line["kind"] == "reserve"]
+    return [line["first"] + k for line in lines for k, cohort in enumerate(line["cohorts"]) if cohort]
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("pmtl", "poisson"),
+        ("pmtl", "fixed"),
+        ("ditto", "full"),
+        ("fedprox", "poisson"),
+        ("apfl", "full"),
+        ("local", "full"),
+    ],
+)
+def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
+    name: str, schedule: str, tmp_path: Path
+) -> None:
+    trainer = protected(name, schedule)
+    expected = replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    found = run(server, grid)
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    epsilons = []
+    for client in expected.ids:
+        same(expected.model_for(client).state_dict(), own_models(tmp_path, client), 1e-10)
+        found_here = verify(tmp_path / "nodes" / client)
+        assert found_here.fits
+        verdicts = {check.name: check.verdict for check in found_here.checks}
+        assert {verdicts[check] for check in ("chain", "head", "seal", "charges", "epsilon", "budget")} == {"confirmed"}
+        epsilons.append(own_report(tmp_path, client)["epsilon"])
+    assert expected.privacy.by_client is not None
+    assert (min(epsilons), max(epsilons)) == (expected.privacy.by_client[0], expected.privacy.by_client[2])
+    assert verify(tmp_path / "server").fits
+    assert found.epsilon == np.inf  # this folder has no account
+    assert any("the accounts of the nodes" in line for line in found.privacy.outside)
+
+
+def test_nothing_is_amplified_by_what_the_server_controls(tmp_path: Path) -> None:
+    """A node of a sampled run has the noise of its most participations, each charged in full, whatever q is."""
+    trainer = protected("pmtl", "poisson", noise_multiplier=3.0, epsilon=None)
+    server, grid = apart(trainer, tmp_path)
+    run(server, grid)
+    for client in trainer.data.ids:
+        (header, *_) = ledger(tmp_path / "nodes" / client)
+        (kind,) = header["kinds"]
+        assert header["schedule"]["amplified"] is False
+        assert header["schedule"]["relation"] == "zero_out"
+        assert kind["cap"] == min(ROUNDS, int(np.ceil(ROUNDS * 4 / 6)) + 1)
+        counts = trainer.data.subset([client]).train.counts.tolist()
+        assert kind["rate"] == min(1.0, 4 / counts[0])  # its own batches, of 4
+        asked = sum(one == client for message, one, _ in grid.sent if message == ROUND)
+        assert len(answers(tmp_path / "nodes" / client)) == asked
+
+
+def test_clients_may_have_budgets_of_their_own(tmp_path: Path) -> None:
+    epsilons = {f"client-{k}": 2.0 + k for k in range(6)}
+    trainer = protected("pmtl", epsilon=epsilons)
+    server, grid = apart(trainer, tmp_path)
+    run(server, grid)
+    for client, budget in epsilons.items():
+        report = own_report(tmp_path, client)
+        assert report["budget"] == budget
+        assert 0.9 * budget < report["epsilon"] <= budget
+
+
+def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
+    trainer = protected("pmtl", epsilon=np.inf, delta=None)
+    replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    run(server, grid)
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    assert not list((tmp_path / "nodes").rglob("ledger.jsonl"))
+
+
+# A server that asks too often
+
+
+@cache
+def questions(kind: str, folder: Path) -> tuple[Trainer, list[RecordDict]]:
+    """A secure run in which noise is the nodes', and what its server has asked the first client."""
+    if kind == "records":
+        trainer = protected("pmtl", source="secure")
+    else:
+        algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
+        trainer = replace(trainer_of("mp_mtl"), algorithm=algorithm, schedule=FullParticipation())
+        trainer = replace(
+            trainer, privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")
+        )
+    server, grid = apart(trainer, folder)
+    run(server, grid)
+    name = trainer.data.ids[0]
+    asked = [content for message, client, content in grid.sent if (message, client) == (ROUND, name)]
+    assert len(asked) == ROUNDS
+    return replace(server, callbacks=()), asked
+
+
+@pytest.fixture(scope="module", params=["records", "rows"])
+def asked(request, tmp_path_factory) -> tuple[Trainer, list[RecordDict], object]:
+    with pytest.MonkeyPatch.context() as patch:
+        quick_figures(patch)
+        folder = tmp_path_factory.mktemp(request.param)
+        server, contents = questions(request.param, folder)
+    name = server.data.ids[0]
+    data = trainer_of("pmtl" if request.param == "records" else "mp_mtl").data.subset([name])
+    return server, contents, data
+
+
+def node_of(asked, folder: Path) -> Node:
+    """A process of the node, which may have run before."""
+    server, _, data = asked
+    return Node(server, server.data.ids[0], lambda: data, folder)
+
+
+def changed(content: RecordDict, **facts) -> RecordDict:
+    return RecordDict({**content, "facts": ConfigRecord(facts_of(content) | facts)})
+
+
+def place(folder: Path) -> Path:
+    """The folder of the only client there."""
+    (found,) = folder.iterdir()
+    return found
+
+
+def sent(reply: RecordDict) -> dict[str, bytes]:
+    return {name: array.data for name, array in reply.array_records["rows"].items()}
+
+
+def test_the_same_question_has_the_same_answer_and_is_charged_once(asked, tmp_path: Path) -> None:
+    first = node_of(asked, tmp_path).train(asked[1][0])
+    again = node_of(asked, tmp_path).train(asked[1][0])  # after a restart
+    assert sent(again) == sent(first)
+    assert answers(place(tmp_path)) == [0]
+
+
+def test_a_round_is_answered_once(asked, tmp_path: Path) -> None:
+    """With other values, or after a later round, a server gets no second noise on the same answer."""
+    _, contents, _ = asked
+    node = node_of(asked, tmp_path)
+    node.train(contents[0])
+    with pytest.raises(ResumeError, match="asks for round 1 again, with other values"):
+        node.train(changed(contents[1], round=0, counted=0))
+    node.train(changed(contents[1], counted=0))
+    with pytest.raises(ResumeError, match="after round 2; a round of a run is answered once"):
+        node.train(contents[0])
+    with pytest.raises(ConfigError, match=f"asks for round {ROUNDS + 1}, and the settings have {ROUNDS}"):
+        node.train(changed(contents[0], round=ROUNDS))
+    assert answers(place(tmp_path)) == [0, 1]
+
+
+def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path) -> None:
+    """A server that gives itself new identities gets as many answers as were planned, and the first are all different:
+    each has noise of its own."""
+    given = set()
+    for number in range(ROUNDS):
+        reply = node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{number:016x}"))
+        given.add(tuple(sent(reply).items()))
+    assert len(given) == ROUNDS
+    new, known = changed(asked[1][0], run="f" * 16), changed(asked[1][1], run="0" * 16, counted=0)
+    for content in (new, known):
+        with pytest.raises(BudgetExhausted, match=f"has given the {ROUNDS} answers that its privacy pays for"):
+            node_of(asked, tmp_path).train(content)
+    assert answers(place(tmp_path)) == [0] * ROUNDS
+    again = node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{ROUNDS - 1:016x}"))  # what it has given
+    assert tuple(sent(again).items()) in given
+
+
+def test_an_answer_is_charged_on_disk_before_it_is_computed(asked, tmp_path: Path, monkeypatch) -> None:
+    """A node that is killed while it computes has paid, and is not asked for more than was planned."""
+    seen, kind = [], type(asked[0].algorithm)
+    compute = kind.client
+
+    def dies(self, problem, public, own, clients, round):
+        if not len(clients):  # a rehearsal
+            return compute(self, problem, public, own, clients, round)
+        seen.append(answers(place(tmp_path)))
+        raise KeyboardInterrupt
+
+    def gone(self: Ledger) -> None:  # what the system does for a process that is gone: no line is written
+        assert self._file is not None
+        self._file.close()
+
+    for number in range(ROUNDS - 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "client", dies)
+            patch.setattr(Ledger, "close", gone)
+            with pytest.raises(KeyboardInterrupt):
+                node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{number:016x}"))
+    assert seen == [[0], [0, 0]]
+    node_of(asked, tmp_path).train(asked[1][0])
+    with pytest.raises(BudgetExhausted):
+        node_of(asked, tmp_path).train(changed(asked[1][1], counted=1))
+
+
+def test_rounds_that_were_not_this_nodes_are_not_charged(asked, tmp_path: Path) -> None:
+    node = node_of(asked, tmp_path)
+    node.train(changed(asked[1][2], counted=0))
+    assert answers(place(tmp_path)) == [2]
+    spans = [(line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "reserve"]
+    assert spans == [(0, 2), (2, 3)]
+
+
+def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_path: Path) -> None:
+    server, contents, data = asked
+    node_of(asked, tmp_path).train(contents[0])
+    if isinstance(server.privacy, RecordPrivacy):
+        other = replace(server, privacy=replace(server.privacy, epsilon=7.0))
+    else:
+        other = replace(server, algorithm=replace(server.algorithm, curator_epsilon=7.0))
+    node = Node(other, server.data.ids[0], lambda: data, tmp_path)
+    content = changed(contents[0], settings=node.settings, run="f" * 16)
+    with pytest.raises(ResumeError, match="was written with"):
+        node.train(content)
+
+
+def test_a_copy_of_the_account_is_refused(asked, tmp_path: Path) -> None:
+    """Two copies that go on would give twice as many answers."""
+    node_of(asked, tmp_path / "one").train(asked[1][0])
+    path = place(tmp_path / "one") / "private/ledger.jsonl"
+    copied = path.with_name("copy")
+    copied.write_bytes(path.read_bytes())
+    copied.replace(path)
+    with pytest.raises(ResumeError, match="is a copy"):
+        node_of(asked, tmp_path / "one").train(changed(asked[1][1], counted=1))
+    accept_move(path)
+    node_of(asked, tmp_path / "one").train(changed(asked[1][1], counted=1))
+
+
+def test_a_certificate_after_too_many_questions(asked, tmp_path: Path, caplog) -> None:
+    server, contents, _ = asked
+    for number in range(ROUNDS):
+        node_of(asked, tmp_path).train(changed(contents[0], run=f"{number:016x}"))
+    with caplog.at_level(logging.INFO, "fedmtl"):
+        node_of(asked, tmp_path).finish(changed(contents[0], run="0" * 16, counted=1))
+    if not isinstance(server.privacy, RecordPrivacy):
+        assert any(f"after {ROUNDS} answers: epsilon 5 at" in record.getMessage() for record in caplog.records)
+        return
+    found = verify(place(tmp_path))
+    assert found.fits
+    assert 0.99 * 6 < found.epsilon <= 6
+    lines = (place(tmp_path) / "private/ledger.jsonl").read_text().splitlines()
+    (place(tmp_path) / "private/ledger.jsonl").write_text("\n".join(lines[:-3]) + "\n")
+    assert not verify(place(tmp_path)).fits
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize("name", ["pmtl", "pmtl, running mean"])
+def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(name: str, source: str, tmp_path: Path) -> None:
+    """Nodes answer the interrupted round with the same rows, and pay for it once."""
+    trainer = protected(name, source=source)
+    server, grid = apart(trainer, tmp_path)
+    rows = {}
+
+    def note(kind: str, client: str, number: int, content: RecordDict) -> RecordDict:
+        if kind == ROUND:
+            rows.setdefault(client, []).append({one: a.data for one, a in content.array_records["rows"].items()})
+        return content
+
+    first = KilledGrid(grid.app, trainer.data.ids, kind=ROUND, number=8, after=True)
+    first.broken = grid.broken = note
+    with pytest.raises(KilledError):
+        run(server, first)
+    run(server, grid)
+    assert sorted(map(len, rows.values())) == [3, 3, 3, 4, 4, 4]
+    for client, given in rows.items():
+        assert len(given) == 3 or given[1] == given[2]
+        assert answers(tmp_path / "nodes" / client) == [0, 1, 2]
+        assert verify(tmp_path / "nodes" / client).fits
+    if source == "seeded":
+        replace(trainer, folder=tmp_path / "one").fit()
+        same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+
+
+# Scores and finetuning stay with the node
+
+
+@pytest.mark.parametrize("finetune", [None, Finetune(), Finetune(kind="vanilla", start="personal", validation=0.3)])
+def test_metrics_and_finetuning_are_those_of_the_trainer(finetune, tmp_path: Path) -> None:
+    trainer = small(finetune=finetune, metrics=("balanced_accuracy",))
+    expected: Result = trainer.fit()
+    server, grid = apart(trainer, tmp_path)
+    run(server, grid)
+    for place, client in enumerate(expected.ids):
+        (path,) = (tmp_path / "nodes" / client).rglob("scores.json")
+        scores = json.loads(path.read_text())
+        for metric, values in expected.by_client.items():
+            assert scores.get(metric) == pytest.approx(values.get(client), rel=1e-6)
+        model = torch.cat([value.flatten() for value in own_models(tmp_path, client).values()])
+        assert torch.allclose(model.sort().values, expected.personal[place].sort().values, atol=1e-6)
+        if finetune is not None and finetune.validation:
+            assert scores["chosen"] == expected.finetuned.chosen[client]
+            assert set(scores["models"]) == {"shared", "personal", "finetuned", "local"}
+
+
+# Who does not say a name
+
+
+def test_a_node_that_never_says_its_name_is_waited_for_once(tmp_path: Path, monkeypatch) -> None:
+    """It has the short limit for names, and a name that comes late counts from the next round on."""
+    slept, now = [], [0.0]
+    monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.5)
+    monkeypatch.setattr("fedmtl.flower.server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("fedmtl.flower.server.time.monotonic", lambda: now[0])
+    server, grid = apart(small(), tmp_path)
+    held, push = {}, grid._push
+
+    def late(message):
+        number = push(message)
+        if grid.nodes[message.metadata.dst_node_id] == "client-2" and message.metadata.message_type == NAME:
+            held[number] = grid.replies.pop(number)
+        if message.metadata.message_type == ROUND and held and facts_of(message.content)["round"] == 0:
+            grid.replies.update(held)
+            slept.append(now[0])
+            held.clear()
+        return number
+
+    grid._push = late
+    serve(server, grid, patience=600.0, gather=0, hello=10.0)
+    assert slept[0] <= 11
+    rounds = [(client, facts_of(content)["round"]) for kind, client, content in grid.sent if kind == ROUND]
+    assert ("client-2", 0) not in rounds
+    assert ("client-2", 1) in rounds
+    assert sum(kind == NAME for kind, client, _ in grid.sent if client == "client-2") == 1
