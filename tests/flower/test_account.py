@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedmtl import MPMTL, Finetune, FixedCohort, FullParticipation, Trainer
 from fedmtl.errors import BudgetExhausted, ConfigError, ResumeError
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.ledger import Ledger, accept_move
+from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
 from tests.trainer.settings import quick_figures
@@ -24,6 +26,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fedmtl.flower import node as node_module
+from fedmtl.flower.account import NodeAccount
 from fedmtl.flower.messages import NAME, ROUND, facts_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve
@@ -340,6 +344,36 @@ def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(name: str, s
     if source == "seeded":
         replace(trainer, folder=tmp_path / "one").fit()
         same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+
+
+BROKEN = {
+    "the count is not looked at": ((NodeAccount, "_reach"), lambda self, account, step: account.start(step)),
+    "a ledger for each process": (
+        (RunFolder, "ledger"),
+        property(lambda self: self.private / f"{secrets.token_hex(4)}.jsonl"),
+    ),
+    "answers are not kept": ((Node, "_kept"), lambda self, content, step: None),
+    "all questions are the same": ((node_module, "_digest"), lambda content: ""),
+}
+
+
+@pytest.mark.parametrize("name", [None, *BROKEN])
+def test_a_broken_account_is_noticed(name: str | None, asked, tmp_path: Path, monkeypatch) -> None:
+    if name is not None:
+        (owner, attribute), broken = BROKEN[name]
+        monkeypatch.setattr(owner, attribute, broken)
+    tests = (
+        test_the_same_question_has_the_same_answer_and_is_charged_once,
+        test_a_round_is_answered_once,
+        test_answers_are_counted_over_all_runs_and_restarts,
+    )
+    noticed = []
+    for number, test in enumerate(tests):
+        try:
+            test(asked, tmp_path / str(number))
+        except (Exception, pytest.fail.Exception):
+            noticed.append(number)
+    assert bool(noticed) == (name is not None)
 
 
 # Scores and finetuning stay with the node

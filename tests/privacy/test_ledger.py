@@ -343,3 +343,19 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     again = door(tmp_path / "secure", resume=True, sampler=sampler, source="secure")
     advance(again, 5, 10)
     assert int(again.account.participations.sum()) == 15 * 4
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_how_far_a_ledger_has_reached(free: bool, tmp_path: Path) -> None:
+    """Over all sessions, and without what a clean close returns."""
+    kept = {"fingerprint": "a", "replays_free": free, "clients": 1}
+    with Ledger(tmp_path / "ledger.jsonl", {}, **kept) as first:
+        assert first.reached == 0
+        first.reserve(0, 2, [[], [0]])
+        first.begin(0, 2)
+        first.reserve(2, 5, [[0]] * 3)
+        assert first.reached == 5
+    with Ledger(tmp_path / "ledger.jsonl", {}, **kept, resume=True) as again:
+        assert again.reached == 2
+        again.reserve(0, 1, [[]])
+        assert again.reached == 2

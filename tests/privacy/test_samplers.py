@@ -23,6 +23,7 @@ from fedmtl.privacy import (
     distinct_ranks,
     open_channel,
 )
+from fedmtl.privacy.samplers import BoundAsked
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5])
@@ -226,3 +227,13 @@ def test_truncated_poisson_costs_more_than_poisson_and_less_without_amplificatio
     plain, loose, tight = (spent(PoissonSampling(20, m).bind(400)) for m in (None, 60, 21))
     assert plain <= loose < plain * 1.01
     assert plain * 1.01 < tight < spent(FullParticipation().bind(400))
+
+
+def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
+    bound = BoundAsked(1, "Poisson, 2 of 8 clients", max_uses=3)
+    law = bound.law(stateful=True, observer="clients")
+    assert (law.amplified, law.per_participation, law.relation) == (False, True, "zero_out")
+    assert bound.event("event", law) == "event"
+    assert bound.draw(5, SeededSource(0).coins("cohort", 5)).tolist() == [0]
+    assert (bound.denominator, bound.probability, bound.cap, bound.capped(10).cap) == (1.0, 1.0, 3, 3)
+    assert bound.describe() == "one client, when a server asks it (Poisson, 2 of 8 clients), at most 3 times"
