@@ -47,9 +47,10 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
         trainer: the settings, with a :func:`~fedmtl.flower.population` as data and a folder, which the app's
             configuration may override by ``folder``.
         patience: seconds that a round waits for replies; what comes later counts as zeros.
-        gather: seconds that the run waits at its start for all clients to be connected.
-        hello: seconds that it waits for the name of a node that is new, once; a name that comes later counts from the
-            next round on.
+        gather: seconds that the run waits at its start for all clients to be connected; those that are have
+            ``patience`` to say their names.
+        hello: seconds that it waits later for the name of a node that is new, once; a name that comes later counts from
+            the next round on.
 
     Raises:
         ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
@@ -139,10 +140,14 @@ class Nodes:
         self._strangers: set[int] = set()  # they have answered, and are no client
 
     def gather(self, seconds: float) -> None:
-        """Wait until all clients are connected, for ``seconds`` at most."""
-        end = time.monotonic() + seconds
-        while len(self.connected()) < len(self.names) and time.monotonic() < end:
-            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        """Wait until all clients are connected, for ``seconds`` at most; and until all nodes that are have said their
+        names, for which they may have to read their records, for as long as a round waits."""
+        began = time.monotonic()
+        while len(self.connected()) < len(self.names):
+            rest = began + (max(seconds, self.patience) if self._asked else seconds) - time.monotonic()
+            if rest <= 0:
+                break
+            time.sleep(min(1.0, rest))
         if len(self._nodes) < len(self.names):
             sizes = len(self._nodes), len(self.names)
             logger.warning("%d of %d clients are connected; the others count as zeros", *sizes)

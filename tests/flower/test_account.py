@@ -400,29 +400,40 @@ def test_metrics_and_finetuning_are_those_of_the_trainer(finetune, tmp_path: Pat
 # Who does not say a name
 
 
-def test_a_node_that_never_says_its_name_is_waited_for_once(tmp_path: Path, monkeypatch) -> None:
-    """It has the short limit for names, and a name that comes late counts from the next round on."""
-    slept, now = [], [0.0]
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_node_that_does_not_say_its_name_is_waited_for_once(at_start: bool, tmp_path: Path, monkeypatch) -> None:
+    """It has the patience of a round at the start, and the short limit later; a name that comes late counts from the
+    next round on."""
+    now, asked, held = [0.0], {}, {}
     monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.5)
     monkeypatch.setattr("fedmtl.flower.server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr("fedmtl.flower.server.time.monotonic", lambda: now[0])
-    server, grid = apart(small(), tmp_path)
-    held, push = {}, grid._push
+    server, grid = apart(small(rounds=4), tmp_path)
+    push, late = grid._push, next(node for node, name in grid.nodes.items() if name == "client-2")
+    if not at_start:
+        del grid.nodes[late]
 
-    def late(message):
+    def slow(message):
+        kind, node = message.metadata.message_type, message.metadata.dst_node_id
         number = push(message)
-        if grid.nodes[message.metadata.dst_node_id] == "client-2" and message.metadata.message_type == NAME:
+        if kind == NAME and node == late:
             held[number] = grid.replies.pop(number)
-        if message.metadata.message_type == ROUND and held and facts_of(message.content)["round"] == 0:
-            grid.replies.update(held)
-            slept.append(now[0])
-            held.clear()
+        if kind == ROUND:
+            step = facts_of(message.content)["round"]
+            asked.setdefault(step, now[0])
+            if step == 0:
+                grid.nodes[late] = "client-2"
+            if step == 2:
+                grid.replies.update(held)
         return number
 
-    grid._push = late
-    serve(server, grid, patience=600.0, gather=0, hello=10.0)
-    assert slept[0] <= 11
-    rounds = [(client, facts_of(content)["round"]) for kind, client, content in grid.sent if kind == ROUND]
-    assert ("client-2", 0) not in rounds
-    assert ("client-2", 1) in rounds
-    assert sum(kind == NAME for kind, client, _ in grid.sent if client == "client-2") == 1
+    grid._push = slow
+    serve(server, grid, patience=600.0, gather=20.0, hello=10.0)
+    assert asked[0] == pytest.approx(600 if at_start else 20, abs=1)
+    assert asked[1] - asked[0] == pytest.approx(0 if at_start else 10, abs=1)
+    assert asked[3] - asked[1] <= 1
+    rounds = [
+        facts_of(content)["round"] for kind, client, content in grid.sent if (kind, client) == (ROUND, "client-2")
+    ]
+    assert rounds == [3]
+    assert sum((kind, client) == (NAME, "client-2") for kind, client, _ in grid.sent) == 1
