@@ -278,7 +278,7 @@ class Problem:
                 "Single records are protected, so local training needs the round and not its number: pass the round "
                 "that Algorithm.client gets on to train_locally(round=...)."
             )
-        local, number = round.local, round.number
+        local, number, alone = round.local, round.number, self.executor.chunk < LANES
         order = by_decreasing(local.steps(clients))
 
         def work(stack: StackedModule, part: slice) -> None:
@@ -293,13 +293,14 @@ class Problem:
                 clients=clients[own],
                 round=number,
                 records=local,
+                alone=alone,
                 lam=rows_of(lam, place),
                 anchor=rows_of(anchor, place),
                 moving=moving,
             )
 
         with self.executor.products():
-            self.executor.map(work, len(clients))
+            self.executor.map(work, len(clients), grain=1 if alone else None)
         return result
 
 

@@ -257,7 +257,9 @@ def contributions(
     return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
 
 
-def clipped_segment_sums(rows: Tensor, client: Tensor, count: int, clip: Clip | None) -> Tensor:
+def clipped_segment_sums(
+    rows: Tensor, client: Tensor, count: int, clip: Clip | None, onto: Tensor | None = None
+) -> Tensor:
     """Return sums of clipped rows by client: per-example clipping of many clients' examples at once.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a client are
@@ -268,6 +270,7 @@ def clipped_segment_sums(rows: Tensor, client: Tensor, count: int, clip: Clip | 
         client: (N,) int64 on the same device, each in [0, count).
         count: k, number of clients.
         clip: the bound on one row, or None for no clipping.
+        onto: what this returned of earlier rows, which these are added to one by one; may be overwritten.
 
     Returns:
         (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for clients
@@ -283,7 +286,9 @@ def clipped_segment_sums(rows: Tensor, client: Tensor, count: int, clip: Clip | 
         )
     mps = rows.device.type == "mps"
     client = client.cpu() if mps else client
-    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device="cpu" if mps else rows.device)
+    device = torch.device("cpu") if mps else rows.device
+    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=device) if onto is None else onto
+    totals = totals.to(device, torch.float64)
     block = _block_rows(rows)
     for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)

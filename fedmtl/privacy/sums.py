@@ -194,8 +194,7 @@ class RecordSums:
         """
         total: Tensor | None = None
         for rows, place in chunks:
-            part = clipped_segment_sums(rows, place, clients, self.clip)
-            total = part if total is None else total.add_(part)
+            total = clipped_segment_sums(rows, place, clients, self.clip, total)
         if total is None:
             raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
         return total

@@ -18,6 +18,8 @@ from .module import StackedModule
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
 
+_ALIKE = 32  # examples that are computed together, or a multiple of it: what fills vector registers
+
 Tensors = dict[str, Tensor]
 
 
@@ -84,13 +86,100 @@ def example_gradients(
                 position[clients, part],
             )
             lead = present.numel()
-            rows = torch.cat([block[name].reshape(lead, -1) for name in stack.layout.names], dim=1)
+            rows = _flat(stack, block, lead)
             del block
             owner = torch.arange(first, clients.stop).repeat_interleave(used)
             if not bool(present.all()):
                 chosen = present.flatten().nonzero()[:, 0]
                 rows, owner = rows[chosen.to(rows.device)], owner[chosen]
             yield rows, owner.to(rows.device)
+
+
+def piece_width(expected: float) -> int:
+    """Return how many examples of a copy :func:`gradients_in_pieces` computes together, where a batch has ``expected``
+    examples: a number that is the same for all copies, and public."""
+    return 8 if expected <= 5 else 16
+
+
+def gradients_in_pieces(
+    stack: StackedModule,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    *,
+    mask: Tensor,
+    width: int,
+    address: Tensor | None = None,
+    position: Tensor | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Gradients of each example's own loss, as :func:`example_gradients`; those of a copy are the same to the last bit
+    whatever the other copies are, on a CPU whose operations use one thread.
+
+    A batch is cut into pieces of ``width`` examples, the last one padded, and a piece is computed with its copy's
+    parameters beside others like it: in float32 each begins at a multiple of 64 bytes, and they are always so many that
+    their examples are a multiple of 32 (see :mod:`fedmtl.local.places`). Where a chunk cannot hold them, copies are
+    computed one by one.
+
+    Args:
+        stack, x, y, loss, address, position, chunk_bytes: see :func:`example_gradients`; B is a multiple of ``width``.
+        mask: bool (A, B), which entries are examples; padding comes last.
+        width: examples of a piece, a power of 2 up to 16.
+
+    Yields:
+        See :func:`example_gradients`; the examples of a copy come in their order.
+    """
+    copies, dimension = len(x), stack.layout.dimension
+    if stack.has_dropout and (address is None or position is None):
+        raise ConfigError("Dropout needs an address and a position for every example to be private example by example.")
+    if address is None or position is None:
+        address, position = torch.zeros(copies, 3, dtype=torch.int64), torch.zeros(mask.shape, dtype=torch.int64)
+    address, position, mask = address.to(x.device), position.to(x.device), mask.cpu()
+    size, count = max(1, chunk_bytes // (dimension * stack.rows.element_size())), _ALIKE // width
+    gradient, nothing = _gradient(stack, loss), not bool(mask.any())
+    if nothing:
+        yield stack.rows.new_zeros(0, dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
+    elif size < _ALIKE:
+        for copy, number in enumerate(mask.sum(1).tolist()):
+            own = slice(copy, copy + 1)
+            for begin in range(0, number, size):
+                part = slice(begin, min(begin + size, number))
+                views = stack.layout.views(stack.rows[own])
+                found = gradient(views, address[own], x[own, part], y[own, part], position[own, part])
+                rows = _flat(stack, found, part.stop - begin)
+                del found
+                yield rows, torch.full((part.stop - begin,), copy, device=x.device)
+    else:
+        folded = [one.unflatten(1, (-1, width)) for one in (x, y, position, mask)]
+        for pieces in folded[3].any(2).nonzero().split(size // _ALIKE * count):
+            filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
+            copy_of, block = filled.unbind(1)
+            real = folded[3][copy_of, block]
+            real[len(pieces) :] = False
+            place, column = copy_of.to(x.device), block.to(x.device)
+            views = stack.layout.views(_rows_of(stack, place, copy_of))
+            chosen = real.flatten().nonzero()[:, 0]
+            found = gradient(views, address[place], *(one[place, column] for one in folded[:3]))
+            rows = _flat(stack, found, real.numel())
+            del found
+            owner = copy_of.repeat_interleave(width)[chosen]
+            yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
+
+
+def _flat(stack: StackedModule, gradients: Tensors, examples: int) -> Tensor:
+    """Return gradients by name as rows (``examples``, D)."""
+    return torch.cat([gradients[name].reshape(examples, -1) for name in stack.layout.names], dim=1)
+
+
+def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
+    """Return the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a view where these follow
+    one another."""
+    first, last = int(copies[0]), int(copies[-1])
+    if last - first + 1 == len(copies) and bool((copies.diff() == 1).all()):
+        return stack.rows[first : last + 1]
+    whole = stack.rows.new_empty(len(copies), stack.rows.stride(0))[:, : stack.layout.dimension]
+    torch.index_select(stack.rows, 0, place, out=whole)
+    return whole
 
 
 def _gradient(stack: StackedModule, loss: Loss) -> Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensors]:

@@ -11,6 +11,7 @@ from torch import nn
 from fedmtl.errors import ConfigError
 from fedmtl.stacked import Layout, StackedModule, client_means, example_gradients, prepare_module
 from fedmtl.stacked.losses import cross_entropy, example_losses, mse
+from fedmtl.stacked.per_example import gradients_in_pieces
 
 CPU = torch.device("cpu")
 
@@ -95,6 +96,28 @@ def test_any_chunk_size_gives_one_backward_pass_an_example_within_its_bound(name
         expected.append(torch.cat([p.grad.flatten() for p in single.parameters()]))
     assert torch.equal(owner, mask.nonzero()[:, 0])
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
+@pytest.mark.parametrize(("width", "per_chunk"), [(8, 1000), (16, 32), (16, 9)])
+def test_gradients_in_pieces_are_the_same_whoever_is_beside(name, width, per_chunk):
+    stack, _, _, x, y, mask = batch(name, 5)
+    mask = torch.arange(mask.shape[1]) < torch.tensor([3, 0, 6, 1, 5])[:, None]
+    whole = stack.rows.clone()
+    x, y, mask = (torch.cat([one] * 6, 1)[:, :32] for one in (x, y, mask))  # several pieces
+    mask = torch.arange(32) < torch.tensor([20, 0, 32, 1, 17])[:, None]
+    limit = {"chunk_bytes": per_chunk * stack.layout.dimension * 8}
+    expected, owner = gathered(example_gradients(stack, x, y, cross_entropy, mask=mask))
+    got, of = gathered(gradients_in_pieces(stack, x, y, cross_entropy, mask=mask, width=width, **limit))
+    assert torch.equal(of, owner)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    torch.set_num_threads(1)
+    for some in ([0], [4, 2], [3, 1, 0, 2]):
+        stack.load(whole[some], len(some))
+        given = x[some], y[some], cross_entropy
+        part, _ = gathered(gradients_in_pieces(stack, *given, mask=mask[some], width=width, **limit))
+        assert torch.equal(part, torch.cat([got[owner == k] for k in some]))
+        stack.load(whole, 5)
 
 
 def test_frozen_and_unused_parameters():

@@ -29,6 +29,7 @@ from fedmtl import (
     AsyncLearner,
     ClientPrivacy,
     Ditto,
+    Execution,
     FedAvg,
     FedRep,
     Finetune,
@@ -64,7 +65,10 @@ BASE: dict[str, Any] = {
     "progress": False,
 }
 TASKS = {"model": models.linear_regression(bias=True), "schedule": FullParticipation(), "data": "tasks"}
+RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
 CASES: dict[str, dict[str, Any]] = {
+    "records": {"folder": True, **RECORDS},
+    "records, one by one": {"algorithm": Ditto(lam=0.3, local=SOLVER), "execution": Execution(chunk=1), **RECORDS},
     "pmtl": {"folder": True, "eval_every": 1},
     "pmtl, running mean": {"algorithm": PMTL(lam=0.5, local=SOLVER, delta="local"), "metrics": ["f1"]},
     "fedavg, no privacy": {"algorithm": FedAvg(local=SOLVER), "privacy": None, "baselines": ["local"]},
@@ -92,7 +96,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 SWEEP = ["data.clients=12", "schedule.cohort=4", "rounds=2", "baselines=null", "finetune=none", "privacy.epsilon=1,4,9"]
-RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
 SECURE = {"privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")}
 
 
@@ -212,14 +215,13 @@ def main(folder: Path) -> None:
     for number, (name, case) in enumerate(CASES.items()):
         found[name] = outcome(trainer(case, own / str(number)), ranks=ranks)
     found["secure"] = outcome(trainer(SECURE, own), ranks=ranks)
-    found["records"] = outcome(trainer(RECORDS, own), ranks=ranks)
     found["begun alone"] = outcome(trainer(DYING, own / "begun alone"), ranks=ranks, resume=True)
     for case in test_replicates.EVERY:
         found[f"replicates of {case}"] = replicated(case, own, ranks)
     found["begun by all"] = replicated("pp_dmtl", own / "begun by all", ranks, resume=True)
     found["at the cap"] = replicated("learner", own / "capped", ranks, **CAPPED)
     found["sweep"] = cli.main(["-m", *SWEEP, f"hydra.sweep.dir={own / 'sweep'}"])
-    found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / "0").fit(ranks=ranks))
+    found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / str(list(CASES).index("pmtl"))).fit(ranks=ranks))
     write(found)
     VICTIM = ranks.size - 1
     found["killed"] = error_of(lambda: trainer(DYING, own / "killed").fit(ranks=ranks))

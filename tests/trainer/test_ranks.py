@@ -17,7 +17,7 @@ from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder
 
 from . import ranked, test_replicates
-from .ranked import CAPPED, CASES, DYING, RECORDS, SECURE, SWEEP, outcome, replicated, start, trainer
+from .ranked import CAPPED, CASES, DYING, SECURE, SWEEP, outcome, replicated, start, trainer
 
 SIZES = (2, 3)
 
@@ -73,14 +73,6 @@ def test_secure_noise_is_drawn_once(found: Any, tmp_path: Path) -> None:
         assert ranks[0]["secure"]["epsilon"] == alone["epsilon"]
         drawn.add(ranks[0]["secure"]["models"])
     assert len(drawn | {alone["models"]}) == 3
-
-
-def test_single_records_agree_to_rounding(found: Any, tmp_path: Path) -> None:
-    alone = outcome(trainer(RECORDS, tmp_path))
-    for ranks in found.values():
-        for one in ranks:
-            assert one["records"]["epsilon"] == alone["epsilon"]
-            assert one["records"]["history"][-1]["loss"] == pytest.approx(alone["history"][-1]["loss"], rel=1e-5)
 
 
 def test_a_run_of_one_process_goes_on_in_several(found: Any, tmp_path: Path) -> None:
