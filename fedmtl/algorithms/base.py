@@ -29,6 +29,7 @@ from ..ranks import ALONE, Ranks
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
+from ..stacked.per_example import piece_width
 from .store import ClientStore, Fields, MappedClientStore, PartStore
 
 PERSONALIZE_ROUND = 2**32 - 1
@@ -279,6 +280,7 @@ class Problem:
                 "that Algorithm.client gets on to train_locally(round=...)."
             )
         local, number, alone = round.local, round.number, self.executor.chunk < LANES
+        width = None if alone else piece_width(float(local.plan.expected.max(initial=0.0)))
         order = by_decreasing(local.steps(clients))
 
         def work(stack: StackedModule, part: slice) -> None:
@@ -293,7 +295,7 @@ class Problem:
                 clients=clients[own],
                 round=number,
                 records=local,
-                alone=alone,
+                width=width,
                 lam=rows_of(lam, place),
                 anchor=rows_of(anchor, place),
                 moving=moving,

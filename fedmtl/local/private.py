@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..stacked.losses import Loss
-from ..stacked.per_example import example_gradients, gradients_in_pieces, piece_width
+from ..stacked.per_example import example_gradients, gradients_in_pieces
 from .optimizers import Strength, rows_of
 from .solver import LocalSolver, address_of, frozen_part
 
@@ -35,7 +35,7 @@ def train_privately(
     clients: Tensor,
     round: int,
     records: LocalSteps,
-    alone: bool = False,
+    width: int | None = 16,
     lam: Strength = 0.0,
     anchor: Tensor | None = None,
     moving: Tensor | None = None,
@@ -55,7 +55,8 @@ def train_privately(
         clients: int64 (k,), in any order; the stack computes those with most steps first.
         round: addresses the step size and dropout masks.
         records: draws records, clips, adds noise.
-        alone: whether there is always one client, not padded; else how many stand beside one does not show.
+        width: examples of a client that are computed together, with those of clients beside it, which do not show; None
+            where there is never another one.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (k, D); lam may be a tensor (D,) or (k, D) with
             one strength for each coordinate, or a precision matrix.
         moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
@@ -76,17 +77,16 @@ def train_privately(
     optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
     frozen, still = frozen_part(rows, moving)
     first, keys = data.train.offsets[clients], data.keys[clients]
-    width = piece_width(float(records.plan.expected.max(initial=0.0)))
     begin, most = records.begin_training(clients), int(steps[0]) if len(steps) else 0
     for step in range(begin, begin + most):
         active = int((steps > step - begin).sum())
         index, mask = records.batch(clients[:active], step)
-        filler = 0 if alone else -mask.shape[1] % width
+        filler = 0 if width is None else -mask.shape[1] % width
         mask, index = pad(mask, (0, filler)), pad(index, (0, filler))
         index = torch.where(mask, index, 0)  # padding is read, but never used
         x, y = data.gather("train", first[:active, None] + index, dtype=rows.dtype, device=rows.device)
         address = address_of(keys[:active], round, step) if stack.has_dropout else None
-        of = example_gradients if alone else partial(gradients_in_pieces, width=width)
+        of = example_gradients if width is None else partial(gradients_in_pieces, width=width)
         chunks = of(stack, x, y, loss, mask=mask, address=address, position=index)
         if frozen is not None:
             chunks = ((gradients.index_fill(1, frozen, 0.0), owner) for gradients, owner in chunks)

@@ -686,11 +686,12 @@ def _clip_of_the_square_root(rows, bound):
 _segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_factors, ClientRows.of
 
 
-def _clip_of_the_mean(rows, place, count, bound):
+def _clip_of_the_mean(rows, place, count, bound, onto=None):
     """Clips the sum of a client, not each record."""
     total = _segment_sums(rows, place, count, None)
     norms = total.norm(dim=1, keepdim=True)
-    return total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+    clipped = total * torch.clamp(bound.bound / norms.clamp(min=1e-300), max=1.0)
+    return clipped if onto is None else onto + clipped
 
 
 # What is frozen, and what moves beside it
@@ -716,9 +717,9 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     kept = _moving_but_for_b(trainer)
 
-    def make(rows, place, count, bound):
+    def make(rows, place, count, bound, onto=None):
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
-        return _segment_sums(rows.double() * factors[:, None], place, count, None)
+        return _segment_sums(rows.double() * factors[:, None], place, count, None, onto)
 
     patch.setattr(sums, "clipped_segment_sums", make)
 
@@ -1592,7 +1593,11 @@ MUTANTS = [
     ),
     Mutant(
         "clip skipped",
-        _set(sums, "clipped_segment_sums", lambda rows, place, count, bound: _segment_sums(rows, place, count, None)),
+        _set(
+            sums,
+            "clipped_segment_sums",
+            lambda rows, place, count, bound, onto: _segment_sums(rows, place, count, None, onto),
+        ),
         SENSITIVITY,
         RECORDS,
     ),
