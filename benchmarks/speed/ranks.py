@@ -6,6 +6,9 @@ without evaluation and without a checkpoint. A row of the table has the seconds 
 first rank spends in operations of all ranks (waiting for the slowest, and those around the rounds, included), and the
 efficiency: the seconds of one rank over those of N, divided by N for strong scaling.
 
+The last line is a model and no measurement: a round of N ranks takes W / N + r, where W is the clients' work and r what
+more ranks do not shorten, both from the rows of strong scaling for one rank and for most.
+
     OMP_NUM_THREADS=1 python benchmarks/speed/ranks.py --ranks 1 2
 """
 
@@ -102,11 +105,11 @@ def group(arguments: argparse.Namespace, size: int, weak: bool) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--clients", type=int, default=2000)
-    parser.add_argument("--cohort", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=600)
+    parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--features", type=int, default=784)
     parser.add_argument("--classes", type=int, default=62)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2, help="groups of each size, in turn; the fastest counts")
     parser.add_argument("--weak", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -116,6 +119,7 @@ def main() -> None:
         return
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'scaling':<8}{'ranks':>6}{'cohort':>8}{'s/round':>10}{'together':>10}{'efficiency':>12}")
+    expected = "no model: it needs a run of one rank, and of several"
     for weak in (False, True):
         found: dict[int, dict[str, float]] = {}
         for _ in range(arguments.repeats):
@@ -130,6 +134,15 @@ def main() -> None:
                 f"{'weak' if weak else 'strong':<8}{size:>6}{cohort:>8}{row['seconds']:>10.3f}{row['together']:>10.3f}"
                 f"{share:>12.0%}"
             )
+        if not weak and min(found) == 1 < max(found):
+            most, one = max(found), found[1]["seconds"]
+            rest = min(one, max(0.0, (most * found[most]["seconds"] - one) / (most - 1)))
+            eight = (one - rest) / 8 + rest
+            expected = (
+                f"model, not measured: W = {one - rest:.3f} s, r = {rest:.3f} s; 8 ranks would take {eight:.3f} s a "
+                f"round, {one / eight:.1f} times as fast as one"
+            )
+    print(expected)
 
 
 if __name__ == "__main__":
