@@ -1,6 +1,6 @@
 r"""Run every driver of this folder, one after another, and keep what each prints: the numbers of the README.
 
-Best on an idle machine. rounds.py also leaves rounds.jsonl, rounds.md and rounds.png.
+Best on an idle machine. rounds.py also leaves rounds.jsonl, rounds.md and rounds.png. gpu.py is for another machine.
 
     python benchmarks/speed/all.py --root /path/to/leaf_femnist_206.json.zip --out speed --pfl-python /path/to/python \
         --flower-python /path/to/another/python
@@ -21,9 +21,11 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     others = ["--pfl-python", given.pfl_python] if given.pfl_python else []
     others += ["--flower-python", given.flower_python] if given.flower_python else []
     rounds = ["rounds.py", "--root", given.root, "--repetitions", str(given.repetitions), *others]
+    rounds += ["--rounds", str(given.rounds)]
+    chosen = ["--workloads", *given.workloads] if given.workloads else []
     single = ["--clock", "cpu", "--threads", "1"]
     return {
-        "rounds": [*rounds, "--out", str(given.out)],
+        "rounds": [*rounds, *chosen, "--out", str(given.out)],
         "rounds-busy": [*rounds, "--busy", "2", "--workloads", "W2", "W2-fedprox", "--out", str(given.out / "busy")],
         "frozen": ["frozen.py", "--rounds", "7"],
         "asynchronous": ["asynchronous.py", "--workloads", "learner", "statistics", "--runs", "1", "100", *single],
@@ -31,6 +33,8 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         "mp_mtl": ["mp_mtl.py"],
         "p2p": ["p2p.py"],
         "noise": ["noise.py"],
+        "ranks": ["ranks.py", "--ranks", "1", "2", "--repeats", "1"],
+        "population": ["population.py"],
     }  # fmt: skip
 
 
@@ -42,6 +46,8 @@ def main() -> None:
     parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
     parser.add_argument("--flower-python", help="interpreter of an environment with flwr[simulation]")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every process of rounds.py")
+    parser.add_argument("--workloads", nargs="+", help="of rounds.py; none takes all")
     parser.add_argument("--only", nargs="+", help="some of the outputs, by name")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
