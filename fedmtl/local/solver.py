@@ -263,7 +263,7 @@ def train_locally(
     ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less)
     if divergence is None and moving is None and loss is cross_entropy:
         affine = solver.affine_step(plan.round, lam)
-        if affine is not None:
+        if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
             rule = Rule(*affine, rows_of(anchor, place))
             if _run_by_products(stack, data, plan, rows, rule, ends):
                 return

@@ -19,6 +19,8 @@ SourceName = Literal["seeded", "secure"]
 Mechanism = str
 """The name of a law of noise, see :data:`~fedmtl.privacy.noise.registry.LAWS`."""
 
+_LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles as well
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy:
@@ -206,6 +208,10 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
         positive(owner, epsilon=epsilon)
     if noise_multiplier is not None:
         positive(owner, noise_multiplier=noise_multiplier)
+        if not _LEAST <= noise_multiplier <= _MOST:
+            raise ConfigError(
+                f"{name}.noise_multiplier is {noise_multiplier:g}; it must be between {_LEAST:g} and {_MOST:g}."
+            )
         if epsilon == math.inf:
             raise ConfigError(f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
     if delta is not None:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import FixedCohort, FullParticipation, PoissonSampling, epsilon, step_event
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    RecordPrivacy,
+    ReleasePlan,
+    epsilon,
+    open_channel,
+    step_event,
+)
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.accounting.composition import StepEvent
@@ -117,3 +128,22 @@ def test_the_accountant_of_the_step_is_asked() -> None:
 def test_a_target_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs no noise"):
         calibrate_multiplier(lambda z: StepEvent(dp_accounting.NoOpDpEvent(), "pld"), target=1.0, delta=1e-5, uses=3)
+
+
+@pytest.mark.parametrize("settings", [ClientPrivacy, RecordPrivacy])
+@pytest.mark.parametrize("multiplier", [1e-160, 1e162])
+def test_noise_whose_square_is_no_number_is_refused(settings, multiplier: float) -> None:
+    with pytest.raises(ConfigError, match=r"noise_multiplier is 1e.*; it must be between 1e-100 and 1e\+100"):
+        settings(clip_norm=1.0, noise_multiplier=multiplier)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian"])
+@pytest.mark.parametrize("multiplier", [1e-100, 1e100])
+def test_the_least_and_the_most_noise(mechanism: str, multiplier: float) -> None:
+    plan = ReleasePlan(name="update", dimension=5, uses=2, stateful=False)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5, mechanism=mechanism)
+    channel = open_channel(privacy, [plan], FullParticipation().bind(3), seed=0, steps=2)
+    channel.begin(0, channel.draw(0))
+    value = channel.release("update", torch.zeros(3, 5), torch.arange(3))
+    assert bool(torch.isfinite(value).all())
+    assert channel.epsilon == 0 if multiplier > 1 else channel.epsilon > 1e100
