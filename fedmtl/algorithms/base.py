@@ -183,6 +183,7 @@ class Problem:
         divergence: Loss | None = None,
         moving: Tensor | None = None,
         less: Tensor | None = None,
+        kept: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return every client's model after its local run, or how far it is from a point.
@@ -202,6 +203,7 @@ class Problem:
                 :func:`fedmtl.local.train_locally`; not where records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
             less: (D,), what is subtracted from every model; None for nothing.
+            kept: (k, D), where the models themselves go beside the result; None for nowhere.
             out: (k, D), where the result goes; may be ``start``.
 
         Returns:
@@ -216,6 +218,8 @@ class Problem:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
             self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
+            if kept is not None:
+                kept.copy_(result)
             return self._counted(result if less is None else result.sub_(less), number)
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
@@ -224,6 +228,8 @@ class Problem:
         if len(idle) and (out is not start or less is not None):
             stay = start[idle] if start.dim() == 2 else start
             result[idle] = stay if less is None else stay - less
+            if kept is not None:
+                kept[idle] = stay
         for width in widths[steps > 0].unique().tolist():
             alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
             members, real = places(steps[alike], lanes[alike], grain)
@@ -245,6 +251,7 @@ class Problem:
                         out=result,
                         place=place[part],
                         less=less,
+                        kept=kept,
                         lam=lam,
                         anchor=anchor,
                         divergence=divergence,

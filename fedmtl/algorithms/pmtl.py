@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from .._check import non_negative, one_of, positive
@@ -93,11 +94,14 @@ class PMTL(Algorithm):
         mean = public["mean"]
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(own, mean)
-        models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean)
+        models = torch.empty_like(start)
+        change = problem.train_locally(
+            self.local, start, clients, round=round, lam=self.lam, anchor=mean, less=mean, kept=models
+        )
         own = keep_models(own, models, start)
         # 3. what every member sends
         if self.delta == "global":
-            return {"update": models - mean}, own
+            return {"update": change}, own
         update = round.clip(
             "update", models - problem.initial - own["sent"]
         )  # relative to wtilde^0: u_k = wtilde^0 + sent

@@ -77,12 +77,14 @@ class SentPlan:
             device,
         )
 
-    def write(self, step: int, rows: Tensor, out: Tensor, less: Tensor | None) -> None:
+    def write(self, step: int, rows: Tensor, out: Tensor, less: Tensor | None, kept: Tensor | None) -> None:
         """Write the models of the clients whose last step this was, less ``less`` (D,), from ``rows`` (K, D) to ``out``
-        (n, D)."""
+        (n, D), and as they are to ``kept`` (n, D)."""
         done = slice(self._ends[step], self._ends[step + 1])
         if done.start < done.stop:
             ended = rows.index_select(0, self._order[done])
+            if kept is not None:
+                kept.index_copy_(0, self._to[done], ended)
             out.index_copy_(0, self._to[done], ended if less is None else ended.sub_(less))
 
 
@@ -162,6 +164,7 @@ def train_on_device(
     out: Tensor,
     place: Tensor,
     less: Tensor | None,
+    kept: Tensor | None,
     anchor: Tensor | None,
     lam: Any,
     build: Build,
@@ -170,7 +173,7 @@ def train_on_device(
     """Do what :func:`fedmtl.local.train_locally` does, without waiting for the device.
 
     Args:
-        stack, data, plan, start, out, place, less, anchor, lam: as there; ``place`` on the host.
+        stack, data, plan, start, out, place, less, kept, anchor, lam: as there; ``place`` on the host.
         build: makes the local step.
         key: of everything that a recorded step depends on beside its memory; None where none can be recorded.
     """
@@ -208,7 +211,7 @@ def train_on_device(
             program.run(table, sent.width)
         elif step is not None:
             run_step(step, data, table, sent.width, rows.dtype, None if here else sent.rows[number, :active])
-        sent.write(number, rows, out, less)
+        sent.write(number, rows, out, less, kept)
 
 
 def _fixed(value: Any, rows: Tensor) -> Any:

@@ -220,6 +220,7 @@ def train_locally(
     out: Tensor,
     place: Tensor,
     less: Tensor | None = None,
+    kept: Tensor | None = None,
     lam: Strength = 0.0,
     anchor: Tensor | None = None,
     divergence: Loss | None = None,
@@ -240,6 +241,7 @@ def train_locally(
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
             one strength for each coordinate, or a precision matrix.
         less: (D,), what is subtracted from the models that go to ``out``; None for nothing.
+        kept: (n, D), where the models go as they are, beside; None for nowhere.
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
@@ -256,11 +258,12 @@ def train_locally(
         if solver.decay < 1.0 and solver.decay_every < _WORTH_RECORDING:
             key = None
         train_on_device(
-            stack, data, plan, start, out=out, place=place, less=less, anchor=anchor, lam=lam, build=build, key=key
+            stack, data, plan, start, out=out, place=place, less=less, kept=kept,
+            anchor=anchor, lam=lam, build=build, key=key
         )  # fmt: skip
         return
     rows = stack.load(start, len(plan.steps), place=place)
-    ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less)
+    ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less, kept)
     if divergence is None and moving is None and loss is cross_entropy:
         affine = solver.affine_step(plan.round, lam)
         if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
@@ -276,9 +279,13 @@ def train_locally(
             for client in batch.done.tolist():
                 row = out[ends.where[client]]
                 row.copy_(rows[client]) if less is None else torch.sub(rows[client], less, out=row)
+                if kept is not None:
+                    kept[ends.where[client]].copy_(rows[client])
         elif len(batch.done):
             done = rows[batch.done]
             out.index_copy_(0, place[batch.done], done if less is None else done - less)
+            if kept is not None:
+                kept.index_copy_(0, place[batch.done], done)
 
 
 @dataclass(frozen=True)

@@ -187,12 +187,14 @@ class Ends(NamedTuple):
         where: its row of ``out``.
         out: (n, D).
         less: (D,), what is subtracted from it; None for nothing.
+        kept: (n, D), where it goes as it is, beside; None for nowhere.
     """
 
     last: list[int]
     where: list[int]
     out: Tensor
-    less: Tensor | None
+    less: Tensor | None = None
+    kept: Tensor | None = None
 
 
 def values_of(x: Tensor, weights: list[Tensor], biases: list[Tensor], functions: list[int]) -> list[Tensor]:
@@ -314,6 +316,7 @@ def run_steps(
     where: list[int],
     out: Tensor,
     less: Optional[Tensor],  # noqa: UP045
+    kept: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """Make the local steps of :meth:`Perceptron.run`, whose arguments these are."""
     for step in range(len(active)):
@@ -328,7 +331,7 @@ def run_steps(
         move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
-        write_ends(step, rows, last, where, out, less)
+        write_ends(step, rows, last, where, out, less, kept)
 
 
 def inputs_of(x: Tensor, taken: Tensor, scale: float, shift: float, rows: Tensor) -> Tensor:
@@ -348,6 +351,7 @@ def write_ends(
     where: list[int],
     out: Tensor,
     less: Optional[Tensor],  # noqa: UP045
+    kept: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """Write out the copies whose last step this was, see :class:`Ends`."""
     for copy in range(len(last)):
@@ -356,6 +360,8 @@ def write_ends(
                 out[where[copy]].copy_(rows[copy])
             else:
                 torch.sub(rows[copy], less, out=out[where[copy]])
+            if kept is not None:
+                kept[where[copy]].copy_(rows[copy])
 
 
 def output_gradient(

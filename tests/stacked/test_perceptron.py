@@ -96,7 +96,7 @@ def test_local_steps_in_one_call_are_single_steps(name: str, compiled: bool, mon
         for copy in range(K):
             if last[copy] == step:
                 expected[where[copy]] = loose[copy] - less[0]
-    out = torch.zeros_like(expected)
+    out, kept = torch.zeros_like(expected), torch.zeros_like(expected)
     order = torch.randperm(3 * K * B)
     stored, labels = torch.empty(3 * K * B, 6, dtype=torch.float64), torch.empty(3 * K * B, dtype=torch.int64)
     stored[order], labels[order] = (x.reshape(-1, 6) - 1.0) / 0.5, y.flatten()
@@ -104,10 +104,12 @@ def test_local_steps_in_one_call_are_single_steps(name: str, compiled: bool, mon
         rows,
         Examples(stored, labels, 0.5, 1.0, order.view(3, K, B), mask, active, widths),
         Rule(keep=0.9, rate=0.3, towards=0.2, anchor=anchor),
-        Ends(last=last, where=where, out=out, less=less[0]),
+        Ends(last=last, where=where, out=out, less=less[0], kept=kept),
     )
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(kept[[4, 2, 0, 1]] - less[0], out[[4, 2, 0, 1]])
     assert not out[[3, 5, 6]].any()
+    assert not kept[[3, 5, 6]].any()
 
 
 def test_compiled_steps_have_the_bits_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
