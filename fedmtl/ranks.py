@@ -98,6 +98,12 @@ class Ranks:
             while store.add("fedmtl/met", 0) < self.size:
                 time.sleep(_POLL)
 
+    def leave(self) -> None:
+        """End this process's part in a launch, when it has nothing more to ask or to answer: threads that still wait for
+        the others when the process ends would abort it. Nothing is done where the process is alone."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
     def owners(self, work: Tensor) -> Tensor:
         """Return the rank of every client, int64 (n,): they are dealt out in the order of their expected ``work``
         (n,), back and forth, so that the ranks have about as much to do. No number of a run depends on it."""

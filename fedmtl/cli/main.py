@@ -84,8 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
+        ranks: Ranks | None = None
         with _errors_in_one_line(debug) as codes:
-            codes.append(_dispatch(words, debug, _launched(words)))
+            ranks = _launched(words)
+            codes.append(_dispatch(words, debug, ranks))
+        if ranks is not None:
+            ranks.leave()
         return max(codes)
     except KeyboardInterrupt:
         say("interrupted.")
