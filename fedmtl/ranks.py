@@ -44,6 +44,7 @@ class Ranks:
         group: their process group; None for a single one.
         local: number of this process on its machine.
         beside: how many processes were started together on this machine.
+        begins: whether the launch's process group was made with this, and not by the program before.
     """
 
     rank: int = 0
@@ -51,6 +52,7 @@ class Ranks:
     group: Any = None
     local: int = 0
     beside: int = 1
+    begins: bool = False
 
     @classmethod
     def of_launch(cls) -> Ranks:
@@ -62,7 +64,8 @@ class Ranks:
         """
         if not dist.is_available():
             return cls()
-        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        begins = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if begins:
             dist.init_process_group("gloo", timeout=_WAIT)
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls()
@@ -70,7 +73,7 @@ class Ranks:
             raise ConfigError("A run over several processes needs a build of torch with gloo.")
         rank, size = dist.get_rank(), dist.get_world_size()
         local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
-        return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside)
+        return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside, begins)
 
     @property
     def first(self) -> bool:
@@ -99,9 +102,9 @@ class Ranks:
                 time.sleep(_POLL)
 
     def leave(self) -> None:
-        """End this process's part in a launch, when it has nothing more to ask or to answer: threads that still wait for
-        the others when the process ends would abort it. Nothing is done where the process is alone."""
-        if self.size > 1 and dist.is_initialized():
+        """End this process's part in a launch, when it has nothing more to ask or to answer: threads that still wait
+        for the others when the process ends would abort it. A group that the program made itself stays."""
+        if self.begins:
             dist.destroy_process_group()
 
     def owners(self, work: Tensor) -> Tensor:
