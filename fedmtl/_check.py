@@ -51,6 +51,13 @@ def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {names}.")
 
 
+def boolean(settings: object, **values: Any) -> None:
+    """Raise :class:`ConfigError` unless every value is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be true or false.")
+
+
 def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(value):

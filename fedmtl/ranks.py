@@ -60,13 +60,19 @@ class Ranks:
         that the program has made; a single one without either.
 
         Raises:
-            ConfigError: torch was built without gloo.
+            ConfigError: torch was built without gloo, or what the environment says of the launch is incomplete.
         """
         if not dist.is_available():
             return cls()
-        begins = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        if begins:
-            dist.init_process_group("gloo", timeout=_WAIT)
+        try:
+            begins = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+            if begins:
+                dist.init_process_group("gloo", timeout=_WAIT)
+        except ValueError as error:
+            raise ConfigError(
+                f"The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as for several processes, but {error}"
+                "; start them with torchrun, or unset WORLD_SIZE for a single one."
+            ) from error
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls()
         if not dist.is_gloo_available():

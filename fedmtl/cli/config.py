@@ -360,7 +360,7 @@ def check_names(overrides: Sequence[str], extra: Path | None) -> None:
             raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
         if parent and _has(base, parent):
             name = key[len(parent) + 1 :]
-            whole = f"write {parent}={{{name}: {override.get_value_element_as_str()}}}"
+            whole = f"write '{parent}={{{name}: {override.get_value_element_as_str()}}}'"
             raise ConfigError(f"{key} cannot be set alone, since {parent} is {node}; {whole}.")
         accepted = list(_keys(base))
         near = nearest(key, accepted)

@@ -102,12 +102,12 @@ def _launched(words: list[str]) -> Ranks | None:
     Raises:
         ConfigError: several, for a command that runs in one process.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
         return None
     command = next((word for word in words if word in _COMMANDS), "resume")
     if command != "resume":
-        if os.environ.get("RANK") != "0":
+        if os.environ.get("RANK", "0") != "0":
             raise SystemExit(REFUSED)
         raise ConfigError(f"{command} runs in one process, and {size} were started; start it without torchrun.")
     from ..ranks import Ranks

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor, nn
 
-from .._check import one_of, positive_int
+from .._check import boolean, given, one_of, positive_int
 from .._devices import float32_products
 from .._threads import Threads
 from ..errors import ConfigError
@@ -82,6 +82,7 @@ class Execution:
             positive_int(self, chunk=self.chunk)
         if self.threads is not None:
             positive_int(self, threads=self.threads)
+        boolean(self, tf32=self.tf32, **given(graphs=self.graphs))
         one_of(self, ("auto", "device", "host"), data=self.data)
         one_of(self, ("auto", "grouped", "products"), convolutions=self.convolutions)
         if self.graphs and self.strategy == "threads":

@@ -334,6 +334,8 @@ def _whole_numbers(channel: Channel, epsilon: float) -> str:
     distance = account.cost.distance(account.spent)
     aside = (1 + math.exp(epsilon)) * distance if epsilon < 700 else math.inf
     text = "sums and noise in whole numbers of a public power of two, exact in law; "
+    if epsilon == math.inf:
+        return f"{text}so little noise leaves nothing of delta for what the law differs from Gaussian noise: no bound"
     return f"{text}of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
 
 

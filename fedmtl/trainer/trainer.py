@@ -151,8 +151,8 @@ class Trainer:
         one_of(self, ("float32", "float64", "bfloat16"), dtype=self.dtype)
         if self.dtype == "bfloat16" and (self.algorithm.local is None or self.protects_records):
             raise ConfigError(
-                "dtype is 'bfloat16', which is of local training by stochastic gradients where clients are protected; "
-                "use float32 here."
+                "dtype is 'bfloat16', which is for local training by stochastic gradients, and not where single "
+                "records are protected; use float32 here."
             )
         one_of(self, ("memory", "mapped"), client_store=self.client_store)
         if self.client_store == "mapped" and self.folder is None:
@@ -253,6 +253,8 @@ class Trainer:
                 a run with noise is written all the same: which files can be published says nothing about the data.
         """
         ranks = Ranks.of_launch() if ranks is None else ranks
+        if not isinstance(ranks, Ranks):
+            raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
         folder = None if self.folder is None else RunFolder(Path(self.folder))
         with ranks.agree():
             self._check_ranks(ranks)
@@ -309,9 +311,9 @@ class Trainer:
                 )
         elif self.algorithm.one_at_a_time:
             raise ConfigError(
-                f"{self.algorithm.name} has clients that act one at a time: nothing of a run can be computed beside; "
-                f"it needs one process, and {ranks.size} were started. Start it without torchrun, or with "
-                f"replicates=N, of which every rank computes some."
+                f"{self.algorithm.name} has clients that act one at a time, each after the one before: a run of it "
+                f"needs one process, and {ranks.size} were started. Start it without torchrun, or with replicates=N, "
+                "of which every rank computes some."
             )
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:

@@ -407,6 +407,14 @@ def test_the_figure_is_that_of_gaussian_noise_but_for_a_part_of_delta_that_is_st
     assert stated == pytest.approx((1 + math.exp(report.epsilon)) * distance, rel=0.02)
 
 
+def test_noise_so_small_that_no_bound_is_left_says_why():
+    channel = opened(replace(WHOLE, noise_multiplier=0.1), [plan()], FullParticipation().bind(9))
+    channel.begin(0, channel.draw(0))
+    assert channel.report.epsilon == math.inf
+    assert channel.report.numerics.endswith("so little noise leaves nothing of delta for what the law differs from "
+                                            "Gaussian noise: no bound")  # fmt: skip
+
+
 def test_several_releases_of_a_step_and_weights():
     plans = [plan(50, allocation=(0.4, 0.8, 1.2, 1.6)), plan(30, name="other", allocation=(1.6, 1.2, 0.8, 0.4))]
     privacy = replace(WHOLE, noise_multiplier=None, epsilon=3.0)

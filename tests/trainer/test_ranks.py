@@ -198,8 +198,28 @@ def test_what_needs_one_process_says_so() -> None:
     run = CASES["mp_mtl"] | {"replicates": 2, "client_store": "mapped", "folder": True}
     with pytest.raises(ConfigError, match="client_store=memory"):
         trainer(run, Path())._check_ranks(Ranks(0, 2))
+    with pytest.raises(ConfigError, match="ranks is 2; give None"):
+        trainer(CASES["mp_mtl"], Path()).fit(ranks=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
         trainer(CASES["mp_mtl"], Path()).problem(ranks=Ranks(0, 7))
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "said"),
+    [
+        (["rounds=1"], "2", "The environment has WORLD_SIZE=2, as for several processes, but "),
+        (["rounds=1"], "two", "The environment has WORLD_SIZE=two, as for several processes, but "),
+        (["audit"], "2", "audit runs in one process, and 2 were started"),
+    ],
+)
+def test_an_environment_of_several_processes_without_a_launch_is_said(
+    words: list[str], size: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.startswith(f"fedmtl: error: {said}")
 
 
 def test_clients_are_dealt_out_evenly() -> None:
