@@ -30,6 +30,7 @@ from ..schedules import Block
 from ..stacked import Layout, StackedModule
 from ..stacked.losses import Loss
 from ..stacked.per_example import piece_width
+from .dealing import part_of
 from .store import ClientStore, Fields, MappedClientStore, PartStore
 
 PERSONALIZE_ROUND = 2**32 - 1
@@ -147,10 +148,10 @@ class Problem:
 
     def client_store(self, fields: Fields) -> ClientStore:
         """Return an empty store of the clients' own tensors, on the problem's device."""
+        folder = None if self.store_folder is None else part_of(self.store_folder, self.ranks.rank, self.ranks.size)
         if self.owner is None:
-            return self._store(self.clients, fields, self.store_folder)
+            return self._store(self.clients, fields, folder)
         members = (self.owner == self.ranks.rank).nonzero()[:, 0]
-        folder = None if self.store_folder is None else self.store_folder / f"rank-{self.ranks.rank}"
         return PartStore(self.clients, members, self._store(len(members), fields, folder))
 
     def _store(self, clients: int, fields: Fields, folder: Path | None) -> ClientStore:

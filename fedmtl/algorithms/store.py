@@ -280,6 +280,13 @@ class MappedClientStore(ClientStore):
         self._dense = {}
         self._drop()
 
+    @classmethod
+    def existing(cls, clients: int, folder: Path) -> MappedClientStore:
+        """Open the files of ``clients`` clients in ``folder``, with the fields that they were written with."""
+        layout = json.loads((folder / "layout.json").read_text())
+        fields = {name: (tuple(s), getattr(torch, d.removeprefix("torch."))) for name, (_, s, d) in layout.items()}
+        return cls(clients, fields, folder=folder)
+
     def _drop(self) -> None:
         """Forget what was written since the last committed checkpoint."""
         self._pending: tuple[Path, dict[str, Tensor]] | None = None

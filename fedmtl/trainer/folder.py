@@ -108,19 +108,6 @@ class RunFolder:
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
 
-    def check_parts(self, ranks: int) -> None:
-        """Refuse to go on with memory-mapped stores that another number of processes has written.
-
-        Raises:
-            ResumeError: named.
-        """
-        parts = len(list(self.clients.glob("rank-*"))) or int((self.clients / "layout.json").exists()) or ranks
-        if parts != ranks:
-            raise ResumeError(
-                f"{self.clients} has the tensors of clients in the files of {parts} processes, and {ranks} were "
-                f"started; with client_store='mapped' a run goes on with as many as it began with."
-            )
-
     def accept_move(self) -> None:
         """Note in every ledger of this run (and of its baselines, or of a search's runs) that this folder is the only
         one that goes on; for a run in secure mode whose folder was copied and whose original is gone.

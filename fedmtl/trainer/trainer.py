@@ -14,6 +14,7 @@ from torch import nn
 
 from .._check import one_of, positive_int
 from ..algorithms.base import Algorithm, Problem, State, Tally
+from ..algorithms.dealing import deal
 from ..algorithms.finetune import Finetune
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
@@ -262,8 +263,6 @@ class Trainer:
                 raise ResumeError("There is nothing to resume without a folder.")
             if folder is not None and ranks.first and folder.started and not resume:
                 raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
-            if folder is not None and self.client_store == "mapped":
-                folder.check_parts(ranks.size)
         result = self._run(folder, resume, ranks=ranks)
         if result.lost and (self.privacy is None or self.privacy.noiseless):
             raise TrainingError(result.lost)
@@ -417,20 +416,23 @@ class Trainer:
         else:
             channel, source = part.channel, part.source
         with closing(channel):  # also after an interruption: steps that never began return to the budget
-            state, step, history = self.start(problem) if part is None else part.init(problem), 0, []
-            tally = torch.zeros(2, 2, dtype=torch.int64)
+            step, history, tally, checkpoint = 0, [], torch.zeros(2, 2, dtype=torch.int64), None
             if resume and folder is not None:
                 checkpoint = ranks.share(lambda: self._checkpoint(folder, mark))
-                if checkpoint is not None:
-                    step, history = checkpoint.step, checkpoint.history
-                    tally = checkpoint.channel.pop(TALLY, tally)
-                    tally[0] *= int(ranks.first)  # of all ranks together
-                    if part is None:
-                        state = checkpoint.restore(state, problem.initial.device)
-                    else:
-                        state = part.restore(checkpoint, problem)
-                    if part is None or ranks.first:
-                        channel.restore(checkpoint.channel)
+            if problem.store_folder is not None:
+                work = self.data.train.counts  # before any are held out, as for the owners
+                deal(problem.store_folder, work, problem.ranks, None if checkpoint is None else checkpoint.step)
+            state = self.start(problem) if part is None else part.init(problem)
+            if checkpoint is not None:
+                step, history = checkpoint.step, checkpoint.history
+                tally = checkpoint.channel.pop(TALLY, tally)
+                tally[0] *= int(ranks.first)  # of all ranks together
+                if part is None:
+                    state = checkpoint.restore(state, problem.initial.device)
+                else:
+                    state = part.restore(checkpoint, problem)
+                if part is None or ranks.first:
+                    channel.restore(checkpoint.channel)
             channel.start(step)  # also when no round is left to draw
             if part is not None and ranks.first:
                 part.channel.start(step)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from fedmtl import (
     IFCA,
@@ -113,6 +114,7 @@ class Mortal(PMTL):
 
 VICTIM: int | None = None
 DYING = {"algorithm": Mortal(lam=0.5, local=SOLVER), "folder": True, "checkpoint_every": 1, "rounds": 5}
+MAPPED = DYING | {"client_store": "mapped", "baselines": ["local"]}
 
 
 def trainer(case: dict[str, Any], folder: Path) -> Trainer:
@@ -221,11 +223,27 @@ def main(folder: Path) -> None:
     found["begun by all"] = replicated("pp_dmtl", own / "begun by all", ranks, resume=True)
     found["at the cap"] = replicated("learner", own / "capped", ranks, **CAPPED)
     found["sweep"] = cli.main(["-m", *SWEEP, f"hydra.sweep.dir={own / 'sweep'}"])
+    found |= mapped(own / "mapped", ranks)
     found["taken"] = error_of(lambda: trainer(CASES["pmtl"], own / str(list(CASES).index("pmtl"))).fit(ranks=ranks))
     write(found)
+    VICTIM = -1
+    found["mapped, ended"] = error_of(lambda: trainer(MAPPED, own / "mapped, ended").fit(ranks=ranks))
     VICTIM = ranks.size - 1
     found["killed"] = error_of(lambda: trainer(DYING, own / "killed").fit(ranks=ranks))
     write(found)
+
+
+def mapped(folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Runs whose clients' tensors are in files, which one process and all but the last ranks began."""
+    global VICTIM
+    few, found = dist.new_group(range(ranks.size - 1), backend="gloo"), {}
+    if ranks.rank < ranks.size - 1:
+        VICTIM = -1
+        part = Ranks(ranks.rank, ranks.size - 1, few if ranks.size > 2 else None)
+        found["mapped, begun by fewer"] = error_of(lambda: trainer(MAPPED, folder).fit(ranks=part))
+        VICTIM = None
+    ranks.gather(None)
+    return found | {"mapped, resumed": outcome(trainer(MAPPED, folder), ranks=ranks, resume=True)}
 
 
 def operations(ranks: Ranks) -> dict[str, Any]:

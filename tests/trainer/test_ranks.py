@@ -12,12 +12,12 @@ import torch
 
 from fedmtl import PPDMTL, PoissonClocks, cli
 from fedmtl.cli.sweep import Turns
-from fedmtl.errors import ConfigError, ResumeError, TrainingError
+from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder
 
 from . import ranked, test_replicates
-from .ranked import CAPPED, CASES, DYING, SECURE, SWEEP, outcome, replicated, start, trainer
+from .ranked import CAPPED, CASES, DYING, MAPPED, SECURE, SWEEP, outcome, replicated, start, trainer
 
 SIZES = (2, 3)
 
@@ -114,11 +114,16 @@ def test_operations(found: Any) -> None:
             assert one["error of another"].endswith("of the second")
 
 
-def test_a_mapped_run_goes_on_with_as_many_processes(found: Any, folder: Path) -> None:
-    number = list(CASES).index("mapped")
-    with pytest.raises(ResumeError, match="files of 2 processes, and 1 were started"):
-        trainer(CASES["mapped"], folder / "2" / str(number)).fit(resume=True)
-    RunFolder(folder / "2" / str(number)).check_parts(2)
+def test_a_mapped_run_goes_on_with_another_number_of_processes(found: Any, folder: Path, tmp_path: Path) -> None:
+    whole = outcome(trainer(MAPPED, tmp_path / "run"))
+    for size, ranks in found.items():
+        assert ranks[0]["mapped, begun by fewer"] == "TrainingError: as if it were killed"
+        rest = outcome(trainer(MAPPED, folder / str(size) / "mapped, ended"), resume=True)
+        for one in (rest, *(rank["mapped, resumed"] for rank in ranks)):
+            for name in ("models", "epsilon", "history", "scores", "baselines", "stopped"):
+                assert one[name] == whole[name]
+        finished = outcome(trainer(MAPPED, folder / str(size) / "mapped"), resume=True)  # by other ranks
+        assert finished["models"] == whole["models"]
 
 
 def same(one: Any, other: Any) -> bool:

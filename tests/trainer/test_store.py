@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 import fedmtl._files as files_module
-from fedmtl.algorithms import ClientStore, MappedClientStore
+from fedmtl.algorithms import ClientStore, MappedClientStore, dealing
+from fedmtl.algorithms.dealing import deal
+from fedmtl.algorithms.store import PartStore
 from fedmtl.errors import ResumeError
+from fedmtl.ranks import Ranks
 
 N = 9
 FIELDS = {"model": ((3,), torch.float64), "seen": ((), torch.bool), "count": ((2, 2), torch.int64)}
@@ -159,6 +163,168 @@ def test_nothing_is_pickled(tmp_path):
     for path in tmp_path.iterdir():
         assert path.name in {"layout.json", *(f"{name}.bin" for name in FIELDS)}
     assert (tmp_path / "model.bin").stat().st_size == N * 3 * 8  # numbers and nothing else
+
+
+WORK = torch.tensor([5, 1, 9, 2, 2, 8, 3, 7, 4])
+
+
+def parts(folder: Path, size: int) -> list[PartStore]:
+    """The stores of ``size`` ranks."""
+    owner, found = Ranks(size=size).owners(WORK), []
+    for rank in range(size):
+        members = (owner == rank).nonzero()[:, 0]
+        inner = MappedClientStore(len(members), FIELDS, folder=folder / f"rank-{rank}-of-{size}")
+        found.append(PartStore(N, members, inner))
+    return found
+
+
+def begin(folder: Path, size: int, steps: int) -> dict:
+    """A checkpoint of step ``steps``, the last commit of which ranks 1, 2, ... did not begin; beside it the journals of
+    a checkpoint that was never finished. Returns its rows."""
+    deal_at_all(folder, size, None)
+    stores, generator, reference = parts(folder, size), torch.Generator().manual_seed(7), {}
+    for step in range(1, steps + 2):
+        for name in FIELDS:
+            ids = torch.randperm(N, generator=generator)[:5]
+            rows = random_rows(name, len(ids), generator)
+            for store in stores:
+                store.scatter(name, ids, rows)
+            if step <= steps:
+                reference |= {(name, i): row.clone() for i, row in zip(ids.tolist(), rows, strict=True)}
+        for rank, store in enumerate(stores):
+            store.snapshot(step)
+            if step < steps or (step == steps and not rank):
+                store.commit()
+            elif step == steps:
+                store.inner._drop()
+    return reference
+
+
+def deal_at_all(folder: Path, size: int, step: int | None) -> None:
+    """As ``size`` ranks do it together: each on a thread, which wait for one another."""
+    barrier, box, errors = threading.Barrier(size), [None] * size, []
+
+    class Threads(Ranks):
+        def share(self, make):
+            return self.gather(make() if self.first else None)[0]
+
+        def gather(self, value):
+            box[self.rank] = value
+            barrier.wait()
+            found = list(box)
+            barrier.wait()
+            return found
+
+    def work(rank: int) -> None:
+        try:
+            deal(folder, WORK, Threads(rank, size), step)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+
+
+def assert_dealt(folder: Path, size: int, step: int, reference: dict) -> None:
+    assert sorted(path.name for path in folder.glob("rank*")) == [
+        *(f"rank-{rank}-of-{size}" for rank in range(size)),
+        "ranks",
+    ]
+    for store in parts(folder, size):
+        store.restore({}, step)
+        assert_holds(store, reference, store.members)
+        assert not list(store.inner.folder.glob("journal-*"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (2, 1, 4), (3, 3)])
+def test_rows_follow_their_clients_to_any_number_of_ranks(tmp_path, sizes):
+    reference = begin(tmp_path, sizes[0], 4)
+    assert len(reference) > N
+    for size in sizes[1:]:
+        deal_at_all(tmp_path, size, 4)
+        if size != sizes[0]:
+            assert_dealt(tmp_path, size, 4, reference)
+    assert_dealt(tmp_path, sizes[-1], 4, reference)
+
+
+def test_dealing_keeps_holes_and_takes_rows_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(dealing, "_BYTES", 50)
+    reference = begin(tmp_path, 2, 3)
+    deal_at_all(tmp_path, 1, 3)
+    assert_dealt(tmp_path, 1, 3, reference)
+    many, field = 1 << 16, {"model": ((8,), torch.float64)}
+    deal(tmp_path / "many", torch.ones(many), Ranks(), None)
+    (tmp_path / "many" / "ranks").write_text("2")
+    for rank in range(2):
+        store = MappedClientStore(many // 2, field, folder=tmp_path / "many" / f"rank-{rank}-of-2")
+        store.scatter("model", torch.tensor([7]), torch.full((1, 8), -0.0, dtype=torch.float64))
+        store.snapshot(1)
+        store.commit()
+    monkeypatch.setattr(dealing, "_BYTES", 1 << 20)
+    deal(tmp_path / "many", torch.ones(many), Ranks(), 1)
+    store = MappedClientStore(many, field, folder=tmp_path / "many" / "rank-0-of-1")
+    assert int(torch.signbit(store.whole("model")).sum()) == 16  # -0.0 is not a hole
+    assert (store.folder / "model.bin").stat().st_blocks * 512 < 1 << 16  # 4 MB if there were none
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3)])
+def test_crash_at_each_point_of_a_change_of_ranks(tmp_path, monkeypatch, old, new):
+    """One complete set is there at any time, for as many ranks as before, as now, or another number."""
+    reference = begin(tmp_path / "original", old, 3)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    seen, number, finished = set(), 0, False
+    while not finished:
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "original", folder)
+        with monkeypatch.context() as patch:
+            crash_at(number, patch)
+            patch.setattr(shutil, "rmtree", slowly)
+            with contextlib.suppress(Stop):
+                deal_at_all(folder, new, 3)
+                finished = True
+        left = [any(folder.glob(f"rank-*-of-{size}")) for size in (old, new)]
+        seen.add((int((folder / "ranks").read_text()), *left))
+        size = (old, new, 4)[number % 3]
+        deal_at_all(folder, size, 3)
+        assert_dealt(folder, size, 3, reference)
+        number += 1
+    assert seen == {(old, True, False), (old, True, True), (new, True, True), (new, False, True)}
+
+
+def slowly(folder: Path) -> None:
+    """Remove a folder file by file, each of which may be the last."""
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def test_files_that_are_missing_are_named(tmp_path):
+    begin(tmp_path, 3, 2)
+    (tmp_path / "rank-1-of-3").rename(tmp_path / "elsewhere")
+    for size in (1, 2, 3):
+        with pytest.raises(ResumeError, match=r"rank-1-of-3 is missing, .* of 1 of the 3 processes") as error:
+            deal_at_all(tmp_path, size, 2)
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("rank-*-of-[12]"))
+    (tmp_path / "ranks").unlink()
+    with pytest.raises(ResumeError, match=r"ranks is missing, .*client_store='memory'"):
+        deal(tmp_path, WORK, Ranks(), 2)
+
+
+def test_without_a_checkpoint_all_begin_with_zeros(tmp_path):
+    begin(tmp_path, 2, 2)
+    for size in (2, 3):
+        deal_at_all(tmp_path, size, None)
+        assert [path.name for path in tmp_path.iterdir()] == ["ranks"]
+        for store in parts(tmp_path, size):
+            assert_holds(store, {}, store.members)
 
 
 class Stop(BaseException):
