@@ -1320,7 +1320,10 @@ def _raw_gradients(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _models_mixed(train, problem, *of, **named):
     """Every client's model has a thousandth of that of the client before it."""
     made = train(problem, *of, **named)
-    return made.copy_(torch.lerp(made, made.roll(1, 0), 1e-3))
+    for rows in (made, named.get("kept")):
+        if rows is not None:
+            rows.copy_(torch.lerp(rows, rows.roll(1, 0), 1e-3))
+    return made
 
 
 def _step_by_the_largest(train, problem, solver, *of, **named):
