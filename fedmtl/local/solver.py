@@ -16,7 +16,7 @@ from .._check import non_negative, one_of, positive, positive_int
 from .._devices import sent, waits
 from ..errors import ConfigError
 from ..stacked.losses import Loss, client_means, cross_entropy, example_losses
-from ..stacked.perceptron import Ends, Examples, Rule, output_gradient
+from ..stacked.perceptron import Ends, Examples, Rule, output_gradient, write_ends
 from .batches import BatchPlan, batches_per_epoch
 from .device import train_on_device
 from .optimizers import (
@@ -276,11 +276,7 @@ def train_locally(
         address = address_of(plan.keys[: batch.active], plan.round, number) if stack.has_dropout else None
         step(batch.active, x, y, batch.mask, address)
         if rows.shape[1] >= _ONE_BY_ONE:
-            for client in batch.done.tolist():
-                row = out[ends.where[client]]
-                row.copy_(rows[client]) if less is None else torch.sub(rows[client], less, out=row)
-                if kept is not None:
-                    kept[ends.where[client]].copy_(rows[client])
+            write_ends(number, rows, *ends)
         elif len(batch.done):
             done = rows[batch.done]
             out.index_copy_(0, place[batch.done], done if less is None else done - less)
