@@ -18,7 +18,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 _setup_privateuseone_for_python_backend("pretend")
 PRETEND = torch.device("pretend:0")
-_SHAPED_BY_VALUES = {
+SHAPED_BY_VALUES = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal", "is_nonzero",
     "_linalg_eigh", "_linalg_svd", "linalg_eig", "histc", "segment_reduce", "linalg_lstsq",
 }  # fmt: skip
@@ -90,7 +90,7 @@ class Pretending(TorchDispatchMode):
             return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
         if name == "repeat_interleave":
             return kwargs.get("output_size") is None
-        return name in _SHAPED_BY_VALUES or (name == "where" and len(away) < len(given))
+        return name in SHAPED_BY_VALUES or (name == "where" and len(away) < len(given))
 
 
 def _here(value: Any) -> Any:

@@ -360,7 +360,7 @@ class FederatedDataset:
         starts = torch.stack([self.train.offsets[:-1], self.test.offsets[:-1] + len(self.train)], 1).flatten()
         order, _ = rows.ranges(starts, counts)
         x = rows.select(rows.join([self.train.x, self.test.x]), order.to(self.train.x.device))
-        y = rows.take(torch.cat([self.train.y, self.test.y]), order)
+        y = rows.take(torch.cat([self.train.y, self.test.y]), order.to(self.train.y.device))
         offsets = self.train.offsets + self.test.offsets
         train, test = cut(x, y, offsets, self.ids, test_fraction=test_fraction, seed=seed, where=self.name)
         return self._replace(train, test, self.ids)

@@ -127,7 +127,8 @@ class Examples:
         """Return the examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
-        return Examples(rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index), rows.offsets_of(counts))
+        x, y = rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index.to(self.y.device))
+        return Examples(x, y, rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:
         """Return features and targets on another device; the offsets stay on the host, where batches are planned."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._devices import sent_together
+from ..stacked.graphs import Work
 from .batches import BatchPlan
 from .optimizers import StackedOptimizer, rows_of
 from .precision import Precision
@@ -121,21 +122,27 @@ class Program:
         self._tables: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], Graph | None] = {}
 
-    def prepare(self, stack: StackedModule, plan: SentPlan) -> bool:
-        """Record what is missing for a plan; the stack's rows are worth nothing then. False where that cannot be."""
+    def prepare(self, stack: StackedModule, plan: SentPlan, begin: Callable[[], None]) -> bool:
+        """Record what is missing for a plan, whose steps start from what ``begin`` writes; the stack's rows are worth
+        nothing then. False where that cannot be."""
         assert stack.graphs is not None
-        if plan.width not in self._tables:
+        width = plan.width
+        if width not in self._tables:
             shape = (self.size, plan.table.shape[-1])
-            self._tables[plan.width] = torch.zeros(shape, dtype=torch.int64, device=self.rows.device)
+            self._tables[width] = torch.zeros(shape, dtype=torch.int64, device=self.rows.device)
         for active in sorted(set(plan.active), reverse=True):
-            if (active, plan.width) not in self._graphs:
-                table = self._tables[plan.width][:active]
+            if (active, width) in self._graphs:
+                continue
+            table = self._tables[width][:active]
+            table.copy_(plan.table[plan.active.index(active), :active])
 
-                def work(table: Tensor = table) -> None:
-                    run_step(self.step, self.data, table, plan.width, self.rows.dtype)
+            def step(table: Tensor = table) -> None:
+                run_step(self.step, self.data, table, width, self.rows.dtype)
 
-                self._graphs[active, plan.width] = stack.graphs.capture(work, self.rows.device)
-        return all(self._graphs[active, plan.width] is not None for active in set(plan.active))
+            work = Work(step, begin, self.rows[: active : max(1, active - 1)])
+            beside = next(filter(None, self._graphs.values()), None)
+            self._graphs[active, width] = stack.graphs.capture(work, self.rows.device, beside)
+        return all(self._graphs[active, width] is not None for active in set(plan.active))
 
     def start(self, place: Tensor, anchor: Any, lam: Any) -> None:
         """Begin a run of the clients at ``place`` (K,): write their anchors and strengths, and forget all steps."""
@@ -197,7 +204,12 @@ def train_on_device(
             lambda found: found.buffer is stack.rows and found.size >= size,
             lambda: Program(stack, data, size, anchor, lam, build),
         )
-        if not program.repeats or not program.prepare(stack, sent):
+
+        def begin(program: Program = program) -> None:
+            stack.load(start, size, place=sent.place)
+            program.start(sent.place, anchor, lam)
+
+        if not program.repeats or not program.prepare(stack, sent, begin):
             program = None
     rows = stack.load(start, size, place=sent.place)
     if program is not None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger("fedmtl")
 _KEPT = 4  # programs of a stack: a method with two trainings a round has two
-_WARM_UP = 2
+_ALIKE = 0.1  # of how far work moves a tensor: a replay that is further off has not done the work
 
 
 class Graph(Protocol):
@@ -33,6 +36,21 @@ class EagerGraph:
         self.replay = work
 
 
+@dataclass(frozen=True)
+class Work:
+    """Work to be recorded, on tensors that stay where they are.
+
+    Attributes:
+        do: does it.
+        begin: writes again what it starts from, so that it can be repeated.
+        moved: some of what it changes.
+    """
+
+    do: Callable[[], None]
+    begin: Callable[[], None]
+    moved: Tensor
+
+
 class Graphs:
     """What a stack keeps of recorded work: programs by key, of which the last few are kept.
 
@@ -46,7 +64,7 @@ class Graphs:
     def __init__(self, chunk: int) -> None:
         self.chunk, self.captures = chunk, 0
         self._programs: OrderedDict[Hashable, Any] = OrderedDict()
-        self._pool: Any = None
+        self._stream: Any = None
         self._refused = False
 
     def size(self, count: int, grain: int) -> int:
@@ -67,31 +85,70 @@ class Graphs:
             self._programs.popitem(last=False)
         return found
 
-    def capture(self, work: Callable[[], None], device: torch.device) -> Graph | None:
-        """Record ``work``, whose tensors stay where they are; it is done a few times on the way. None where it cannot
-        be recorded, such as for a model that asks for its own numbers."""
-        if device.type == "cuda":
-            return self._captured(work)
-        self.captures += 1
-        return EagerGraph(work)
+    def capture(self, work: Work, device: torch.device, beside: Graph | None = None) -> Graph | None:
+        """Record work; it is done a few times on the way, and its replay is compared with it.
 
-    def _captured(self, work: Callable[[], None]) -> Graph | None:
+        Args:
+            work: all of its tensors are on the device.
+            device: whose.
+            beside: a graph that lives as long as this one and is never replayed at the same time: they share memory for
+                what they compute in between.
+
+        Returns:
+            None where it cannot be recorded, such as for a model that asks for its own numbers.
+        """
+        if device.type == "cuda":
+            return self._captured(work, device, beside)
+        self.captures += 1
+        return EagerGraph(work.do)
+
+    def _captured(self, work: Work, device: torch.device, beside: Any) -> Graph | None:
         if self._refused:
             return None
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                work()
+            with torch.cuda.device(device):  # of several: streams and graphs are those of the current one
+                graph = self._recorded(work, beside)
         except RuntimeError as error:
             self._refused = True
             logger.warning("local steps are launched kernel by kernel, since no CUDA graph records them: %s", error)
             return None
         self.captures += 1
         return graph
+
+    def _recorded(self, work: Work, beside: Any) -> Graph:
+        current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        self._stream = torch.cuda.Stream() if self._stream is None else self._stream
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                work.begin()
+                work.do()  # what is made once, libraries' handles and memory of their own, is made before
+                work.begin()
+                first = work.moved.clone()
+                with _no_waiting():  # a recording that fails leaves more behind than work that fails
+                    work.do()
+                done = work.moved.clone()
+                pool = None if beside is None else beside.pool()
+                mode = "thread_local"  # what other threads ask of the GPU meanwhile is theirs
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode=mode):
+                    work.do()
+                work.begin()
+                graph.replay()
+                off, far = (work.moved - done).norm(), (done - first).norm()
+                if bool(off > _ALIKE * far):
+                    raise RuntimeError("its replay gives other numbers")
+        finally:
+            current.wait_stream(self._stream)
+        recorded: Graph = graph
+        return recorded
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Within the block, an operation that waits for the GPU raises RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -99,7 +99,7 @@ def test_optimizers_with_states_of_their_own_are_not_recorded():
 def test_replays_read_the_memory_that_was_recorded(monkeypatch):
     """A stand-in whose replay does nothing is noticed: the numbers come from replays alone."""
     monkeypatch.setattr(
-        Graphs, "capture", lambda self, work, device: type("Nothing", (), {"replay": lambda self: None})()
+        Graphs, "capture", lambda self, work, device, beside: type("Nothing", (), {"replay": lambda self: None})()
     )
     values, *_ = released(FedAvg(local=SGD), None)
     found, *_ = released(FedAvg(local=SGD), True)
