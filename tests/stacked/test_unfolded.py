@@ -21,7 +21,9 @@ CPU = torch.device("cpu")
     ],
 )
 @pytest.mark.parametrize("copies", [1, 3])
-def test_outputs_and_gradients_are_those_of_grouped_convolutions(options, copies):
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_outputs_and_gradients_are_those_of_grouped_convolutions(options, copies, on_a_gpu, monkeypatch):
+    monkeypatch.setattr("fedmtl.stacked.unfolded.waits", lambda device: on_a_gpu)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 4, **options), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.Flatten()).double()
     x = torch.randn(copies, 5, 2, 9, 8, dtype=torch.float64)
