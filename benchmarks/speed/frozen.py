@@ -15,7 +15,7 @@ import time
 from statistics import median
 
 import torch
-from rounds import machine, synchronize
+from rounds import machine
 
 from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, models
 from fedmtl.algorithms import Algorithm
@@ -69,13 +69,18 @@ class Contender:
         self.seconds: list[float] = []
 
     def take(self) -> None:
-        synchronize(self.problem.initial.device)
+        self.wait()
         began = time.perf_counter()
         event = next(self.events)
         self.channel.begin(event.first, self.rank[event.cohort])
         self.state = self.algorithm.step(self.problem, self.state, event, self.channel)
-        synchronize(self.problem.initial.device)
+        self.wait()
         self.seconds.append(time.perf_counter() - began)
+
+    def wait(self) -> None:
+        """Wait for what is queued on a GPU."""
+        if self.problem.initial.device.type == "cuda":
+            torch.cuda.synchronize(self.problem.initial.device)
 
     def line(self, name: str) -> str:
         timed = self.seconds[WARM_UP:]

@@ -6,7 +6,10 @@ round does not depend on what they show. Contenders take turns, each in a proces
 seconds a round (a round ends when the GPU has), memory, how often a round waited for the GPU, recorded graphs, final
 loss. ``--tests`` first runs the tests that need a GPU. ``--small`` tries the command where there is none.
 
-    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --tests --out gpu
+Whatever fails, takes longer than ``--limit`` or would begin after ``--seconds`` is said, and the rest goes on: first
+every contender once on every workload, then all of them again. Each line is printed and written when it is there.
+
+    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --tests --out gpu --seconds 1500
     python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --device cpu --small --repetitions 1
 """
 
@@ -17,6 +20,8 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +60,12 @@ def variants(model: str, device: str) -> dict[str, list[str]]:
     return {name: ["--execution", json.dumps(one), "--dtype", dtype] for name, (one, dtype) in found.items()}
 
 
-def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
-    """Run one workload, the contenders in turn, and return a line for each."""
+Side = tuple[str, str, str, list[str]]
+"""Name, script, interpreter and further arguments of a contender."""
+
+
+def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
+    """Write the work of a workload, and return its contenders."""
     from fedmtl_rounds import Run
     from work import WARM_UP
 
@@ -72,13 +81,45 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
     sides.append(("plain loop", "plain loop", sys.executable, []))
     if given.pfl_python and settings["method"] == "fedprox":
         sides.append(("pfl", "pfl", given.pfl_python, []))
-    lines: dict[str, list[Line]] = {}
+    return sides
+
+
+def attempt(key: str, side: Side, given: argparse.Namespace, folder: Path) -> Line:
+    """Run one contender once and return its line, or one that says how it failed."""
+    name, script, python, more = side
+    try:
+        line = run(SCRIPTS[script], python, folder, 1, given.root, "--device", given.device, *more, limit=given.limit)
+    except (SystemExit, subprocess.TimeoutExpired, OSError, ValueError, IndexError) as error:
+        line = {"failed": str(error)}
+    return {"workload": key} | line | {"contender": name}
+
+
+def turns(given: argparse.Namespace, folder: Path) -> Iterator[Line]:
+    """Yield the lines of all runs: repetitions one after another, within each the workloads, and in each of them the
+    contenders, of which another one begins every time."""
+    began, sides = time.monotonic(), dict[str, list[Side]]()
     for repetition in range(given.repetitions):
-        for place in range(len(sides)):  # another one begins every time
-            name, script, python, more = sides[(repetition + place) % len(sides)]
-            line = run(SCRIPTS[script], python, folder, 1, given.root, "--device", given.device, *more)
-            lines.setdefault(name, []).append(line | {"contender": name})
-    return [summary(key, found, "wall") for found in lines.values()]
+        for key in given.workloads:
+            if repetition == 0:
+                try:
+                    sides[key] = prepare(key, given, folder / key)
+                except Exception as error:  # the other workloads may go
+                    yield {"workload": key, "contender": "all", "failed": f"{type(error).__name__}: {error}"}
+            own = sides.get(key, [])
+            for place in range(len(own)):
+                if time.monotonic() - began > given.seconds:
+                    return
+                yield attempt(key, own[(repetition + place) % len(own)], given, folder / key)
+
+
+def summaries(found: list[Line]) -> list[Line]:
+    """Return a line for each workload and contender that ran."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found:
+        if "failed" not in line:
+            groups.setdefault((line["workload"], line["contender"]), []).append(line)
+    order = sorted(groups, key=lambda one: list(WORKLOADS).index(one[0]))  # stable: contenders as they came
+    return [summary(key, groups[key, name], "wall") for key, name in order]
 
 
 def table(lines: list[Line]) -> str:
@@ -88,7 +129,7 @@ def table(lines: list[Line]) -> str:
     rows = [f"| {' | '.join(names)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for line in lines:
         times = ratio(line, lines)
-        told = "1" if line["contender"] == "fedmtl" else "no ratio: another loss" if times is None else f"{times:.2f} x"
+        told = "1" if line["contender"] == "fedmtl" else "no ratio" if times is None else f"{times:.2f} x"
         cells = [
             line["workload"], f"{line['contender']} {line['version']}",
             f"{line['seconds']:.5f} ({line['least']:.5f} to {line['most']:.5f})", f"{PLANNED * line['seconds']:.1f} s",
@@ -111,27 +152,33 @@ def main() -> None:
         "--small", action="store_true", help="cohorts of 4, and 20 clients of 6 to 12 images where they are made up"
     )
     parser.add_argument("--tests", action="store_true", help="first run the tests that need a GPU")
-    parser.add_argument("--out", type=Path, help="folder for gpu.jsonl and gpu.md, written after every workload")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of one process at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further one begins")
+    parser.add_argument("--out", type=Path, help="folder for gpu-runs.jsonl, gpu.jsonl and gpu.md")
     given = parser.parse_args()
-    if given.tests:
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-rs"]
-        if subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode:
-            raise SystemExit("the tests that need a GPU fail: nothing was measured")
     about = machine()
     if given.device != "cpu":
         about = f"{torch.cuda.get_device_name(given.device)}; {about}"
     print(about, flush=True)
-    lines: list[Line] = []
+    failed = False
+    if given.tests:
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-rs"]
+        failed = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode != 0
+        print("The tests that need a GPU fail." if failed else "The tests that need a GPU pass.", flush=True)
+    found: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
-        for key in given.workloads:
-            for line in compare(key, given, Path(folder) / key):
-                print(json.dumps(line), flush=True)
-                lines.append(line)
+        for line in turns(given, Path(folder)):
+            print(json.dumps(line), flush=True)
+            found.append(line)
+            failed |= "failed" in line
             if given.out is not None:
+                lines = summaries(found)
                 given.out.mkdir(parents=True, exist_ok=True)
-                (given.out / "gpu.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+                for name, those in (("gpu-runs.jsonl", found), ("gpu.jsonl", lines)):
+                    (given.out / name).write_text("".join(f"{json.dumps(one)}\n" for one in those))
                 (given.out / "gpu.md").write_text(f"{about}\n\n{table(lines)}\n")
-    print(f"{given.repetitions} repetitions of {given.rounds} rounds.\n\n{table(lines)}")
+    print(f"At most {given.repetitions} repetitions of {given.rounds} rounds.\n\n{table(summaries(found))}")
+    raise SystemExit(int(failed))
 
 
 if __name__ == "__main__":

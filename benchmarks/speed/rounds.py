@@ -46,12 +46,17 @@ TOLERANCE = 0.02
 Line = dict[str, Any]
 
 
-def run(script: str, python: str, work: Path, threads: int, root: str, *more: str) -> Line:
-    """Run a contender once and return its line."""
+def run(script: str, python: str, work: Path, threads: int, root: str, *more: str, limit: float | None = None) -> Line:
+    """Run a contender once, for ``limit`` seconds at most, and return its line.
+
+    Raises:
+        SystemExit: it failed, with the end of what it said.
+        subprocess.TimeoutExpired: it took longer.
+    """
     command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", root, *more]
     here = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": here}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     line: Line = json.loads(done.stdout.strip().splitlines()[-1])
@@ -110,10 +115,10 @@ def summary(key: str, found: list[Line], clock: str) -> Line:
 
 
 def ratio(line: Line, lines: list[Line]) -> float | None:
-    """How many times as long a contender takes as fedmtl on the same workload; None for fedmtl, or where the losses
-    differ."""
+    """How many times as long a contender takes as fedmtl on the same workload; None for fedmtl, without it, or where the
+    losses differ."""
     ours = [one for one in lines if one["workload"] == line["workload"] and one["contender"] == "fedmtl"]
-    if line["contender"] == "fedmtl" or abs(line["loss"] / ours[0]["loss"] - 1.0) > TOLERANCE:
+    if line["contender"] == "fedmtl" or not ours or abs(line["loss"] / ours[0]["loss"] - 1.0) > TOLERANCE:
         return None
     return float(line["seconds"] / min(one["seconds"] for one in ours))
 

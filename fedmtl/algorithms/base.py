@@ -260,7 +260,7 @@ class Problem:
                     )
 
                 with self.executor.products():
-                    self.executor.map(work, len(place), grain=grain)
+                    self.executor.map(work, len(place), grain=grain, examples=width)
         return self._counted(result, number)
 
     def _counted(self, models: Tensor, round: int) -> Tensor:

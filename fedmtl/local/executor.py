@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .._check import boolean, given, one_of, positive_int
-from .._devices import float32_products
+from .._devices import float32_products, waits
 from .._threads import Threads
 from ..errors import ConfigError
 from ..stacked import Layout, StackedModule, place_module
@@ -38,6 +38,7 @@ _A_THREADS_CLIENTS = 8  # enough to spread the cost of a call, few enough to sta
 _ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
 _CACHE_BYTES = 3 << 19  # of parameters in a stack: three quarters of a common second-level cache
 _WORTH_A_THREAD = 1 << 17  # parameters in a stack
+_DEVICE_EXAMPLES = 1 << 14  # of a stack off the CPU: more fill no GPU better, and windows of images are large
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -148,8 +149,16 @@ class Executor:
         if device.type == "cpu":
             keep_freed_memory()
 
-    def map(self, work: Callable[[StackedModule, slice], None], count: int, *, grain: int | None = None) -> None:
-        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
+    def map(
+        self,
+        work: Callable[[StackedModule, slice], None],
+        count: int,
+        *,
+        grain: int | None = None,
+        examples: int = 1,
+    ) -> None:
+        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long, and off the CPU
+        so long that about 16,000 examples are computed at once where each place has so many ``examples``.
 
         With a ``grain`` of :func:`~fedmtl.local.places.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.
@@ -157,6 +166,8 @@ class Executor:
         size = self.chunk
         if self._threads is not None:  # at least two slices a thread, so that none waits long for the last
             size = min(size, max(1, self._least, count // (2 * self._threads.count)))
+        if waits(self._device):
+            size = min(size, max(1, _DEVICE_EXAMPLES // examples))
         if grain is not None:
             size = 1 if grain == 1 else max(1, size // grain) * grain
         slices = [slice(a, min(a + size, count)) for a in range(0, count, size)]

@@ -243,7 +243,7 @@ def evaluate_rows(
                 for row, (member, count) in enumerate(zip(mine.tolist(), n[own].tolist(), strict=True)):
                     _measure(metrics, others, member, whole[row, :count], true[row, :count])
 
-        problem.executor.map(work, len(chosen), grain=grain)
+        problem.executor.map(work, len(chosen), grain=grain, examples=min(width, _EXAMPLES))
     return Metrics.of(sums, counts, others)
 
 

@@ -136,17 +136,18 @@ def main() -> None:
         taking_part = torch.unique(torch.cat(work.cohorts))
         rows = torch.zeros(len(problem.data), problem.dimension)
         rows[taking_part] = algorithm.personalize(problem, state, taking_part).cpu()
-        module = work.module()
+        module = work.module().to(given.device)
 
         def model(client: int) -> nn.Module:
-            nn.utils.vector_to_parameters(rows[client], module.parameters())
+            nn.utils.vector_to_parameters(rows[client].to(given.device), module.parameters())
             return module
 
         chosen = problem.executor.execution
         told = {"graphs": recorded, "convolutions": chosen.convolutions, "dtype": given.dtype}
         if given.device != "cpu":
             told["waits"] = sum(waits[WARM_UP:]) / (len(waits) - WARM_UP)
-        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, work.loss(model), **told)
+        loss = work.loss(model, given.device)
+        report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, **told)
         channel.close()
         problem.executor.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from plain_loop import PlainLoop
 from work import Clock, Work, arguments, batches, report
@@ -36,7 +34,7 @@ def main() -> None:
             step,
         )
         clock.stop()
-    loss = work.loss(lambda client: copy.deepcopy(loop.models.get(client, loop.shared)).cpu())
+    loss = work.loss(lambda client: loop.models.get(client, loop.shared), given.device)
     report(work, clock, "plain loop", torch.__version__, given.threads, loss)
 
 

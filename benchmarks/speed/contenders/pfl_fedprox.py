@@ -83,7 +83,8 @@ def main() -> None:
         model_eval_params=None,
         callbacks=[rounds],
     )
-    report(work, clock, "pfl", version("pfl"), given.threads, work.loss(lambda client: module.cpu()))
+    loss = work.loss(lambda client: module, given.device)
+    report(work, clock, "pfl", version("pfl"), given.threads, loss)
 
 
 if __name__ == "__main__":

@@ -114,13 +114,14 @@ class Work:
         return module
 
     @torch.no_grad()
-    def loss(self, models: Callable[[int], nn.Module]) -> float:
-        """The mean over the clients that took part of the training loss of their models."""
+    def loss(self, models: Callable[[int], nn.Module], device: str = "cpu") -> float:
+        """The mean over the clients that took part of the training loss of their models, computed on a device."""
         seen = torch.unique(torch.cat(self.cohorts)).tolist()
         total = 0.0
         for client in seen:
             rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-            total += float(nn.functional.cross_entropy(models(client)(self.x[rows]), self.y[rows]))
+            x, y, module = self.x[rows].to(device), self.y[rows].to(device), models(client).to(device)
+            total += float(nn.functional.cross_entropy(module(x), y))
         return total / len(seen)
 
 
@@ -130,6 +131,7 @@ class Clock:
 
     Attributes:
         wall, cpu: of the rounds so far.
+        gpu_mib: the most memory of a GPU that PyTorch's tensors had; None on a CPU.
         processor: seconds that all threads have computed so far; of this process, for a contender that has only one.
     """
 
@@ -137,6 +139,7 @@ class Clock:
     cpu: list[float]
     device: str = "cpu"
     processor: Callable[[], float] = time.process_time
+    gpu_mib: int | None = None
     _began: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
@@ -157,6 +160,8 @@ class Clock:
         now = time.perf_counter(), self.processor()
         self.wall.append(now[0] - self._began[0])
         self.cpu.append(now[1] - self._began[1])
+        if self.device != "cpu":
+            self.gpu_mib = round(torch.cuda.max_memory_allocated() / (1 << 20))
 
 
 def arguments(description: str | None) -> argparse.Namespace:
@@ -193,7 +198,7 @@ def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss
         "steps": sum(int((-(-c // batch)).sum()) for c in counts),
         "loss": loss,
         "device": clock.device,
-        "gpu_mib": None if clock.device == "cpu" else round(torch.cuda.max_memory_allocated() / (1 << 20)),
+        "gpu_mib": clock.gpu_mib,
         **more,
     }
     print(json.dumps(line))
