@@ -3,7 +3,8 @@ runs, with the right numbers, where there is none, and whatever would wait for a
 
 ``PRETEND`` is the device. Inside ``with Pretending() as device:`` its operations are computed on the host. What waits,
 on a GPU, until all that was queued is computed (a number that is read, a copy to or from the host that is not queued,
-an operation whose result's shape depends on values) is kept in ``device.waits`` by name.
+an operation whose result's shape depends on values) is kept in ``device.waits`` by name, and in ``device.crossings``
+all that goes to the host or comes from it, also without waiting.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Pretending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.crossings: list[str] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,6 +74,8 @@ class Pretending(TorchDispatchMode):
         if name == "copy_":
             leaves, comes = not isinstance(args[0], Away), not isinstance(args[1], Away)
         queued = kwargs.get("non_blocking", False) or (name == "copy_" and args[2:3] == (True,))
+        if leaves or comes:
+            self.crossings.append(name)
         if leaves or (comes and not queued):
             self.waits.append(f"{name} {'to' if leaves else 'from'} the host")
         elif self._waits(name, args, kwargs, given, away):

@@ -115,8 +115,8 @@ def summary(key: str, found: list[Line], clock: str) -> Line:
 
 
 def ratio(line: Line, lines: list[Line]) -> float | None:
-    """How many times as long a contender takes as fedmtl on the same workload; None for fedmtl, without it, or where the
-    losses differ."""
+    """How many times as long a contender takes as fedmtl on the same workload; None for fedmtl itself, where it has no
+    line, or where the losses differ."""
     ours = [one for one in lines if one["workload"] == line["workload"] and one["contender"] == "fedmtl"]
     if line["contender"] == "fedmtl" or not ours or abs(line["loss"] / ours[0]["loss"] - 1.0) > TOLERANCE:
         return None

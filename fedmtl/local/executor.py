@@ -157,8 +157,10 @@ class Executor:
         grain: int | None = None,
         examples: int = 1,
     ) -> None:
-        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long, and off the CPU
-        so long that about 16,000 examples are computed at once where each place has so many ``examples``.
+        """Call ``work(stack, slice)`` for consecutive slices of ``range(count)``, at most ``chunk`` long.
+
+        Off the CPU they are also so short that at most about 16,000 examples, ``examples`` a place, are computed at
+        once.
 
         With a ``grain`` of :func:`~fedmtl.local.places.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.

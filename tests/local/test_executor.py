@@ -40,6 +40,16 @@ def test_clients_with_large_convolutions_are_computed_one_by_one():
     assert Execution().resolve(nn.Conv2d(64, 256, 3), CPU).chunk == 1
 
 
+@pytest.mark.parametrize(("off_the_cpu", "sizes"), [(False, [3000]), (True, [504, 504, 504, 504, 504, 480])])
+def test_a_stack_on_a_gpu_has_so_many_examples_at_most(off_the_cpu, sizes, monkeypatch):
+    monkeypatch.setattr("fedmtl.local.executor.waits", lambda device: off_the_cpu)
+    executor = Executor(Execution("stacked").resolve(LINEAR, CPU), LINEAR, device=CPU, dtype=torch.float32)
+    seen = []
+    executor.map(lambda stack, part: seen.append(part.stop - part.start), 3000, grain=24, examples=32)
+    executor.close()
+    assert seen == sizes
+
+
 @pytest.mark.parametrize(
     ("module", "sizes"),
     [

@@ -1,6 +1,7 @@
 """Local steps that are recorded once and replayed on the same memory: the same numbers to the last bit."""
 
 import dataclasses
+import logging
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling
 from fedmtl.stacked.graphs import Graphs
 from tests.algorithms.harness import problem_of, run
 from tests.helpers import ragged_classification
+from tests.recording import ASKED, RecordedGraph, recording
 
 CPU = torch.device("cpu")
 
@@ -28,13 +30,11 @@ def small_cnn(spec) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 3, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def released(algorithm, graphs, *, model=None, rounds=4, chunk=None, sampler=None, clients=11):
+def released(algorithm, graphs, *, model=None, rounds=4, chunk=None, sampler=None, clients=11, loss="cross_entropy"):
     """Everything that a run released, its personal models, and how often a step was recorded."""
     execution = Execution("stacked", chunk=chunk, graphs=graphs)
     data = ragged_classification(clients)
-    problem = problem_of(
-        data, rounds=rounds, loss="cross_entropy", model=model or models.mlp(hidden=4), execution=execution
-    )
+    problem = problem_of(data, rounds=rounds, loss=loss, model=model or models.mlp(hidden=4), execution=execution)
     record = []
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
     state = run(algorithm, problem, sampler=sampler or PoissonSampling(cohort=7), privacy=privacy, record=record)
@@ -66,6 +66,54 @@ def test_recorded_steps_give_the_same_bits(name, chunk):
     values, personal, _ = released(algorithm, None, model=model, chunk=chunk)
     found, models_found, captures = released(algorithm, True, model=model, chunk=chunk)
     assert captures > 0
+    assert all(torch.equal(a, b) for a, b in zip(values, found, strict=True))
+    assert torch.equal(personal, models_found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operations_on_the_recorded_memory_are_all_that_a_step_is(name, monkeypatch):
+    """No line of Python runs in a replay, as on a GPU."""
+    algorithm, model = CASES[name]
+    values, personal, _ = released(algorithm, None, model=model, chunk=8)
+    with recording(monkeypatch) as graphs:
+        found, models_found, captures = released(algorithm, True, model=model, chunk=8)
+    assert captures == len(graphs) > 0
+    assert sum(graph.replays for graph in graphs) > 2 * captures
+    assert all(torch.equal(a, b) for a, b in zip(values, found, strict=True))
+    assert torch.equal(personal, models_found)
+
+
+def asks(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that asks for its own numbers."""
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return losses if float(losses.detach().mean()) < 1.0 else 2.0 * losses
+
+
+def does_nothing(self: RecordedGraph) -> None:
+    """The replay of a graph that was recorded on another device or stream."""
+
+
+def refuses(self: RecordedGraph) -> None:
+    raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize(
+    ("loss", "broken", "said"),
+    [
+        (asks, {}, ASKED),
+        ("cross_entropy", {"replay": does_nothing}, "its replay gives other numbers"),
+        ("cross_entropy", {"pool": refuses}, "no memory"),
+    ],
+)
+def test_what_cannot_be_recorded_is_computed_all_the_same_and_said_once(loss, broken, said, monkeypatch, caplog):
+    algorithm = PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9))
+    values, personal, _ = released(algorithm, None, loss=loss)
+    with recording(monkeypatch), caplog.at_level(logging.WARNING, "fedmtl"):
+        for name, function in broken.items():
+            monkeypatch.setattr(RecordedGraph, name, function)
+        found, models_found, captures = released(algorithm, True, loss=loss)
+    assert (captures > 0) == ("pool" in broken)  # which the second graph of a program asks the first one for
+    assert caplog.text.count("launched kernel by kernel") == caplog.text.count(said) == 1
     assert all(torch.equal(a, b) for a, b in zip(values, found, strict=True))
     assert torch.equal(personal, models_found)
 
