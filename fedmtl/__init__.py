@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ._imports import uncollected
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -144,7 +146,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line starts without PyTorch."""
     if name == "models":
-        return import_module(".models", __name__)
+        with uncollected():
+            return import_module(".models", __name__)
     if name in _EXPORTS:
-        return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+        with uncollected():
+            return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._check import one_of, positive_int
+from .._imports import uncollected
 from ..errors import ConfigError, FedmtlError
 from ..report._settings import flat
 
@@ -167,13 +168,14 @@ def settings(config: Config) -> Config:
     """
     with ByKey(config):
         _check_plain(config)  # before the imports, which take seconds
-    from .. import models
-    from ..local import Execution
-    from ..trainer import EarlyStopping
-    from ..trainer.baselines import named_baselines, usual_baselines
-    from ..trainer.metrics import check_metrics
-    from ..trainer.problem import resolve_device
-    from ..trainer.replicates import Replicates
+    with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
+        from .. import models
+        from ..local import Execution
+        from ..trainer import EarlyStopping
+        from ..trainer.baselines import named_baselines, usual_baselines
+        from ..trainer.metrics import check_metrics
+        from ..trainer.problem import resolve_device
+        from ..trainer.replicates import Replicates
 
     model, adapters, fixed = _plain_model(config)
     objects = {group: instantiate_group(config | {"model": model}, group) for group in GROUPS if group != "data"}

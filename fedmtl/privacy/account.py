@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from .accounting.composition import StepEvent, epsilon, largest_uses, total_variation
+from .events import dp_event
 from .ledger import Ledger
 
 Uses = StepEvent | tuple[StepEvent, ...]

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from torch import Tensor
 
 from .._check import positive_int
@@ -34,6 +33,7 @@ from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, largest_uses
 from .accounting.losses import ReplacedPoissonDpEvent
 from .allocation import normalized
+from .events import dp_event
 from .noise.laws import L2LaplaceNoise, NoiseLaw, Norm
 from .noise.registry import LAWS
 from .settings import RecordPrivacy

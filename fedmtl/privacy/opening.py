@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
 
 from .._check import positive_int
 from .._rounding import rounded_up
@@ -21,6 +20,7 @@ from .accounting.calibration import calibrate_multiplier
 from .accounting.composition import StepEvent, epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
+from .events import dp_event
 from .gradients import GradientPlan, noise_terms
 from .ledger import Ledger, read_header
 from .noise.banded import Bands

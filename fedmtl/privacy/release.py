@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dp_accounting import dp_event
-
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .accounting.composition import StepEvent
 from .accounting.losses import ApproximationDpEvent
 from .clip import CLIPS, L1Clip, L2Clip
+from .events import dp_event
 from .noise.banded import Bands
 from .noise.discrete import divergence
 from .noise.grid import whole_spacing

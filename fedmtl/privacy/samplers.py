@@ -37,13 +37,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from dp_accounting import dp_event
-from scipy.stats import binom
+from scipy.special import betaincc, ndtri
 from torch import Tensor
 
 from .._check import positive, positive_int
 from ..errors import BudgetExhausted, ConfigError, PrivacyError
 from ..random import Coins, distinct_ranks
+from .events import dp_event
 
 if TYPE_CHECKING:
     from .settings import Guarantee, Observer
@@ -173,8 +173,8 @@ class BoundPoisson(BoundSampler):
         )
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
-        size = int(binom.ppf(float(coins.uniform(1)[0]), self.n, self.probability))
-        size = max(size, 0) if self.max_cohort is None else min(max(size, 0), self.max_cohort)
+        size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
+        size = size if self.max_cohort is None else min(size, self.max_cohort)
         return torch.from_numpy(distinct_ranks(self.n, size, coins))
 
     def describe(self) -> str:
@@ -420,6 +420,26 @@ class FullParticipation:
 
 
 Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation
+
+
+def binomial_quantile(coin: float, n: int, probability: float) -> int:
+    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in [0, 1).
+
+    It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.
+    """
+
+    def reaches(k: int) -> bool:
+        return k >= n or float(betaincc(k + 1, n - k, probability)) >= coin
+
+    if coin <= 0:
+        return 0
+    near = n * probability + float(ndtri(coin)) * math.sqrt(n * probability * (1 - probability))
+    k = round(min(max(near, 0.0), float(n)))
+    while not reaches(k):
+        k += 1
+    while k > 0 and reaches(k - 1):
+        k -= 1
+    return k
 
 
 def _fits(owner: object, cohort: float, n: int) -> None:

@@ -13,8 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dp_accounting import dp_event
-
 from .._rounding import rounded_up
 from ..errors import ConfigError, FedmtlError, PrivacyError
 from ..local import operation_threads
@@ -36,6 +34,7 @@ from ..privacy import (
 )
 from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
+from ..privacy.events import dp_event
 from ..privacy.noise.registry import LAWS
 from ..privacy.release import step_law
 from ..trainer.problem import describe, fingerprint

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from .._files import read_json, write_bytes
+from .._imports import uncollected
 from ..algorithms.base import Problem
 from ..data import DataSpec, FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
@@ -330,7 +331,8 @@ class RunFolder:
         seal(self.ledger, lists)
 
     def _plot(self, result: Result) -> None:
-        from ..report.figures import plot_clients, plot_epsilon, plot_history
+        with uncollected():
+            from ..report.figures import plot_clients, plot_epsilon, plot_history
 
         metric, ids = result.metric, list(result.personal_accuracy)
         stages = result.stages(result.algorithm)[::-1]  # the final models first

@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from ..data import DataSpec, Examples
@@ -118,6 +117,8 @@ def task_auc(scores: Tensor, labels: Tensor, offsets: Tensor) -> Tensor:
 
 def _ranked_auc(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Area under the ROC curve by the sum of the positive examples' ranks, (R, N) twice -> (R,), NaN for one class."""
+    from scipy.stats import rankdata
+
     up = positive.sum(1)
     pairs = up * (scores.shape[1] - up)
     ranks = (rankdata(scores, axis=1) * positive).sum(1) if scores.shape[1] else up

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy import optimize, stats
+from scipy import optimize
 from torch import Tensor
 
 from ..._check import positive_int
@@ -200,11 +200,13 @@ def log_log_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     Raises:
         ConfigError: fewer points, or one that is not above 0.
     """
+    from scipy.stats import linregress, t
+
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.size < 3 or not ((a > 0).all() and (b > 0).all()):
         raise ConfigError("log_log_slope needs at least 3 pairs of numbers above 0.")
-    line = stats.linregress(np.log(a), np.log(b))
-    half = stats.t.ppf(0.975, a.size - 2) * line.stderr
+    line = linregress(np.log(a), np.log(b))
+    half = t.ppf(0.975, a.size - 2) * line.stderr
     return Slope(float(line.slope), float(line.slope - half), float(line.slope + half))
 
 

@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import dp_accounting
 import numpy as np
-from dp_accounting import dp_event, gaussian_mechanism
-from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from ...errors import PrivacyError
+from ..events import dp_event
 from . import losses, pld
 from .losses import pure_epsilon
 from .selection import selection_curve
@@ -163,6 +160,8 @@ def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coar
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
+        from dp_accounting import gaussian_mechanism
+
         multiplier = gaussian.noise_multiplier / math.sqrt(parts[0][1] * uses)
         with np.errstate(divide="ignore"):
             return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta)))
@@ -193,6 +192,8 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
 
 
 def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
     check_relation(parts)
     orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
     divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
@@ -203,11 +204,14 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 @lru_cache(maxsize=256)
 def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     """Return Renyi divergences of one use of an elementary event."""
-    if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
-    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
+        relation = NeighboringRelation.REPLACE_ONE
     accountant = RdpAccountant(orders=orders, neighboring_relation=relation)
     if accountant.supports(event):
         with _quiet():

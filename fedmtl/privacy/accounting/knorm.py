@@ -34,10 +34,10 @@ from typing import Any
 
 import attr
 import numpy as np
-from dp_accounting import dp_event
 from scipy import optimize, special
 
 from ..._check import positive, positive_int
+from ..events import dp_event
 from .pld import LossLaw, from_cells, from_shares
 
 _DROP = 90.0  # what lies below exp(-90) of the highest density is counted as an infinite loss

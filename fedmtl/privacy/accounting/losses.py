@@ -15,10 +15,10 @@ from typing import Any
 
 import attr
 import numpy as np
-from dp_accounting import dp_event
-from scipy import special, stats
+from scipy import special
 
 from ..._check import positive
+from ..events import dp_event
 from . import pld
 from .knorm import KNormDpEvent, loss_law, loss_scale
 from .pld import LossLaw, LossPair
@@ -174,6 +174,8 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
 
 
 def _truncated_pair(event: Any, width: float) -> LossPair:
+    from scipy.stats import binom
+
     n, q, cap, z = (
         event.dataset_size,
         event.sampling_probability,
@@ -181,10 +183,10 @@ def _truncated_pair(event: Any, width: float) -> LossPair:
         event.noise_multiplier,
     )
     added = gaussian_pair(z, q, width)
-    full = float(stats.binom.sf(cap - 1, n - 1, q))
+    full = float(binom.sf(cap - 1, n - 1, q))
     if full == 0:
         return added
-    share = float(stats.binom.sf(cap, n, q)) * cap / full / n
+    share = float(binom.sf(cap, n, q)) * cap / full / n
     replaced = _replaced_law(z / 2, min(1.0, share), width)  # relative to a sensitivity of 2
     return LossPair(_mixed(replaced, added.remove, full), _mixed(replaced, added.add, full))
 

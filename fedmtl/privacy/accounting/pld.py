@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft, signal
+from scipy import fft
 
 _CHERNOFF = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.5, 10.5, 14.0, 20.0])
 _ROUNDING = 1e-16
 _ALLOWED = 1e-5
+_LONG = 1 << 16  # from here on a filter is worth the half second that its import takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +218,8 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     # above[k] = mass beyond (start + k) h, excess[k] = delta there:
     # excess[k] = exp(-h) excess[k + 1] + (1 - exp(-h)) above[k]
     above = law.infinity + np.append(np.cumsum(masses[:0:-1])[::-1], 0.0)
-    excess = signal.lfilter([-math.expm1(-law.width)], [1.0, -math.exp(-law.width)], (above - law.infinity)[::-1])
-    excess = law.infinity + np.asarray(excess)[::-1]
+    keep, gain = math.exp(-law.width), -math.expm1(-law.width)
+    excess = law.infinity + _discounted((above - law.infinity)[::-1], keep, gain)[::-1]
     if excess[0] <= delta:  # only below the first loss, where all the mass is above
         total = above[0] + masses[0]
         if start == 0 or total <= delta:
@@ -226,6 +228,16 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     k = int(np.nonzero(excess > delta)[0][-1])
     gap = above[k] - excess[k]
     return law.width * (start + k) + min(law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width)
+
+
+def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:
+    """Return y (n,) with ``y[i] = keep y[i - 1] + gain values[i]``, from 0."""
+    if values.size > _LONG:
+        from scipy.signal import lfilter
+
+        return np.asarray(lfilter([gain], [1.0, -keep], values))
+    steps = accumulate(values.tolist(), lambda before, value: keep * before + gain * value, initial=0.0)
+    return np.fromiter(steps, np.float64, values.size + 1)[1:]
 
 
 def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:

@@ -21,12 +21,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy import optimize, special
 
 from ...errors import ConfigError
 from ...random import Coins
+from ..events import dp_event
 
 
 def selection_event(event: Any, *, mean: float, shape: float) -> Any:
@@ -59,6 +58,8 @@ def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, s
     """
     repeats = math.log(mean) / (orders - 1)
     if math.isinf(shape):
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
         deltas = [rdp.compute_delta(orders.tolist(), candidate.tolist(), math.log1p(1 / (a - 1)))[0] for a in orders]
         return candidate + mean * np.asarray(deltas) + repeats
     gamma = halting_probability(mean, shape)

@@ -38,7 +38,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
 
 _LIMIT = 64  # multiples of b after which the deviation of w has reached its limit
 
@@ -66,6 +65,8 @@ class Bands:
     @property
     def gain(self) -> float:
         """Return the deviation of w over that of z, which it approaches from below."""
+        from scipy.signal import lfilter
+
         impulse = np.zeros(_LIMIT * len(self))
         impulse[0] = 1.0
         return float(np.linalg.norm(lfilter([1.0], self.coefficients, impulse)))

@@ -46,11 +46,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dp_accounting import dp_event
 from torch import Tensor
 
 from ..._check import positive_int
 from ...errors import PrivacyError
+from ..events import dp_event
 from .laws import NoiseLaw
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from scipy.special import ndtri
 from torch import Tensor
 
 from ..._check import positive, positive_int
 from ..accounting.knorm import KNormDpEvent
+from ..events import dp_event
 from .sources import BLOCK_ELEMENTS, tails_of
 
 if TYPE_CHECKING:
