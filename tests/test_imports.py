@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # Each takes from a tenth of a second to more than one; `fedmtl --help` and an error in a setting need none of them.
 SLOW = (
     *("dp_accounting", "hydra", "matplotlib", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
-    *("rich", "scipy", "sklearn", "torch", "torchvision"),
+    *("rich", "scipy", "scipy.signal", "scipy.stats", "sklearn", "torch", "torchvision"),
 )
 OPTIONAL = ("fcntl", "h5py", "mlflow", "torch.utils.tensorboard")  # not on every system
 
@@ -60,15 +60,30 @@ from fedmtl import *
 Trainer(
     algorithm=PMTL(local=LocalSGD(lr=0.1)), data=load_data("digits", clients=4), model=models.softmax_regression(),
     schedule=PoissonSampling(cohort=2), privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-2), rounds=1,
-    baselines=("local",), metrics=("auc",), progress=False,
+    baselines=("local",), progress=False,
 ).fit()
 print(*{name for name in sys.modules} & set(sys.argv[1:]))
 """
     unused = ["torch._dynamo", "torch._inductor", "sympy", "triton", "opacus", "sklearn", "pandas", "pyarrow"]
+    unused += ["scipy.stats", "scipy.signal", "dp_accounting", "absl", "hydra"]
     done = subprocess.run(
         [sys.executable, "-c", program, *unused, "matplotlib"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("\n", 0), done.stderr
+
+
+def test_events_are_those_of_dp_accounting_where_that_is_imported_later() -> None:
+    program = """
+from fedmtl.privacy.events import dp_event
+import dp_accounting.pld
+from dp_accounting.dp_event import GaussianDpEvent
+assert dp_accounting.GaussianDpEvent is GaussianDpEvent is dp_event.GaussianDpEvent
+assert dp_accounting.dp_event is dp_event
+accountant = dp_accounting.pld.PLDAccountant()
+print(round(accountant.compose(dp_event.GaussianDpEvent(1.0)).get_epsilon(1e-5), 2))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("4.38\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,6 +96,8 @@ print(*{name for name in sys.modules} & set(sys.argv[1:]))
         ("from .three import thing", ["demo.one: demo.three"]),
         ("import pandas", []),
         ("from sklearn.datasets import load_digits", []),
+        ("from scipy.stats import norm", []),  # slower than the rest of its package
+        ("from scipy.special import ndtri", ["demo.one: scipy.special"]),
         ("from . import four", []),  # has pandas at its top
         ("import fcntl", []),
     ],
@@ -88,7 +105,7 @@ print(*{name for name in sys.modules} & set(sys.argv[1:]))
 def test_a_misplaced_import_is_found(line, wrong):
     modules = {
         "demo": (True, ast.parse("")),
-        "demo.one": (False, ast.parse(f"import torch\ndef function():\n    {line}")),
+        "demo.one": (False, ast.parse(f"import torch, scipy\ndef function():\n    {line}")),
         "demo.two": (False, ast.parse("thing = 1")),
         "demo.three": (False, ast.parse("import torch\nthing = 1")),
         "demo.four": (False, ast.parse("if True:\n    import pandas")),
@@ -132,7 +149,7 @@ def slow_packages(modules: Modules, name: str) -> set[str]:
         if current in modules:
             is_package, tree = modules[current]
             waiting += [*imports(modules, current, is_package, tree), *filter(None, [current.rpartition(".")[0]])]
-    return {found.split(".")[0] for found in reached if found.split(".")[0] in SLOW}
+    return {slow for found in reached for slow in SLOW if f"{found}.".startswith(f"{slow}.")}
 
 
 def imports(modules: Modules, name: str, is_package: bool, tree: ast.AST) -> Iterator[str]:

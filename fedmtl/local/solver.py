@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from .._check import non_negative, one_of, positive, positive_int
 from .._devices import sent, waits
 from ..errors import ConfigError
-from ..stacked.losses import Loss, client_means, cross_entropy, example_losses
+from ..stacked.losses import Loss, Pull, client_means, cross_entropy, example_losses
 from ..stacked.perceptron import Ends, Examples, Rule, output_gradient, write_ends
 from .batches import BatchPlan, batches_per_epoch
 from .device import train_on_device
@@ -319,8 +318,10 @@ class LocalStep:
         stack, rows, pull = self.stack, self.rows, None
         if self.divergence is not None and self.towards is not None:
             assert not isinstance(self.lam, Precision)
-            others = stack.predict(self.towards[:active], x)
-            pull = partial(_divergence_pull, self.divergence, others, float(self.lam))
+            anchors = self.towards[:active]
+            values = None if stack.perceptron is None else stack.perceptron.forward(anchors, x)
+            others = stack.predict(anchors, x) if values is None else values[-1]
+            pull = Pull(self.divergence, others, float(self.lam))
         if not _by_products(stack, rows[:active], x, y, mask, self.loss, pull, self.optimizer):
             outputs = stack.forward(x, address=address)
             losses = example_losses(self.loss, outputs, y)
@@ -330,14 +331,6 @@ class LocalStep:
             self.optimizer.step(active=slice(0, active))
         if self.frozen is not None and self.still is not None:
             rows[:active, self.frozen] = self.still[:active]
-
-
-Pull = Callable[[Tensor], Tensor]
-"""Outputs (K, B, ...) -> what is added to the losses of their examples, (K, B)."""
-
-
-def _divergence_pull(divergence: Loss, others: Tensor, lam: float, outputs: Tensor) -> Tensor:
-    return lam * example_losses(divergence, outputs, others)
 
 
 @torch.no_grad()

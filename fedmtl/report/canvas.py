@@ -129,6 +129,13 @@ def spread_out(positions: Sequence[float], gap: float, low: float, high: float) 
     return result
 
 
+def arrange(figure: Figure) -> None:
+    """Give the axes of a new figure the places that they have when it is drawn."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+
+
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write each line's name at its right end: (x, y, text, colour), moved apart where they would touch."""
     low, high = axes.get_ylim()
@@ -155,6 +162,6 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     A reader sees the old picture or the new one, never half of one; the folder is made when it is missing.
     """
     content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": "fedmtl"})
+    FigureCanvasAgg(figure).print_png(content, metadata={"Software": "fedmtl"})  # savefig draws everything twice
     write_bytes(Path(path), content.getvalue())
     return Path(path)

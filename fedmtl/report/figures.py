@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
 from ._names import title_of
-from .canvas import INK, MUTED, dress, footnote, label_ends, new_figure, save, styles_of
+from .canvas import INK, MUTED, arrange, dress, footnote, label_ends, new_figure, save, styles_of
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
 PUBLIC = "Computed from the training plan alone: no client data enters this figure."
@@ -82,7 +82,7 @@ def plot_history(
 
     _epsilon_line(lower, *_column(history, "epsilon"), colour=INK, private=_is_private(history))
     footnote(figure, NOT_PRIVATE)
-    figure.canvas.draw()
+    arrange(figure)
     label_ends(upper, ends)
     return save(figure, path)
 
@@ -134,7 +134,9 @@ def plot_clients(
         if shown.size > _STEPS:
             shown = shown[(2 * np.arange(_STEPS) + 1) * shown.size // (2 * _STEPS)]  # the middle of each step
         edges = np.linspace(0.0, 1.0, shown.size + 1)
-        left.stairs(shown, edges, baseline=None, color=styles[name][0], linewidth=wide, label=label)
+        x, y = np.repeat(edges, 2)[1:-1], np.repeat(shown, 2)  # as stairs(), which takes ten times as long
+        corners: dict[str, Any] = {"solid_joinstyle": "miter", "solid_capstyle": "butt"}
+        left.plot(x, y, color=styles[name][0], linewidth=wide, label=label, **corners)
     left.set_xlim(0.0, 1.0)
     left.xaxis.set_major_formatter(PercentFormatter(1.0))
     corner: Any = "lower right" if higher_is_better else "upper right"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,25 @@ DIVERGENCES: dict[Loss, Loss] = {
     half_mse: gaussian_divergence,
 }
 """The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a loss is."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Predictions are pulled to others: ``strength`` times a divergence is added to the losses of the examples.
+
+    Attributes:
+        divergence: of two predictions, one value per example.
+        others: (K, B, ...), logits or values.
+        strength: its weight.
+    """
+
+    divergence: Loss
+    others: Tensor
+    strength: float
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        """Return what is added, (K, B), for outputs (K, B, ...)."""
+        return self.strength * example_losses(self.divergence, outputs, self.others)
 
 
 def divergence_of(loss: Loss) -> Loss:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .._compiled import without_interpreter
 from .kernels import hooked
-from .losses import Loss, client_means, cross_entropy, example_losses
+from .losses import Loss, Pull, client_means, cross_entropy, example_losses, softmax_divergence
 
 if TYPE_CHECKING:
     from ..data import DataSpec
@@ -295,6 +295,26 @@ def cross_entropy_signal(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tens
     return wrong.scatter_add_(-1, targets[:, :, None], torch.full_like(weight, -1.0)).mul_(weight)
 
 
+def pulled_signal(outputs: Tensor, targets: Tensor, mask: Tensor, pull: Pull) -> Tensor:
+    """Return the gradient (K, B, C), by the outputs, of every copy's mean of cross-entropy and strength s times
+    :func:`.losses.softmax_divergence`.
+
+    With the probabilities p and q of outputs and others and g = log p - log q, the divergence sum (p - q) g has the
+    gradient p (g - sum p g) + p - q.
+
+    Args:
+        outputs, targets, mask: as for :func:`cross_entropy_signal`.
+        pull: its divergence is that one.
+    """
+    log_p, log_q = outputs.log_softmax(-1), pull.others.log_softmax(-1)
+    p, gap = log_p.exp(), log_p - log_q
+    towards = gap.sub_((p * gap).sum(-1, keepdim=True)).mul_(p).add_(p).sub_(log_q.exp_())
+    weight = mask.to(outputs.dtype)
+    weight = weight.div_(weight.sum(1, keepdim=True))[:, :, None]
+    wrong = p.add_(towards, alpha=pull.strength)
+    return wrong.scatter_add_(-1, targets[:, :, None], torch.full_like(weight, -1.0)).mul_(weight)
+
+
 def run_steps(
     x: Tensor,
     y: Tensor,
@@ -375,8 +395,11 @@ def output_gradient(
         mask: bool (K, B), which entries are examples and no padding.
         extra: outputs -> what is added to the losses, (K, B).
     """
-    if loss is cross_entropy and extra is None and outputs.dim() == 3 and targets.dim() == 2:
-        return cross_entropy_signal(outputs, targets, mask)
+    if loss is cross_entropy and outputs.dim() == 3 and targets.dim() == 2:
+        if extra is None:
+            return cross_entropy_signal(outputs, targets, mask)
+        if isinstance(extra, Pull) and extra.divergence is softmax_divergence:
+            return pulled_signal(outputs, targets, mask, extra)
     with torch.enable_grad():
         values = outputs.detach().requires_grad_()
         losses = example_losses(loss, values, targets)

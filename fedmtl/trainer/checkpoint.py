@@ -20,9 +20,10 @@ from ..errors import ResumeError
 from ..privacy.chain import Head
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, by :func:`write_bytes`."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in one line and in a
+    tenth of the time."""
+    write_bytes(path, (json.dumps(value, indent=indent) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

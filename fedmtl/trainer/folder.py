@@ -146,7 +146,7 @@ class RunFolder:
         self.write_history(result.history)
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
-        write_json(self.private / OUTCOME, plain(_outcome(result, problem, model)))
+        write_json(self.private / OUTCOME, plain(_outcome(result, problem, model)), indent=None)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.csv: the evaluations so far."""

@@ -23,7 +23,7 @@ from fedmtl.privacy import (
     distinct_ranks,
     open_channel,
 )
-from fedmtl.privacy.samplers import BoundAsked
+from fedmtl.privacy.samplers import BoundAsked, binomial_quantile
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5])
@@ -45,6 +45,13 @@ def test_poisson_cohort_sizes_are_binomial(source) -> None:
     observed = np.bincount(sizes, minlength=11)
     expected, observed = (np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed))
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)])
+def test_cohort_sizes_are_quantiles_of_the_binomial_law(n: int, q: float) -> None:
+    coins = np.concatenate([np.random.default_rng(0).random(500), [0.0, 2.0**-53, 1e-12, 1 - 1e-12]])
+    expected = np.maximum(stats.binom.ppf(coins, n, q), 0)
+    assert [binomial_quantile(float(coin), n, q) for coin in coins] == expected.tolist()
 
 
 def test_a_large_population_costs_what_the_cohort_costs() -> None:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 import fedmtl.stacked.perceptron as perceptron_of
 from fedmtl._compiled import without_interpreter
 from fedmtl.stacked import Layout, StackedModule, client_means, set_trainable
-from fedmtl.stacked.losses import LOSSES, example_losses
+from fedmtl.stacked.losses import LOSSES, Pull, example_losses, softmax_divergence
 from fedmtl.stacked.perceptron import Ends, Examples, Linear, Perceptron, Rule, output_gradient
 
 K, B, SHAPE = 5, 6, (2, 3)
@@ -151,6 +151,19 @@ def test_what_is_added_to_the_losses_is_differentiated_too() -> None:
     expected = torch.autograd.grad(total, leaf)[0]
     got = output_gradient(loss, outputs, y, mask, lambda values: (values - others).square().sum(-1))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0.0)
+
+
+def test_a_pull_to_predictions_has_the_gradient_of_its_divergence() -> None:
+    torch.manual_seed(2)
+    outputs, others = 3 * torch.randn(2, K, B, 4, dtype=torch.float64)
+    y, mask = torch.randint(4, (K, B)), torch.rand(K, B) < 0.7
+    mask[:, 0] = True
+    loss, leaf = LOSSES["cross_entropy"], outputs.clone().requires_grad_()
+    log_p, log_q = leaf.log_softmax(-1), others.log_softmax(-1)
+    both_ways = (log_p.exp() * (log_p - log_q) + log_q.exp() * (log_q - log_p)).sum(-1)
+    expected = torch.autograd.grad(client_means(example_losses(loss, leaf, y) + 0.3 * both_ways, mask).sum(), leaf)[0]
+    got = output_gradient(loss, outputs, y, mask, Pull(softmax_divergence, others, 0.3))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-14)
 
 
 def hooked() -> nn.Module:
