@@ -89,8 +89,10 @@ def test_clients_are_sorted_and_compared_one_by_one(tmp_path: Path, drawn: list[
     path = figures.plot_clients(table, tmp_path / "clients.png")
     assert path.stat().st_size < 300_000
     left, right = drawn[0].axes
-    steps = [patch.get_data().values.tolist() for patch in left.patches]
-    assert steps == [[0.1, 0.2, 0.5, 0.6], [0.2, 0.5, 0.7, 0.9]]
+    steps = [line.get_ydata().tolist() for line in left.lines]
+    assert steps == [[0.1, 0.2, 0.5, 0.6, 0.6], [0.2, 0.5, 0.7, 0.9, 0.9]]  # the last one as long as the others
+    assert all(line.get_xdata().tolist() == [0.0, 0.25, 0.5, 0.75, 1.0] for line in left.lines)
+    assert {line.get_drawstyle() for line in left.lines} == {"steps-post"}
     assert [bar.get_width() for bar in right.patches] == [0.5, 0.25, 0.25]  # better, equal, worse
     labels = [text.get_text() for text in left.get_legend().get_texts()]
     assert labels == ["PMTL  mean 0.575", "Local  mean 0.350"]
@@ -100,8 +102,8 @@ def test_many_clients_are_drawn_by_quantiles(tmp_path: Path, drawn: list[Figure]
     values = np.random.default_rng(0).permutation(100_000) / 1e5  # quantile q is q
     figures.plot_clients({"pmtl": values, "local": [0.25] * len(values)}, tmp_path / "c.png")
     left, right = drawn[0].axes
-    for patch, expected in zip(left.patches, (np.full(1000, 0.25), (np.arange(1000) + 0.5) / 1000), strict=True):
-        np.testing.assert_allclose(patch.get_data().values, expected, atol=1e-5)
+    for line, expected in zip(left.lines, (np.full(1000, 0.25), (np.arange(1000) + 0.5) / 1000), strict=True):
+        np.testing.assert_allclose(line.get_ydata()[:-1], expected, atol=1e-5)
     assert right.patches[0].get_width() == 0.74999  # of all clients, where the quantiles would say 0.75
     assert left.get_legend().get_texts()[0].get_text() == "PMTL  mean 0.500"
 
@@ -115,7 +117,7 @@ def test_clients_of_errors_count_lower_as_better(tmp_path: Path, drawn: list[Fig
     )
     left, right = drawn[0].axes
     assert [bar.get_width() for bar in right.patches] == [0.75, 0.0, 0.25]
-    assert left.patches[-1].get_data().values.tolist() == [3.0, 1.0, 1.0, 1.0]
+    assert left.lines[-1].get_ydata().tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("table", [{}, {"pmtl": []}, {"pmtl": [0.1, 0.2], "local": [0.3]}])
@@ -140,7 +142,7 @@ def test_a_failed_save_leaves_the_old_picture_and_no_litter(tmp_path: Path) -> N
     before = path.read_bytes()
 
     class Broken(Figure):
-        def savefig(self, *args: object, **kwargs: object) -> None:
+        def draw(self, renderer: object) -> None:
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
