@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -40,7 +41,13 @@ def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
 
 def id_key(name: str) -> int:
     """Return a signed 64-bit number from a client's id: the client's address in every counter."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+    return int(id_keys([name])[0])
+
+
+def id_keys(names: Sequence[str]) -> np.ndarray:
+    """Return :func:`id_key` of each id, int64 (n,)."""
+    digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names])
+    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 
 Words = TypeVar("Words", Tensor, np.ndarray)

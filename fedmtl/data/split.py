@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..random import derive_key, id_key, keyed_bits
+from ..random import derive_key, id_keys, keyed_bits
 from .checks import check_fraction
 from .rows import ranges
 
 
 def client_keys(ids: Sequence[str]) -> Tensor:
     """Return :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
-    return torch.tensor([id_key(name) for name in ids], dtype=torch.int64)
+    return torch.from_numpy(id_keys(ids))
 
 
 def split_rows(

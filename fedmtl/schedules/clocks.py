@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._check import positive_int
 from ..errors import ConfigError
-from ..random import id_key
+from ..random import id_keys
 from .block import Block
 from .draws import KeyedDraws
 from .dropouts import Absences, Dropouts
@@ -221,7 +221,7 @@ def _names_and_keys(
     if keys is not None:
         key = keys.detach().cpu().to(torch.int64).numpy().copy()
     elif names is not None:
-        key = np.array([id_key(name) for name in names], np.int64)
+        key = id_keys(names)
     else:
         key = np.arange(clients, dtype=np.int64)
     named = [str(i) for i in range(clients)] if names is None else list(names)

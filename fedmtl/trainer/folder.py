@@ -465,7 +465,7 @@ def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence
 def columns_bytes(columns: Mapping[str, Sequence[Any]]) -> bytes:
     """Return columns of one length as CSV under their names."""
     content = io.BytesIO()
-    with io.TextIOWrapper(content, encoding="utf-8", newline="") as text:
+    with io.TextIOWrapper(io.BufferedWriter(content), encoding="utf-8", newline="") as text:  # cannot be read: faster
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
@@ -509,7 +509,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return list(value) if set(map(type, value)) <= {str, int, bool} else [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

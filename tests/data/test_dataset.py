@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +122,8 @@ def test_spec_is_the_shape_after_the_transform():
 
 def test_keys_are_the_ids_keys_and_counts_the_offsets_differences():
     data = FederatedDataset.from_tensors(ragged())
+    digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in data.ids]
+    assert data.keys.tolist() == [int.from_bytes(one, "little", signed=True) for one in digests]
     assert data.keys.tolist() == [id_key(name) for name in data.ids]
     assert data.train.counts.tolist() == [len(client_rows(data.train, i)[0]) for i in range(len(data))]
     assert len(data) == 4

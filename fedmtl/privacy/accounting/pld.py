@@ -23,7 +23,7 @@ from scipy import fft
 _CHERNOFF = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.5, 10.5, 14.0, 20.0])
 _ROUNDING = 1e-16
 _ALLOWED = 1e-5
-_LONG = 1 << 16  # from here on a filter is worth the half second that its import takes
+_LONG = 1 << 17  # from here on a filter is worth the half second that its import takes
 
 
 @dataclass(frozen=True, eq=False)
