@@ -6,6 +6,7 @@ goes on where it stopped; delete the folder to run it again.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -34,7 +35,7 @@ class Run:
     overrides: tuple[str, ...]
     at: tuple[int, ...]
 
-    def command(self, root: str | None, seed: str) -> list[str]:
+    def command(self, root: Path | str | None, seed: str) -> list[str]:
         """The words after ``fedmtl``."""
         place = [] if root is None else [f"data.root={root}"]
         return [*self.overrides[:1], *place, *self.overrides[1:], f"seed={seed}"]
@@ -43,7 +44,15 @@ class Run:
         return out / f"{self.name}-seed{seed}"
 
 
-def launch(runs: Sequence[Run], seeds: Sequence[int], *, root: str | None, out: Path) -> None:
+def existing(text: str) -> Path:
+    """Return the path of a command line, refused there where nothing is: before any work, on a line of its own."""
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return path
+
+
+def launch(runs: Sequence[Run], seeds: Sequence[int], *, root: Path | None, out: Path) -> None:
     """Train what is not finished yet, one run at a time, seed by seed.
 
     Raises:

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rounds import existing, interpreter
+
 HERE = Path(__file__).parent
 
 
@@ -20,7 +22,7 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     """Name of the output -> command, without the interpreter."""
     others = ["--pfl-python", given.pfl_python] if given.pfl_python else []
     others += ["--flower-python", given.flower_python] if given.flower_python else []
-    rounds = ["rounds.py", "--root", given.root, "--repetitions", str(given.repetitions), *others]
+    rounds = ["rounds.py", "--root", str(given.root), "--repetitions", str(given.repetitions), *others]
     rounds += ["--rounds", str(given.rounds)]
     chosen = ["--workloads", *given.workloads] if given.workloads else []
     single = ["--clock", "cpu", "--threads", "1"]
@@ -41,10 +43,12 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
 def main() -> None:
     """Run them; one that fails is said, and the others go on."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
+    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of the outputs")
-    parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
-    parser.add_argument("--flower-python", help="interpreter of an environment with flwr[simulation]")
+    parser.add_argument(
+        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+    )
+    parser.add_argument("--flower-python", type=interpreter, help="interpreter of an environment with flwr[simulation]")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every process of rounds.py")
     parser.add_argument("--workloads", nargs="+", help="of rounds.py; none takes all")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounds import SCRIPTS, Line, machine, ratio, run, summary
+from rounds import SCRIPTS, Line, existing, interpreter, machine, ratio, run, summary
 
 FEMNIST = {"lr": 0.1, "lam": 0.1, "batch": 10, "clip": 0.5, "cohort": 100}
 STILL = {"clip": 1e-4}  # random images teach nothing: with little noise the final losses are comparable
@@ -74,7 +74,7 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
     if given.small:
         few = {"clients": 20, "least": 6, "most": 12}
         settings |= {"cohort": 4} | ({"data": settings["data"] | few} if "data" in settings else {})
-    prepared = Run.of(settings, total, given.root, None)
+    prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
     prepared.problem.executor.close()
     sides = [(name, "fedmtl", sys.executable, more) for name, more in variants(settings["model"], given.device).items()]
@@ -142,8 +142,10 @@ def table(lines: list[Line]) -> str:
 def main() -> None:
     """Test, compare, print the lines and the table, and write them where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
-    parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
+    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
+    parser.add_argument(
+        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender")

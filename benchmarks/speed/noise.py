@@ -22,7 +22,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from rounds import machine  # noqa: E402
+from rounds import interpreter, machine  # noqa: E402
 
 from fedmtl.privacy import Channel, ClientPrivacy, FullParticipation, ReleasePlan, open_channel  # noqa: E402
 
@@ -51,7 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6])
     parser.add_argument("--repetitions", type=int, default=11)
-    parser.add_argument("--opendp-python", help="interpreter of an environment with OpenDP; none leaves it out")
+    parser.add_argument(
+        "--opendp-python", type=interpreter, help="interpreter of an environment with OpenDP; none leaves it out"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())

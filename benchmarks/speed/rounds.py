@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,10 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent / "contenders"
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "reproduce")]
+
+from sweep import existing  # noqa: E402
+
 WORKLOADS = {
     "W1": ("cnn", "pmtl", "CNN, 115,646 parameters, personal models"),
     "W1-fedprox": ("cnn", "fedprox", "CNN, 115,646 parameters, FedProx"),
@@ -46,14 +50,21 @@ TOLERANCE = 0.02
 Line = dict[str, Any]
 
 
-def run(script: str, python: str, work: Path, threads: int, root: str, *more: str, limit: float | None = None) -> Line:
+def interpreter(text: str) -> str:
+    """Return the interpreter of a command line, refused there where it cannot be run: before any work."""
+    if shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"{text} is no interpreter that can be run; give a path, .../bin/python")
+    return text
+
+
+def run(script: str, python: str, work: Path, threads: int, root: Path, *more: str, limit: float | None = None) -> Line:
     """Run a contender once, for ``limit`` seconds at most, and return its line.
 
     Raises:
         SystemExit: it failed, with the end of what it said.
         subprocess.TimeoutExpired: it took longer.
     """
-    command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", root, *more]
+    command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", str(root), *more]
     here = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": here}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit)
@@ -86,7 +97,7 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
         "model": model, "method": method, "lr": given.lr, "lam": given.lam, "batch": 10, "clip": given.clip_norm,
         "epsilon": given.epsilon, "cohort": given.cohort, "seed": 0, "execution": json.loads(given.execution),
     }  # fmt: skip
-    prepared = Run.of(settings, total, given.root, None)
+    prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
     prepared.problem.executor.close()
     sides = [("fedmtl", sys.executable, n) for n in given.fedmtl_threads]
@@ -179,9 +190,11 @@ def main() -> None:
     """Parse the command line, run the workloads, and print the table."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
-    parser.add_argument("--pfl-python", help="interpreter of an environment with pfl; none leaves it out")
-    parser.add_argument("--flower-python", help="of one with flwr[simulation]; none leaves it out")
+    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
+    parser.add_argument(
+        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+    )
+    parser.add_argument("--flower-python", type=interpreter, help="of one with flwr[simulation]; none leaves it out")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender, at least 5")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds in each of them")

@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
 from scores import Score, by_client, read_scores, renew_scores, table, write_scores  # noqa: E402
 from settings import DELTA, STUDIES, Setting, half_size, held_out  # noqa: E402
-from sweep import replace_section  # noqa: E402
+from sweep import existing, replace_section  # noqa: E402
 
 from fedmtl import (  # noqa: E402
     ClientPrivacy,
@@ -303,7 +303,7 @@ def main() -> None:
     """Parse the command line, train what is missing, write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
+    parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/adapters"))
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="the scores of others are kept")
     parser.add_argument("--collect", action="store_true", help="train nothing")

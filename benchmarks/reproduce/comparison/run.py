@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from report import write_report  # noqa: E402
 from settings import STUDIES, Study, held_out, load  # noqa: E402
+from sweep import existing  # noqa: E402
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 
@@ -41,7 +42,7 @@ def recorded(study: Study) -> dict[tuple[str, float, int], str]:
     }
 
 
-def work(study: Study, root: str | None, seed: int, out: Path, *, search: bool = True) -> None:
+def work(study: Study, root: Path | None, seed: int, out: Path, *, search: bool = True) -> None:
     """Tune and score every method that has no file in ``out`` yet; without ``search`` with what table.csv says."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
@@ -83,8 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of rows, start, cohorts, noise")
-    parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
-    parser.add_argument("--school", help="school.mat")
+    parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
+    parser.add_argument("--school", type=existing, help="school.mat")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/comparison"))
     parser.add_argument("--chosen", action="store_true", help="search nothing: the settings that table.csv names")
     parser.add_argument("--collect", action="store_true", help="train nothing")

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -220,7 +221,7 @@ def of_clip(algorithm: Algorithm, clip: float) -> Algorithm:
     return replace(algorithm, lam=0.1 * clip) if isinstance(algorithm, MPMTL) else algorithm
 
 
-def load(name: StudyName, root: str | None, seed: int) -> FederatedDataset:
+def load(name: StudyName, root: Path | None, seed: int) -> FederatedDataset:
     """The data of a seed, which divides every client's rows into training and test rows."""
     if name == "digits":
         return load_data("digits", seed=seed)

@@ -25,7 +25,7 @@ import scores  # noqa: E402
 from hospitals import stays  # noqa: E402
 from scores import Score, by_client, difference, renew_scores  # noqa: E402
 from setting import CANDIDATES, budget, clocks, first_owners, lending  # noqa: E402
-from sweep import markdown, replace_section  # noqa: E402
+from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate  # noqa: E402
@@ -191,8 +191,8 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
 def main() -> None:
     """Parse the command line, simulate, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=Path, help="loans_full_schema.csv.gz, or its folder; without it tables only")
-    parser.add_argument("--hospital", type=Path, help="azpro.csv, or its folder; without it their scores stay")
+    parser.add_argument("--root", type=existing, help="loans_full_schema.csv.gz, or its folder; without it tables only")
+    parser.add_argument("--hospital", type=existing, help="azpro.csv, or its folder; without it their scores stay")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.root is not None:

@@ -16,7 +16,7 @@ import torch
 from hospitals import stays
 from public_start import DEALS, EPSILONS, FILE, HERE, HOSPITALS, METHODS, RUNS, hospitals
 from scores import interval, renew_scores, table
-from sweep import markdown, replace_section
+from sweep import existing, markdown, replace_section
 
 from fedmtl.algorithms.async_learner.collaboration import Collaboration
 
@@ -57,7 +57,7 @@ def same_settings(root: Path, clip: float = 2.0, kappa: float = 5.0) -> str:
 def main() -> None:
     """Parse the command line, simulate, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--hospital", type=Path, required=True, help="azpro.csv, or its folder")
+    parser.add_argument("--hospital", type=existing, required=True, help="azpro.csv, or its folder")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     renew_scores(FILE, list(hospitals(arguments.hospital, (*WEIGHTS, METHODS[-1]), UNEQUAL)))

@@ -40,6 +40,7 @@ from setting import (  # noqa: E402
     references,
     value_rows,
 )
+from sweep import existing  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate  # noqa: E402
@@ -139,9 +140,11 @@ def value(root: Path) -> list[Row]:
 def main() -> None:
     """Parse the command line, simulate what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=Path, help="loans_full_schema.csv.gz, or its folder")
-    parser.add_argument("--hospital", type=Path, help="azpro.csv, or its folder; without it no hospital part")
-    parser.add_argument("--adult", type=Path, help="adult.csv.gz, or its folder; without it no support vector machine")
+    parser.add_argument("--root", type=existing, help="loans_full_schema.csv.gz, or its folder")
+    parser.add_argument("--hospital", type=existing, help="azpro.csv, or its folder; without it no hospital part")
+    parser.add_argument(
+        "--adult", type=existing, help="adult.csv.gz, or its folder; without it no support vector machine"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/reproduce/cost_of_privacy"), help="parts are kept here"
     )

@@ -30,7 +30,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 from problems import DELTA, Setup, errors_of, run, setups  # noqa: E402
 from scores import Score, by_client, difference, mark, renew_scores, table  # noqa: E402
-from sweep import markdown, replace_section  # noqa: E402
+from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl import ClientPrivacy, Execution, FedAvg, FullParticipation, LocalSGD, Trainer, models  # noqa: E402
 from fedmtl.algorithms import Problem  # noqa: E402
@@ -281,7 +281,7 @@ def claims(scores: Sequence[Score]) -> str:
 def main() -> None:
     """Parse the command line, compute what is missing, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--school", type=Path, help="school.mat, or its folder; without it no School part")
+    parser.add_argument("--school", type=existing, help="school.mat, or its folder; without it no School part")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl_once"), help="parts are kept here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 import report  # noqa: E402
 from problems import DELTA, PUBLIC, Setup, errors_of, rows_of, run, setups, synthetic  # noqa: E402
+from sweep import existing  # noqa: E402
 
 from benchmarks.baselines.mp_mtl import choose_multi_task, multi_task, single_task  # noqa: E402
 from benchmarks.baselines.mp_mtl_private import DPMTRL, DPAggr, TaskBudget  # noqa: E402
@@ -281,7 +282,7 @@ def heat(setup: Setup, scale: str) -> list[Row]:
 def main() -> None:
     """Parse the command line, compute what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--school", type=Path, help="school.mat, or its folder; without it no School part")
+    parser.add_argument("--school", type=existing, help="school.mat, or its folder; without it no School part")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl"), help="parts are kept here")
     parser.add_argument("--scale", choices=tuple(SCALES), default="default", help="repetitions")
     parser.add_argument("--collect", action="store_true", help="compute nothing; tables of the finished parts")

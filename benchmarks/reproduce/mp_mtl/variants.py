@@ -23,7 +23,7 @@ import torch
 from once import HERE, METHODS, NAMES, Chosen, Method, grid, kept
 from problems import DELTA, ROUNDS, Setup, run, school, setups
 from scores import Score, difference, interval, mark, renew_scores
-from sweep import markdown, replace_section
+from sweep import existing, markdown, replace_section
 from torch import Tensor
 
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
@@ -165,7 +165,7 @@ def curves(scores: Sequence[Score], settings: dict[int, str], path: Path) -> str
 def main() -> None:
     """Parse the command line, compute what is missing, write scores, tables and the figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--school", type=Path, required=True, help="school.mat, or its folder")
+    parser.add_argument("--school", type=existing, required=True, help="school.mat, or its folder")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl_once"), help="parts are kept here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 from agents import DELTA, agents, best_mu, exact, peers  # noqa: E402
 from peers import Array, Row, budgets, owners, seeded, simulate  # noqa: E402
 from scores import Score, by_client, difference, interval, mark, write_scores  # noqa: E402
-from sweep import markdown, replace_section  # noqa: E402
+from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import minimize  # noqa: E402
@@ -482,7 +482,7 @@ def by_size(parts: dict[int, list[Row]]) -> str:
 def main() -> None:
     """Run what is missing, write the scores and the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=Path, help="u.data, or its folder; without it the synthetic parts alone")
+    parser.add_argument("--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -25,6 +25,7 @@ import agents  # noqa: E402
 import films  # noqa: E402
 import report  # noqa: E402
 from peers import Row  # noqa: E402
+from sweep import existing  # noqa: E402
 
 PARTS = ("tuning", "curves", "dimensions", "noise", "allocation", "paper", "sound", "centring")
 
@@ -32,7 +33,7 @@ PARTS = ("tuning", "curves", "dimensions", "noise", "allocation", "paper", "soun
 def main() -> None:
     """Parse the command line, simulate what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=Path, help="u.data, or its folder; without it the synthetic parts alone")
+    parser.add_argument("--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here")
     parser.add_argument("--collect", action="store_true", help="simulate nothing; tables of the finished parts")
     arguments = parser.parse_args()

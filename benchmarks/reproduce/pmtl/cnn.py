@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from sweep import Run, launch, markdown, number, outcomes, replace_section, write_csv  # noqa: E402
+from sweep import Run, existing, launch, markdown, number, outcomes, replace_section, write_csv  # noqa: E402
 
 from fedmtl.report.canvas import INK, MUTED, dress, footnote, new_figure, save, styles_of  # noqa: E402
 
@@ -181,11 +181,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Parse the command line, train what is missing, write the tables and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", default=ROOT, help="LEAF FEMNIST: JSON, zip or folder")
+    parser.add_argument("--root", type=existing, help="LEAF FEMNIST: JSON, zip or folder")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl-cnn"), help="runs are kept here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of split, start, noise")
     parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
     arguments = parser.parse_args()
+    if arguments.root is None and not arguments.collect:
+        parser.error("--root is needed, except with --collect")
     if not arguments.collect:
         launch([s.run for s in SETTINGS], arguments.seeds, root=arguments.root, out=arguments.out)
     rows = collect(arguments.seeds, arguments.out)

@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
 from settings import STUDIES, Setting, Study, held_out, load  # noqa: E402
+from sweep import existing  # noqa: E402
 from tables import write_tables  # noqa: E402
 
 from benchmarks.baselines.concatenated import ConcatenatedModels  # noqa: E402
@@ -100,7 +101,7 @@ def curve(study: Study, data: FederatedDataset, seed: int) -> Any:
     return {"rounds": [{key: row[key] for key in ("round", "epsilon", "loss")} for row in result.history]}
 
 
-def work(study: Study, root: str | None, seed: int, names: list[str], epsilons: list[float], out: Path) -> None:
+def work(study: Study, root: Path | None, seed: int, names: list[str], epsilons: list[float], out: Path) -> None:
     """Compute the cells that have no file in ``out`` yet."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of rows, start, cohorts, noise")
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), help="inf: no privacy")
     parser.add_argument("--methods", nargs="+", choices=JOBS, default=list(JOBS), help="PMTL and FedAvg: Table 1")
-    parser.add_argument("--femnist", help="leaf_femnist_206.json.zip")
+    parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl"))
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from sweep import Run, launch, markdown, outcomes, replace_section, write_csv  # noqa: E402
+from sweep import Run, existing, launch, markdown, outcomes, replace_section, write_csv  # noqa: E402
 
 from fedmtl import PMTL, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy, Trainer, models  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
@@ -176,13 +176,15 @@ def commands(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", default=ROOT, help="school.mat")
+    parser.add_argument("--root", type=existing, help="school.mat")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/school"), help="runs are kept here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of fedmtl's splits")
     parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
     arguments = parser.parse_args()
+    if arguments.root is None and not arguments.collect:
+        parser.error("--root is needed, except with --collect")
     if not arguments.collect:
-        train_on_authors_splits(Path(arguments.root), arguments.out)
+        train_on_authors_splits(arguments.root, arguments.out)
         runs = [own_splits(method, private) for private in (True, False) for method in PUBLISHED]
         launch(runs, arguments.seeds, root=arguments.root, out=arguments.out)
     rows = collect(arguments.seeds, arguments.out, ROOT)

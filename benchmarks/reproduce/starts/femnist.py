@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
 
 from scores import Score, by_client, difference, mark, renew_scores, table  # noqa: E402
 from settings import STUDIES, Setting, held_out, load  # noqa: E402
-from sweep import markdown, replace_section  # noqa: E402
+from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl import FedAvg, FederatedDataset, Finetune, Result, ServerOptimizer  # noqa: E402
 
@@ -37,7 +37,7 @@ def train(optimizer: ServerOptimizer | None, clip: float, epsilon: float, data: 
     return STUDY.train(data, Setting(FedAvg(local=SOLVER, server_optimizer=optimizer), clip, WAY), epsilon, seed)
 
 
-def scores(root: str) -> Iterator[Score]:
+def scores(root: Path) -> Iterator[Score]:
     """Tune on the training rows of another split, and score."""
     trial = held_out(load("femnist", root, TUNING), TUNING)
 
@@ -70,7 +70,7 @@ def scores(root: str) -> Iterator[Score]:
 def main() -> None:
     """Parse the command line, train, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--femnist", required=True, help="leaf_femnist_206.json.zip")
+    parser.add_argument("--femnist", type=existing, required=True, help="leaf_femnist_206.json.zip")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = renew_scores(HERE / "scores.csv", list(scores(arguments.femnist)))
