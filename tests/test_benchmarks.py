@@ -21,7 +21,6 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 )
 def test_a_driver_refuses_what_is_not_there_before_any_work(driver, words, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "speed"), *sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(sys, "argv", [driver, *words.split()])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(BENCHMARKS / driver), run_name="__main__")

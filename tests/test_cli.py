@@ -117,6 +117,7 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["metrics=auc"], "metrics is 'auc'; give a list, such as ['auc', 'f1']"),
         (["replicates=0"], "replicates is 0; it must be a whole number of at least 1"),
         (["replicates=many"], "replicates is 'many'"),
+        (["algorithm=mp_mtl", "rounds=3"], "rounds must be 1, not 3; algorithm.release='iterative' makes one in "),
         (["replicate=3"], "replicate is no setting; did you mean replicates?"),
         (["algorithm=pmtl", "replicates=3"], "replicates: pmtl cannot compute 3 runs as one program; accepted: "),
         (["algorithm=pp_dmtl", "epsilons=1,3"], "add -m to run each of them, or write epsilons=[1,3] for a list"),

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -145,6 +145,8 @@ class PriorLayers(Algorithm):
 
     # What it releases
 
+    _other: ClassVar[str] = ""  # setting of a related method that releases in every round
+
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         """Declare the one release: rows of sqrt(share) u and of sqrt(1 - share) M of every matrix, times ``scale``.
 
@@ -159,7 +161,7 @@ class PriorLayers(Algorithm):
                 "PriorLayers releases what whole clients have learned, and has no release for single records: use "
                 "privacy=client."
             )
-        check_one_round(self, problem, schedule)
+        check_one_round(self, problem, schedule, self._other)
         sizes = self._sizes(problem)
         if not sum(sizes):
             raise ConfigError(

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from ..privacy.samplers import BoundFull
 from ..schedules import Block
-from .base import Own, Problem, Released, Round, State
+from .base import Algorithm, Own, Problem, Released, Round, State
 from .linear.data import LinearAlgorithm
 from .linear.evidence import own_ridges
 from .linear.solve import solve_regularized
@@ -119,6 +119,8 @@ class PrivatePrior(LinearAlgorithm):
 
     # What it releases
 
+    _other: ClassVar[str] = ""  # setting of a related method that releases in every round
+
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         """Declare the one release: rows of sqrt(share) u_i and sqrt(1 - share) M_i, times ``scale``.
 
@@ -127,7 +129,7 @@ class PrivatePrior(LinearAlgorithm):
         removed. This is one Gaussian release of both parts: with noise z C on every coordinate, the mean direction
         has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
         """
-        check_one_round(self, problem, schedule)
+        check_one_round(self, problem, schedule, self._other)
         d = self._features(problem)
         if self.form == "symmetric" and self.share < 1 and d > LARGEST:
             raise ConfigError(
@@ -279,21 +281,27 @@ class PrivatePrior(LinearAlgorithm):
         return tasks.dimension - int(tasks.bias)
 
 
-def check_one_round(algorithm: object, problem: Problem, schedule: BoundSampler) -> None:
+def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler, other: str = "") -> None:
     """Refuse a run that is anything but one round of all clients.
 
+    Args:
+        algorithm: whose name the message gives.
+        problem, schedule: of the run.
+        other: setting of a related method that releases in every round, which the message then offers.
+
     Raises:
-        ConfigError: another schedule, or more rounds; it names the class of ``algorithm``.
+        ConfigError: another schedule, or more rounds.
     """
-    name = type(algorithm).__name__
     if not isinstance(schedule, BoundFull):
         raise ConfigError(
-            f"{name}: all clients take part in the one round; the schedule is FullParticipation(), not "
-            f"{schedule.describe()}."
+            f"{algorithm.name}: all clients take part in the one round; the schedule must be full, "
+            f"FullParticipation(), not {schedule.describe()}."
         )
     if problem.rounds != 1:
+        more = f"; {other} makes one in every round" if other else ""
         raise ConfigError(
-            f"{name} makes one release in all, and its clients need no second round: rounds is 1, not {problem.rounds}."
+            f"{algorithm.name} makes one release in all, and its clients need no second round: rounds must be 1, not "
+            f"{problem.rounds}{more}."
         )
 
 

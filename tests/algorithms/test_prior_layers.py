@@ -358,7 +358,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     ("settings", "options", "message"),
     [
         ({}, {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0)}, "no release for single records"),
-        ({}, {"rounds": 2}, "rounds is 1, not 2"),
+        ({}, {"rounds": 2}, "rounds must be 1, not 2"),
         ({"layers": ("fc",)}, {}, r"1\.weight, 1\.bias, 3\.weight, 3\.bias"),
         ({"layers": ("3.bias",), "share": 0.0}, {}, "vectors"),
         ({"side": "output"}, {"model": models.mlp(hidden=513)}, "513 rows, of at most 512"),

@@ -359,7 +359,7 @@ def test_what_is_refused() -> None:
     problem = linear()
     with pytest.raises(ConfigError, match="all clients take part"):
         run(prior(), problem, sampler=PoissonSampling(3))
-    with pytest.raises(ConfigError, match="rounds is 1, not 3"):
+    with pytest.raises(ConfigError, match="rounds must be 1, not 3"):
         run(prior(), replace(problem, rounds=3))
     with pytest.raises(ConfigError, match="scale is 'auto'"):
         run(PrivatePrior(row_norm=1.0), problem)

@@ -56,6 +56,7 @@ class OneRelease(PrivatePrior):
     """MP-MTL with a single release."""
 
     name = "mp_mtl"
+    _other = "MPMTL.release='iterative'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +177,8 @@ class MPMTL(LinearAlgorithm):
             return self._once().plan(problem, schedule)
         if not isinstance(schedule, BoundFull):
             raise ConfigError(
-                f"MPMTL: all tasks take part in every round; the schedule is FullParticipation(), not "
-                f"{schedule.describe()}."
+                f"MPMTL: all tasks take part in every round; the schedule must be full, FullParticipation(), "
+                f"not {schedule.describe()}."
             )
         weights = self.budget(problem)
         return (

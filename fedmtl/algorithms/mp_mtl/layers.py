@@ -43,6 +43,7 @@ class OneReleaseLayers(PriorLayers):
     """MP-MTL of layers with a single release."""
 
     name = "mp_mtl_layers"
+    _other = "MPMTLayers.release='iterative'"
 
 
 @dataclass(frozen=True, kw_only=True)
