@@ -410,6 +410,13 @@ class Algorithm:
     local: LocalSolver | None = None
     loss: str | None = None
 
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse data that the method has no use for whatever the model, before one is built; none by default.
+
+        Raises:
+            DataError: what the method needs, and what the data have.
+        """
+
     def row_bound(self, problem: Problem) -> RowBound | None:
         """Return a bound on the features of a record, which training enforces and which holds wherever models are used:
         for scores, and in the models of the result. None by default."""

@@ -358,7 +358,7 @@ def check_names(overrides: Sequence[str], extra: Path | None) -> None:
             if not under:
                 raise ConfigError(f"{key} means nothing here: the chosen {parent} has no settings.")
             near = [f"{parent}.{name}" for name in difflib.get_close_matches(key.rpartition(".")[2], under, n=3)]
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            hint = f"did you mean {' or '.join(near)}? " if near else _elsewhere(key, options, extra)
             raise ConfigError(f"{key} is no setting; {hint}accepted in {parent}: {', '.join(under)}.")
         if parent and _has(base, parent):
             name = key[len(parent) + 1 :]
@@ -372,6 +372,18 @@ def check_names(overrides: Sequence[str], extra: Path | None) -> None:
             else f"accepted: {', '.join(name for name in accepted if '.' not in name)}."
         )
         raise ConfigError(f"{key} is no setting; {hint}")
+
+
+def _elsewhere(key: str, options: Mapping[str, Mapping[str, str]], extra: Path | None) -> str:
+    """Return which other options of its group have a setting, in words; empty where none has."""
+    from omegaconf import OmegaConf
+
+    parent, _, name = key.rpartition(".")
+    group = parent.replace(".", "/")
+    files = [(option, folder / group / f"{option}.yaml") for option in options.get(group, ()) for folder in
+             (config_folder(), extra) if folder is not None]  # fmt: skip
+    found = [option for option, file in files if file.exists() and _has(OmegaConf.load(file), name)]
+    return f"only with {group}={', '.join(found)}; " if found else ""
 
 
 def _has(config: Any, key: str) -> bool:

@@ -42,7 +42,7 @@ from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
 from .release import Release, ReleasePlan
-from .report import PrivacyReport, SignalToNoise, channel_report
+from .report import PrivacyReport, SignalToNoise, channel_report, unspent
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import Privacy
@@ -1041,6 +1041,10 @@ class Channel:
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
         norm = loudest.noise_std * math.sqrt(loudest.size)
         return SignalToNoise(norm, loudest.contribution_bound, norm / loudest.contribution_bound)
+
+    def unspent(self) -> str | None:
+        """Return, in words, that the least noise of the mechanism costs less than the budget; mostly None."""
+        return unspent(self)
 
     @property
     def report(self) -> PrivacyReport:

@@ -336,7 +336,30 @@ def _whole_numbers(channel: Channel, epsilon: float) -> str:
     text = "sums and noise in whole numbers of a public power of two, exact in law; "
     if epsilon == math.inf:
         return f"{text}so little noise leaves nothing of delta for what the law differs from Gaussian noise: no bound"
-    return f"{text}of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
+    text += f"of delta {rounded_up(aside, 3)} is set aside for what the law differs from Gaussian noise"
+    beyond = unspent(channel)
+    return text if beyond is None else f"{text}; {beyond}"
+
+
+def unspent(channel: Channel) -> str | None:
+    """Return, in words, that the least noise in whole numbers costs less than the budget that it was calibrated to;
+    mostly None.
+
+    The part of delta set aside grows with exp(epsilon), so below some scale of the noise nothing of delta is left.
+    """
+    privacy, account = channel.privacy, channel.account
+    if not isinstance(privacy, ClientPrivacy) or not LAWS[privacy.mechanism].whole or channel.sampler is None:
+        return None
+    if privacy.epsilon is None or privacy.noiseless or privacy.noise_multiplier is not None or not channel.plans:
+        return None
+    planned = channel.plans[0].uses
+    most = account.epsilon_at(min(planned, channel.sampler.cap or planned) if account.by_client else planned)
+    if most > 0.99 * privacy.epsilon:
+        return None
+    return (
+        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {privacy.epsilon:g} could "
+        f"be spent by mechanism='gaussian' alone"
+    )
 
 
 def _schedule(channel: Channel) -> str:

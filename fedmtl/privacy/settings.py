@@ -156,12 +156,13 @@ class RecordPrivacy:
             raise ConfigError(
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf to all."
             )
-        one_of(self, SOUND_LAWS, mechanism=self.mechanism)
-        if LAWS[self.mechanism].whole:
+        accepted = tuple(name for name in SOUND_LAWS if not LAWS[name].whole)
+        if self.mechanism in LAWS and LAWS[self.mechanism].whole:
             raise ConfigError(
-                f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of clients' rows, and gradients "
-                f"of records are no whole numbers; use 'gaussian', or ClientPrivacy."
+                f"RecordPrivacy.mechanism is {self.mechanism!r}, noise on exact sums of whole clients' rows, and "
+                f"gradients of records are no whole numbers; accepted: {', '.join(map(repr, accepted))}."
             )
+        one_of(self, accepted, mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
         one_of(self, ("pld", "rdp"), accountant=self.accountant)
 

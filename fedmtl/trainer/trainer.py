@@ -205,8 +205,10 @@ class Trainer:
             data, device: in place of the trainer's.
             ranks: the processes that compute the run.
         """
+        data = self.data if data is None else data
+        self.algorithm.check_data(data)
         return build_problem(
-            self.data if data is None else data,
+            data,
             self.model,
             self.loss,
             self.execution,
@@ -508,6 +510,8 @@ class Trainer:
         if signal is not None:
             level = logging.WARNING if signal.warning else logging.INFO
             logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
+        if (unspent := channel.unspent()) is not None:
+            logger.warning("%s: %s: %s", self.algorithm.name, channel.mechanism, unspent)
 
     def _settings(self, module: nn.Module | None) -> dict[str, Any]:
         """What a table of runs shows of the settings, and what tells its runs apart."""

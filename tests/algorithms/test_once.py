@@ -269,7 +269,7 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
         ({"method": "moments", "groups": (("a", "b"),)}, r"leave groups out"),
         ({"method": "public_start", "frequencies": "observed"}, r"leave frequencies out"),
         ({"method": "public_start", "step_size": 0.1}, r"leave step_size out"),
-        ({"method": "moments", "batch_rate": 0.5}, r"leave batch_rate out"),
+        ({"method": "moments", "batch_rate": 0.5}, r"batch_rate must be 1, not 0.5"),
         ({"kappa": "best"}, r"kappa is 'best'; it must be a finite number above 0, or 'auto'"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from dp_accounting import dp_event
 from scipy import stats
 from scipy.signal import fftconvolve
 
+from fedmtl._rounding import rounded_up
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,
@@ -484,6 +485,21 @@ def test_a_population_too_large_for_so_little_noise():
     )
     assert plain.epsilon_at(4) <= channel.epsilon_at(4) <= plain.epsilon_at(4) * (1 + 1e-8)
     assert divergence(50, whole_spacing(2**50, 0.05)) == math.inf
+
+
+def test_a_budget_that_the_least_noise_does_not_spend_is_said():
+    """exp(epsilon) of the distance of the laws must stay below delta: no budget beyond that buys less noise."""
+    within, beyond, far = (
+        opened(replace(WHOLE, noise_multiplier=None, epsilon=e), [plan()], FullParticipation().bind(9))
+        for e in (8.0, 60.0, 200.0)
+    )
+    assert within.unspent() is None
+    assert within.epsilon_at(4) == pytest.approx(8.0, rel=1e-3)
+    assert beyond.multipliers == pytest.approx(far.multipliers, rel=1e-4)
+    distance = math.sqrt(4 * divergence(50, whole_spacing(9, far.multipliers[0])) / 2)
+    assert 1e-7 < math.exp(far.epsilon_at(4)) * distance < 1e-5
+    assert f"costs epsilon {rounded_up(far.epsilon_at(4))} in all rounds, and the budget of 200" in str(far.unspent())
+    assert str(far.unspent()) in far.report.numerics
 
 
 @pytest.mark.parametrize("refused", ["draw", "draw_rows"])

@@ -34,14 +34,14 @@ import torch
 from torch import Tensor
 
 from ..._check import one_of, positive, positive_int, positive_or
-from ...data import RowBound
+from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError, PrivacyError
 from ...privacy import Channel, GradientMessage, GradientPlan, RecordPrivacy
 from ...privacy.channel import GRADIENT
 from ...privacy.clip import Clip
 from ...schedules import Block, BoundSchedule
 from ..base import Algorithm, Own, Problem, Released, Round, State
-from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, prepared, probe_linear
+from ..linear.data import DomainBound, LinearData, LinearLoss, LossName, check_classes, prepared, probe_linear
 from ..local_fit import LocalFit
 from ..store import ClientStore
 from . import once
@@ -178,6 +178,10 @@ class AsyncLearner(Algorithm):
         if self.domain != "auto" and (self.kappa != "auto" or self.method != "steps"):
             return self
         return resolve_learner(self, problem, schedule, privacy)
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse more than two classes."""
+        check_classes(data, self.name)
 
     def row_bound(self, problem: Problem) -> RowBound | None:
         """Return the bound on features of ``domain``, which holds where the model is used too; None without one."""

@@ -201,7 +201,8 @@ def check(settings: AsyncLearner) -> None:
         raise ConfigError(f"{where} solves for the model and takes no steps; leave step_size out.")
     if settings.batch_rate != 1:
         raise ConfigError(
-            f"{where} asks an owner once, of which a subset of its records says less; leave batch_rate out."
+            f"AsyncLearner.batch_rate must be 1, not {settings.batch_rate:g}: {where} asks every owner once, for an "
+            f"answer from all of its records. AsyncLearner.method='steps' asks often, and takes random subsets of them."
         )
     if settings.method == "public_start" and settings.loss == "hinge":
         raise ConfigError(f"{where} needs a loss with a second derivative: 'squared' or 'logistic', not 'hinge'.")

@@ -113,6 +113,15 @@ class LinearLoss:
                     )
 
 
+def check_classes(data: FederatedDataset, name: str = "the method") -> None:
+    """Raise DataError for more than two classes, which linear losses do not take; ``name`` is the algorithm's."""
+    if data.classes not in (None, 2):
+        raise DataError(
+            f"{data.name} has {data.classes} classes, and {name} learns linear models of two classes or of "
+            f"real targets, such as those of synthetic_tasks and adult. With more classes, prior_layers and pmtl can be used."
+        )
+
+
 @dataclass(frozen=True)
 class DomainBound:
     """What is known of every record of the domain, and enforced: rows are scaled down, targets cut off.
@@ -223,8 +232,7 @@ class LinearData:
     def _of_rows(
         cls, data: FederatedDataset, bias: bool, rows: Tensor, targets: Tensor, counts: list[int]
     ) -> LinearData:
-        if data.classes not in (None, 2):
-            raise DataError(f"{data.name}: {data.classes} classes; linear losses take 2, or real targets.")
+        check_classes(data)
         if targets.numel() != len(targets):
             raise DataError(
                 f"{data.name}: targets have shape {tuple(targets.shape[1:])}; one number a record is needed."
@@ -317,6 +325,10 @@ class LinearAlgorithm(Algorithm):
 
     row_norm: float | Literal["auto"] | None
     target: float | Literal["auto"] | None
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse more than two classes."""
+        check_classes(data, self.name)
 
     @property
     def linear_loss(self) -> LinearLoss:

@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 
 from ..._check import given, non_negative, one_of, positive, positive_int, positive_or
-from ...data import RowBound
+from ...data import FederatedDataset, RowBound
 from ...errors import ConfigError, PrivacyError
 from ...graphs import Graph, GraphSettings
 from ...privacy import Channel, GradientMessage, GradientPlan, PublishedClaim, RecordPrivacy, WarmStartRelease
@@ -202,6 +202,11 @@ class PeerToPeer(LinearAlgorithm):
         return hash(
             (self.mu, self.loss, self.lam, self.row_norm, self.target, self.guarantee)
         )  # mappings are compared, not hashed
+
+    def check_data(self, data: FederatedDataset) -> None:
+        """Refuse more than two classes, which ``loss="model"`` takes."""
+        if self.loss != "model":
+            super().check_data(data)
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> PeerToPeer:
         """Resolve as every linear method does; ``loss="model"`` has no bounds. Where the noise is fixed and the budget
