@@ -212,7 +212,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
         (["algorithm=mp_mtl", "rounds=3"], "rounds must be 1, not 3; algorithm.release='iterative' makes one in every"),
         (["algorithm=prior_layers", "privacy=record"], "has no release for single records"),
         (["algorithm=private_prior", "data=digits"], "digits has 10 classes, and private_prior learns linear models"),
-        (["algorithm=async_learner", "data=digits"], "With more classes, prior_layers and pmtl can be used"),
+        (["algorithm=async_learner", "data=digits"], "With more, prior_layers and pmtl can be used"),
         (["algorithm=p2p", "schedule=poisson", "schedule.cohort=3"], "(schedule=clocks or latency by name)"),
         (["algorithm=p2p", "algorithm/graph=knn", "algorithm.graph.k=500"], "algorithm.graph.k is 500 for 100 agents"),
         (["algorithm=p2p", "algorithm.row_norm=1", "TABLE"], "the graph of the synthetic agents, not of table.csv"),

@@ -118,7 +118,7 @@ def check_classes(data: FederatedDataset, name: str = "the method") -> None:
     if data.classes not in (None, 2):
         raise DataError(
             f"{data.name} has {data.classes} classes, and {name} learns linear models of two classes or of "
-            f"real targets, such as those of synthetic_tasks and adult. With more classes, prior_layers and pmtl can be used."
+            f"real targets, such as those of synthetic_tasks and adult. With more, prior_layers and pmtl can be used."
         )
 
 
