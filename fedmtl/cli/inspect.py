@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..errors import ConfigError
 from ..report import report as make_report
 from .config import build
 from .options import command_parser, say, short_run_options
@@ -101,6 +102,8 @@ def report(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     folders, page = options.folders, options.html
     if isinstance(page, Path) and page.suffix != ".html":  # what follows --html is a folder
+        if any(word.startswith("--html=") for word in words) or not page.is_dir():
+            raise ConfigError(f"--html is {page}, and a page's name ends in .html; give FILE.html, or --html alone.")
         folders, page = [page, *folders], True
     if not folders:
         parser.error("the following arguments are required: folders")

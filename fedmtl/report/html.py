@@ -117,7 +117,7 @@ def run_page(run: Path, rows: Sequence[Row]) -> str:
     body = [
         tag("h1", f"{what}{where}"),
         tag("p", _sentence(own, result, what, where)),
-        *_scores(groups, own[0].algorithm),
+        *_scores(groups, own[0].algorithm, compared=len(own) < len(rows)),
         *_beside_local(groups),
         *([tag("h2", "Plots"), *pictures] if pictures else []),
         *(_privacy_block(privacy) if privacy is not None else []),
@@ -148,7 +148,7 @@ def sweep_page(
     body = [
         tag("h1", what),
         tag("p", sentence, f" Left out: {rest}; see the list of runs." if rest else ""),
-        *_scores(groups),
+        *_scores(groups, compared=any(row.comparison for row in rows)),
         *([tag("h2", "Plots"), _figure(figure, "The score against epsilon")] if figure is not None else []),
         *_beside_local(groups),
         tag("h2", "What was tuned, or differs between the runs"),
@@ -193,8 +193,9 @@ def _sentence(own: Sequence[Row], result: Mapping[str, Any], what: str, where: s
     return f"{what} made models{who}{where}{rounds}{ended}{times}, with seed {first.seed.split('.')[0]}; {paid}."
 
 
-def _scores(groups: Sequence[Group], own: str = "") -> list[Markup]:
-    """Return the table of the text report, with what its columns mean; the lines of the method ``own`` stand out."""
+def _scores(groups: Sequence[Group], own: str = "", *, compared: bool) -> list[Markup]:
+    """Return the table of the text report, with what its columns mean; the lines of the method ``own`` stand out.
+    ``compared``: whether there are baselines."""
     shown: Printed = printed(groups)
     places = [0, EPSILON, *sorted([*shown.others, *shown.common]), *shown.asked]
     titles = [tag("th", shown.titles[place], class_="text" if place < EPSILON else "number") for place in places]
@@ -206,8 +207,8 @@ def _scores(groups: Sequence[Group], own: str = "") -> list[Markup]:
     meaning = "worst tenth: mean over the tenth of the clients with the worst scores; spread: standard deviation"
     words = [*shown.caption, *([meaning] if "worst tenth" in shown.titles else [])]
     return [
-        tag("h2", "Result, with baselines"),
-        tag("p", TITLE + ". Baselines are not released.", class_="note"),
+        tag("h2", "Result, with baselines" if compared else "Result"),
+        tag("p", TITLE + (". Baselines are not released." if compared else "."), class_="note"),
         tag("div", table, class_="wide"),
         *(tag("p", text, class_="note") for text in words),
     ]

@@ -315,7 +315,8 @@ class Result:
         alone = self.baselines.get("local")
         stages = [*self.stages(self.algorithm, shared=True)[::-1]]
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
-        lines = ["not private (computed on the clients' test data); baselines are not released"]
+        lines = ["not private (computed on the clients' test data)"]
+        lines[0] += "; baselines are not released" if self.baselines else ""
         reference = None if alone is None else ("local", alone.by_client)
         lines += score_lines(stages, self.shown, len(self.owners), reference)
         if self.evaluated is not None:

@@ -93,6 +93,7 @@ def page_of(folder: Path, html: bool | Path = True) -> tuple[Path, Page]:
 def test_all_numbers_of_a_run_are_those_of_the_text_report(run: Path) -> None:
     path, page = page_of(run)
     assert path == run / "private" / "report" / "report.html"
+    assert "Result, with baselines" in page.texts["h2"]
     table = (path.parent / "table.md").read_text(encoding="utf-8").splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     for line, row in zip(page.lines, rows, strict=True):
@@ -203,7 +204,10 @@ def test_tags_escape_all_but_what_they_made() -> None:
 def test_a_run_without_a_privacy_report_has_a_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", epsilon="inf", accuracy=None, mse=0.2)
     (folder / "public" / "privacy.json").unlink()
-    assert "epsilon is infinite" in page_of(folder)[1].texts["main"][0]
+    page = page_of(folder)[1]
+    assert "epsilon is infinite" in page.texts["main"][0]
+    assert "Result" in page.texts["h2"]
+    assert "aseline" not in page.texts["main"][0]  # of which it has none
 
 
 def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,6 +218,9 @@ def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.
     assert not (sweep / "report" / "report.html").exists()
     with pytest.raises(SystemExit):
         cli.main(["report", "--html"])
+    for words in (["--html=x.txt"], ["--html", "x.txt"], [f"--html={sweep}"]):
+        assert cli.main(["report", str(sweep), *words]) == 2
+        assert "a page's name ends in .html; give FILE.html, or --html alone" in capsys.readouterr().err
 
 
 def test_half_a_privacy_report_is_refused_by_name(tmp_path: Path) -> None:
