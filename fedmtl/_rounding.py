@@ -4,6 +4,7 @@ the same digits wherever it is shown."""
 from __future__ import annotations
 
 import math
+import re
 from decimal import ROUND_CEILING, Context, Decimal
 
 
@@ -22,6 +23,11 @@ def rounded_up(value: float, digits: int = 4) -> str:
         return f"{value:g}"
     up = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
     return f"{float(up):.{digits}g}"
+
+
+def grouped(text: str) -> str:
+    """Return a text with the whole numbers of at least 1,000 in it written so, in groups of three digits."""
+    return re.sub(r"(?<![\w.+-])\d{4,}(?!\w|\.\d)", lambda found: f"{int(found[0]):,}", text)
 
 
 def number_text(value: float, mean: float | None = None) -> str:

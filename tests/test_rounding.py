@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 import fedmtl
 from fedmtl import ClientPrivacy
-from fedmtl._rounding import rounded_up
+from fedmtl._rounding import grouped, rounded_up
 from fedmtl.errors import BudgetExhausted
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
 from fedmtl.privacy.audit import table
@@ -50,6 +50,12 @@ TARGET = 31.0049  # 31.00, 31.0 and 31 to the nearest; no other number of the ru
 )
 def test_examples(value: float, digits: int, text: str) -> None:
     assert rounded_up(value, digits) == text
+
+
+def test_whole_numbers_of_a_text_are_grouped() -> None:
+    assert grouped("100 of 100000 clients (q = 0.0012345), 1e-5 of x1234, 1000.") == (
+        "100 of 100,000 clients (q = 0.0012345), 1e-5 of x1234, 1,000."
+    )
 
 
 def test_never_below_and_never_far_above() -> None:

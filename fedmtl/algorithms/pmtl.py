@@ -134,7 +134,7 @@ class PMTL(Algorithm):
         if self.server_lr is not None and abs(self.server_lr - right) > 1e-12 * right:
             raise ConfigError(
                 f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then the running mean of "
-                f"what all {clients} clients have sent, so server_lr must be m / K = {denominator:g} / {clients} = "
+                f"what all {clients:,} clients have sent, so server_lr must be m / K = {denominator:g} / {clients} = "
                 f"{right:g}. Any other value has a wrong fixed point, and 1 under partial participation diverges. "
                 "Leave server_lr unset, or use delta='global'."
             )

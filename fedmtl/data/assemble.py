@@ -196,7 +196,7 @@ def group_rows(
     count = sum(map(len, places.values()))
     for name, values in columns.items():
         if len(values) != count:
-            raise DataError(f"{where}: column {name!r} has {len(values)} rows and column {client!r} has {count}.")
+            raise DataError(f"{where}: column {name!r} has {len(values):,} rows and column {client!r} has {count:,}.")
         if name in features and len(features) > 1 and values.ndim != 1:
             raise DataError(
                 f"{where}: column {name!r} has rows of shape {tuple(values.shape[1:])}; each of several features "

@@ -46,8 +46,8 @@ def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples
     labels = _labels(y, "dirichlet")
     if clients * min_examples > len(labels):
         raise ConfigError(
-            f"dirichlet.clients is {clients} with min_examples {min_examples}, but there are only "
-            f"{len(labels)} examples; ask for fewer clients."
+            f"dirichlet.clients is {clients:,} with min_examples {min_examples}, but there are only "
+            f"{len(labels):,} examples; ask for fewer clients."
         )
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for attempt in range(_ATTEMPTS):
@@ -60,7 +60,7 @@ def dirichlet(y: Any, clients: int, alpha: float, seed: int = 0, *, min_examples
         if np.bincount(client, minlength=clients).min() >= min_examples:
             return _deal(client, clients)
     raise ConfigError(
-        f"dirichlet: in {_ATTEMPTS} draws with alpha {alpha} some of the {clients} clients had fewer than "
+        f"dirichlet: in {_ATTEMPTS} draws with alpha {alpha} some of the {clients:,} clients had fewer than "
         f"{min_examples} examples; raise alpha, or ask for fewer clients or a lower min_examples."
     )
 
@@ -84,8 +84,8 @@ def shards(y: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> P
     total = clients * shards_per_client
     if total > len(labels):
         raise ConfigError(
-            f"shards: {clients} clients with {shards_per_client} shards each need {total} examples, but "
-            f"there are only {len(labels)}; ask for fewer."
+            f"shards: {clients:,} clients with {shards_per_client} shards each need {total:,} examples, but "
+            f"there are only {len(labels):,}; ask for fewer."
         )
     generator = keyed_generator(seed, "shards")
     shuffled = generator.permutation(len(labels))
@@ -129,8 +129,8 @@ def by_classes(y: Any, clients: int, classes_per_client: int, seed: int = 0, *, 
     if min(shares) < 1:
         rare = min(range(classes), key=lambda label: len(groups[label]) / max(1, int(places[label])))
         raise ConfigError(
-            f"by_classes: class {rare} has {len(groups[rare])} examples for {int(places[rare])} clients; ask for fewer "
-            "clients or classes a client."
+            f"by_classes: class {rare} has {len(groups[rare]):,} examples for {int(places[rare]):,} clients; ask for "
+            "fewer clients or classes a client."
         )
     used, parts = np.zeros(classes, dtype=np.int64), {}
     for client in range(clients):

@@ -101,7 +101,7 @@ def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
     else:
         raise ConfigError("the node does not know whose it is: start it with --node-config 'client=\"...\"'.")
     if name not in names:
-        raise ConfigError(f"client {name!r} is not in the population, which has {len(names)} names.")
+        raise ConfigError(f"client {name!r} is not in the population, which has {len(names):,} names.")
     return name
 
 

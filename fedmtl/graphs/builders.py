@@ -69,7 +69,7 @@ def knn_cosine(vectors: Any, k: int = 10, *, ids: Sequence[str] | None = None) -
     named = _ids(ids, n, "knn_cosine")
     positive_int("knn_cosine", k=k)
     if k >= n:
-        raise ConfigError(f"knn_cosine.k is {k} for {n} agents; it must be below their number.")
+        raise ConfigError(f"knn_cosine.k is {k:,} for {n:,} agents; it must be below their number.")
     rows = _unit_rows(vectors, named, "knn_cosine")  # of unit rows the nearest have the largest cosine
     nearest = NearestNeighbors(n_neighbors=k).fit(rows).kneighbors(return_distance=False)
     pairs = csr_array((np.ones(n * k), (np.repeat(np.arange(n), k), nearest.ravel())), shape=(n, n))
@@ -174,7 +174,7 @@ def ring(ids: int | Sequence[str], reach: int = 1) -> Graph:
     n = len(named)
     positive_int("ring", reach=reach)
     if 2 * reach >= n and not (n == 2 and reach == 1):
-        raise ConfigError(f"ring.reach is {reach} for {n} agents; 2 reach must be below their number.")
+        raise ConfigError(f"ring.reach is {reach:,} for {n:,} agents; 2 reach must be below their number.")
     row = np.tile(np.arange(n), reach)
     column = (row + np.repeat(np.arange(1, reach + 1), n)) % n
     if n == 2:

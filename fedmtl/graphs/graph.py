@@ -54,7 +54,7 @@ class Graph:
             twice = next(name for name in self.ids if self.ids.count(name) > 1)
             raise ConfigError(f"Graph.ids has {twice!r} twice; ids must be distinct.")
         if matrix.shape != (n, n):
-            raise ConfigError(f"Graph.weights has shape {matrix.shape} for {n} agents; it must be ({n}, {n}).")
+            raise ConfigError(f"Graph.weights has shape {matrix.shape} for {n:,} agents; it must be ({n}, {n}).")
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         row, column = matrix.nonzero()  # data in the order of the rows
@@ -163,4 +163,4 @@ class Graph:
         """Return one phrase for the report."""
         least, most = int(self.degrees.min()), int(self.degrees.max())
         span = str(most) if least == most else f"{least} to {most}"
-        return f"a graph of {len(self)} agents and {self.edges} edges, {span} neighbours each"
+        return f"a graph of {len(self):,} agents and {self.edges:,} edges, {span} neighbours each"

@@ -196,7 +196,7 @@ class ChainFile:
             return
         if not self.chain.has(known):
             raise ResumeError(
-                f"{self.path} has {len(self.chain.lines)} lines and does not have line {known.lines} that "
+                f"{self.path} has {len(self.chain.lines):,} lines and does not have line {known.lines:,} that "
                 f"{place.name} has recorded: the ledger was rolled back or replaced, and charges of releases that "
                 f"were made are missing. Restore the ledger, or start a new run in another folder."
             )

@@ -143,16 +143,16 @@ class GradientPlan:
         set_, x = object.__setattr__, self.x
         positive_int(self, dimension=self.dimension, trainings=self.trainings)
         if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
-            raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n} clients.")
+            raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
         if self.keys is None:
             set_(self, "keys", torch.arange(n))
         if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
-            raise ConfigError(f"keys must be a number for each of {n} clients, all different: they address the noise.")
+            raise ConfigError(f"keys must be {n:,} numbers, all different, one a client: they address the noise.")
         if self.ranks is not None and not torch.equal(self.ranks.sort().values, torch.arange(n)):
-            raise ConfigError(f"ranks must be 0 to {n - 1} in any order, one for each of {n} clients.")
+            raise ConfigError(f"ranks must be 0 to {n - 1} in any order, one for each of {n:,} clients.")
         set_(self, "rate", _rates(self.rate, n))
         if self.first is not None:
             self.first.check(self.counts)
@@ -173,7 +173,7 @@ class GradientPlan:
             what, relation = "rounds", "zero_out"
             unused = {name: getattr(self, name) for name in ("caps", "arrivals", "allocation", "first", "published")}
             if clients != len(self.ids):
-                raise PrivacyError(f"The GradientPlan has {len(self.ids)} clients, but the sampler draws of {clients}.")
+                raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
         else:
             what, relation = "clients that act one at a time", "replace"
             unused = {"ranks": self.ranks, "batch_size": self.batch_size}
@@ -256,7 +256,7 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
     if given.shape != (clients,) or given.dtype.kind not in "iu" or bool((given < 0).any()):
         raise ConfigError(
             f"{name} has shape {given.shape} and dtype {given.dtype}; it must be a whole number of at least 0 for each "
-            f"of {clients} clients."
+            f"of {clients:,} clients."
         )
     return given.astype(np.int64)
 
@@ -265,7 +265,7 @@ def _rates(rate: Any, clients: int) -> np.ndarray:
     given = np.asarray(rate)
     fits = given.shape in ((), (clients,)) and given.dtype.kind in "fiu"
     if not fits or not bool(((given > 0) & (given <= 1)).all()):
-        raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or one for each of {clients} clients.")
+        raise ConfigError(f"rate is {rate!r}; it must be in (0, 1], one for all or for each of {clients:,} clients.")
     return np.array(np.broadcast_to(given, (clients,)), dtype=np.float64)
 
 
@@ -455,7 +455,7 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
     if allocation is None:
         return []
     if len(allocation) != caps.size:
-        raise ConfigError(f"The allocation has weights for {len(allocation)} clients, there are {caps.size}.")
+        raise ConfigError(f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}.")
     made: dict[bytes, tuple[float, ...] | None] = {}
     by_client = []
     for client, (given, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .._rounding import rounded_up
+from .._rounding import grouped, rounded_up
 from .noise.registry import LAWS
 from .quantile import QuantileClip
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
@@ -190,9 +190,9 @@ class PrivacyReport:
             *rows,
             ("budget", "none" if self.budget is None else rounded_up(self.budget, 6)),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
-            ("clients", self.sampler),
-            *([("records", self.records)] if self.records is not None else []),
-            ("releases", f"{self.releases} ({', '.join(self.names) or 'nothing is released'})"),
+            ("clients", grouped(self.sampler)),
+            *([("records", grouped(self.records))] if self.records is not None else []),
+            ("releases", f"{self.releases:,} ({', '.join(self.names) or 'nothing is released'})"),
             ("clip norm", f"{self.clip_norm:g} ({self.clipping})"),
             ("noise", noise),
             *([("server", self.server)] if self.server is not None else []),
@@ -357,8 +357,8 @@ def unspent(channel: Channel) -> str | None:
     if most > 0.99 * privacy.epsilon:
         return None
     return (
-        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {privacy.epsilon:g} could "
-        f"be spent by mechanism='gaussian' alone"
+        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {rounded_up(privacy.epsilon, 6)} "
+        f"could be spent by mechanism='gaussian' alone"
     )
 
 

@@ -446,6 +446,6 @@ def _fits(owner: object, cohort: float, n: int) -> None:
     positive_int(f"{type(owner).__name__}.bind", n=n)
     if cohort > n:
         raise ConfigError(
-            f"{type(owner).__name__}.cohort is {cohort:g}, but there are only {n} clients; "
+            f"{type(owner).__name__}.cohort is {cohort:,.10g}, but there are only {n:,} clients; "
             f"it must be at most the population."
         )

@@ -231,7 +231,7 @@ class RecordDraws:
         self._arrivals = None if plan.arrivals is None else [np.asarray(times) for times in plan.arrivals]
         if self._arrivals is not None and len(self._arrivals) != self.counts.size:
             raise ConfigError(
-                f"arrivals has {len(self._arrivals)} arrays; it must have one for each of {self.counts.size}."
+                f"arrivals has {len(self._arrivals):,} arrays; it must have one for each of {self.counts.size:,}."
             )
         for client, times in enumerate(self._arrivals or ()):
             if times.shape != (self.counts[client],) or times.dtype.kind not in "iu" or bool((times < 0).any()):

@@ -217,7 +217,7 @@ def _names_and_keys(
     positive_int("bind", clients=clients)
     for what, values in (("names", names), ("keys", keys)):
         if values is not None and len(values) != clients:
-            raise ConfigError(f"{len(values)} {what} were given for {clients} clients; give one a client.")
+            raise ConfigError(f"{len(values):,} {what} were given for {clients:,} clients; give one a client.")
     if keys is not None:
         key = keys.detach().cpu().to(torch.int64).numpy().copy()
     elif names is not None:
@@ -227,7 +227,7 @@ def _names_and_keys(
     named = [str(i) for i in range(clients)] if names is None else list(names)
     for what, distinct in (("names", len(set(named))), ("keys", len(np.unique(key)))):
         if distinct != clients:
-            raise ConfigError(f"two of the {clients} clients have the same {what[:-1]}; {what} must be distinct.")
+            raise ConfigError(f"two of the {clients:,} clients have the same {what[:-1]}; {what} must be distinct.")
     return named, key
 
 
@@ -240,7 +240,7 @@ def _per_client(settings: object, name: str, value: Any, clients: int, dtype: ty
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
-            f"{type(settings).__name__}.{name} has {len(entries)} entries for {clients} clients; "
+            f"{type(settings).__name__}.{name} has {len(entries):,} entries for {clients:,} clients; "
             "give one number, or one a client."
         )
     return np.broadcast_to(np.asarray(value if entries is None else entries, dtype), (clients,)).copy()

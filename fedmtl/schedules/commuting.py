@@ -111,7 +111,7 @@ def _neighbours(conflicts: Conflicts, most: int) -> Adjacency | None:
         return None
     graph = conflicts if isinstance(conflicts, Adjacency) else Adjacency.of(conflicts)
     if graph.clients <= most:
-        raise ConfigError(f"conflicts is of {graph.clients} clients; it must be (n, n) with n above client {most}.")
+        raise ConfigError(f"conflicts is of {graph.clients:,} clients; it must be (n, n) with n above client {most}.")
     return graph
 
 

@@ -150,7 +150,7 @@ class TraceLatency(Latency):
             traces = {str(name): list(seconds) for name, seconds in self.source.items()}
         else:
             if len(self.source) != len(names):
-                raise ConfigError(f"{where} has {len(self.source)} lists; it must have one a client, {len(names)}.")
+                raise ConfigError(f"{where} has {len(self.source):,} lists; it must have one a client, {len(names):,}.")
             traces = dict(zip(names, map(list, self.source), strict=True))
         lists = []
         for name in names:

@@ -66,7 +66,7 @@ def build_problem(
     narrow = torch.bfloat16 if dtype == "bfloat16" else None  # of products in local training; the parameters are not
     kind = torch.float32 if narrow else getattr(torch, dtype)
     if ranks.size > len(data):
-        raise ConfigError(f"There are {ranks.size} ranks for the {len(data)} clients of {data.name}; start fewer.")
+        raise ConfigError(f"There are {ranks.size} ranks for the {len(data):,} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and data.classes is None:
         raise ConfigError("loss is 'cross_entropy' but the targets are real numbers; use loss='mse'.")
     if loss == "cross_entropy" and data.spec.labels:

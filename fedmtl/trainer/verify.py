@@ -392,7 +392,7 @@ class _Verifier:
             counts = [int(row["train_examples"]) for row in csv.DictReader(file)]
         n = header["schedule"]["n"] if "schedule" in header else header["clients"]
         if len(counts) != n:
-            return [f"the ledger is that of {n} clients, clients.csv has {len(counts)}"]
+            return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
         if "kinds" not in header or "schedule" not in header:
             return []
         pairs = [(header["kinds"][of]["rate"], count) for of, count in zip(_kind_of(header, n), counts, strict=True)]
@@ -425,7 +425,7 @@ class _Verifier:
             )
         if bool(self.report.get("remaining_charged")) != (charges.remaining is not None):
             wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
-        self._say("charges", wrong, f"{len(charges.charged)} steps, in order and each once; {costs.detail}")
+        self._say("charges", wrong, f"{len(charges.charged):,} steps, in order and each once; {costs.detail}")
         self._epsilon(header, costs)
         for key in header:
             if key.startswith("row noise of "):
@@ -446,9 +446,7 @@ class _Verifier:
             bound = least_epsilon(part, delta, max(float(claim), 1e-6))
             open_kinds += bound is None
             least = max(least, bound or 0.0)
-        among = (
-            "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested)} of {len(costs.parts)} clients)"
-        )
+        among = "" if len(tested) == len(costs.parts) else f" (the largest of {len(tested):,} of {len(costs.parts):,})"
         if tested and open_kinds == len(tested):
             self._note("epsilon", OPEN, "no second accountant has this law of noise")
         else:

@@ -81,14 +81,14 @@ def test_by_column_has_one_client_a_value():
     [
         (lambda: dirichlet(LABELS, 10, 0.0), ConfigError, r"dirichlet.alpha is 0.0"),
         (lambda: dirichlet(LABELS, 0, 1.0), ConfigError, r"dirichlet.clients is 0"),
-        (lambda: dirichlet(LABELS, 4000, 1.0), ConfigError, r"only 6000 examples; ask for fewer clients"),
+        (lambda: dirichlet(LABELS, 4000, 1.0), ConfigError, r"only 6,000 examples; ask for fewer clients"),
         (lambda: dirichlet(LABELS[:40], 20, 0.01), ConfigError, r"in 100 draws with alpha 0.01.*raise alpha"),
         (
             lambda: dirichlet(LABELS[:, None], 2, 1.0),
             DataError,
             r"y has shape \(6000, 1\); it must be one label",
         ),
-        (lambda: shards(LABELS, 4000), ConfigError, r"4000 clients with 2 shards each need 8000 examples"),
+        (lambda: shards(LABELS, 4000), ConfigError, r"4,000 clients with 2 shards each need 8,000 examples"),
         (lambda: by_column([]), DataError, r"one value an example"),
     ],
 )

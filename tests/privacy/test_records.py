@@ -434,7 +434,7 @@ def test_impossible_requests_are_refused_by_name() -> None:
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
     with pytest.raises(PrivacyError, match="2 GradientPlans"):
         open_channel(NOISED, (update, plan_of(), plan_of()), FullParticipation().bind(5), seed=0, steps=2)
-    with pytest.raises(PrivacyError, match="5 clients, but the sampler draws of 6"):
+    with pytest.raises(PrivacyError, match="5 clients, and the sampler 6"):
         open_channel(NOISED, (update, plan_of()), FullParticipation().bind(6), seed=0, steps=2)
     for unused in (
         {"relation": "replace"},

@@ -330,7 +330,7 @@ REWRITTEN: dict[str, tuple[str, str, Callable[[Path], Any], Callable[[list[dict]
     "names": ("settings", "names is", lambda run: both(run, names=["nothing"]), SAME),
     "noise in words": ("settings", "noise_std is", lambda run: both(run, noise_std=9.0), SAME),
     "one of two reports": ("report", "outside is", lambda run: change(run / "public/privacy.json", outside=[]), SAME),
-    "more clients": ("settings", "is that of 2000 clients", lambda run: both(run, **LESS), schedule(n=2000)),
+    "more clients": ("settings", "is that of 2,000 clients", lambda run: both(run, **LESS), schedule(n=2000)),
     "smaller cohorts": ("settings", "noise_std is", lambda run: both(run, **LESS), schedule(cohort=1)),
     "amplified": ("settings", "cohorts amplify", lambda run: None, schedule(**{"class": "BoundFixed"})),
     "replays for nothing": (

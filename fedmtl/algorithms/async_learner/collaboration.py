@@ -122,7 +122,7 @@ class Collaboration:
         if not 0 <= owner < len(self.data.x):
             raise ConfigError(f"owner is {owner}; the owners are 0 .. {len(self.data.x) - 1}.")
         if len(epsilons) != len(self.data.x):
-            raise ConfigError(f"{len(epsilons)} epsilons for {len(self.data.x)} owners; give one to each.")
+            raise ConfigError(f"{len(epsilons):,} epsilons for {len(self.data.x):,} owners; give one to each.")
         psi = float(self.together.psi(self.alone(owner).theta))
         return Worth(psi, forecast(int(self.data.counts.sum()), epsilons))
 

@@ -56,7 +56,7 @@ class LearnerData:
         if isinstance(settings.frequencies, tuple):
             if len(settings.frequencies) != len(ids):
                 raise ConfigError(
-                    f"AsyncLearner.frequencies has {len(settings.frequencies)} numbers for {len(ids)} owners; "
+                    f"AsyncLearner.frequencies has {len(settings.frequencies):,} numbers for {len(ids):,} owners; "
                     f"give one to each, in the order of the data."
                 )
             slowest = np.full(copies, np.inf)

@@ -280,11 +280,11 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
     features, layout = math.prod(shape), Layout.of(module)
     bias = layout.dimension == features + 1
     what = (
-        f"a linear model of {features} features with one output and parameters [weights..., bias], "
+        f"a linear model of {features:,} features with one output and parameters [weights..., bias], "
         f"such as models.linear_regression"
     )
     if layout.dimension not in (features, features + 1):
-        raise ModelError(f"The model has {layout.dimension} parameters; needed: {what}.")
+        raise ModelError(f"The model has {layout.dimension:,} parameters; needed: {what}.")
     wide = copy.deepcopy(module).double().cpu().eval()
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):

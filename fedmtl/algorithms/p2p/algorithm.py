@@ -329,7 +329,7 @@ class PeerToPeer(LinearAlgorithm):
         else:
             if isinstance(self.start, tuple) and len(self.start) != problem.dimension:
                 raise ConfigError(
-                    f"PeerToPeer.start has {len(self.start)} numbers for a model of {problem.dimension} parameters."
+                    f"PeerToPeer.start has {len(self.start):,} numbers for a model of {problem.dimension:,} parameters."
                 )
             theta += torch.tensor(self.start, dtype=torch.float64)
         public = self._work(problem).public_state(theta)

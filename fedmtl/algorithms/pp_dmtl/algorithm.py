@@ -378,9 +378,9 @@ class PPDMTL(LinearAlgorithm):
         a2 = largest / 2 if self.a2 is None else self.a2
         if a2 > largest * (1 + 1e-9):
             raise ConfigError(
-                f"PPDMTL.a2 is {a2:g}; with {problem.clients} tasks, delay = {delay} and L = {smooth:g} it must be at "
-                f"most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every event, "
-                f"and one is up to that many events old. A smaller public bound on the curvature may be given as "
+                f"PPDMTL.a2 is {a2:g}; with {problem.clients:,} tasks, delay = {delay} and L = {smooth:g} it must be "
+                f"at most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every "
+                f"event, and one is up to that many events old. A smaller public bound on the curvature may be given as "
                 f"smoothness."
             )
         if self.a1 * (smooth + self.tau) > 1 + 1e-9:

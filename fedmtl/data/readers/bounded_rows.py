@@ -97,7 +97,7 @@ def deal(
     else:
         counts = [sizes] * clients
     if len(counts) != clients:
-        raise ConfigError(f"{where}.sizes has {len(counts)} numbers, but clients is {clients}; give one a client.")
+        raise ConfigError(f"{where}.sizes has {len(counts):,} numbers, but clients is {clients:,}; give one a client.")
     if sizes is not None:
         for count in counts:
             positive_int(where, sizes=count)
@@ -108,7 +108,7 @@ def deal(
         )
     if sum(counts) > rows:
         raise ConfigError(
-            f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts)} rows, but there are {rows} "
+            f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there are {rows:,} "
             "private rows; ask for fewer."
         )
     order = keyed_generator(seed, "owners").permutation(rows)
@@ -138,7 +138,7 @@ def deal_table(
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:
         raise DataError(
-            f"{file} has {rows} rows, and {where}.public_rows is {public_rows}; some rows must remain for the clients."
+            f"{file} has {rows:,} rows, and {where}.public_rows is {public_rows:,}; some must remain for the clients."
         )
     return deal(rows - public_rows, clients, sizes, seed, where=where, least=least)
 

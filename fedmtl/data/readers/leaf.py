@@ -157,7 +157,7 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
     users, counts, data = content["users"], content["num_samples"], content["user_data"]
     if len(counts) != len(users):
         raise DataError(
-            f"{part}: field 'num_samples' has {len(counts)} entries for {len(users)} users; it must have one a client."
+            f"{part}: field 'num_samples' has {len(counts):,} entries for {len(users):,} users; it must have one each."
         )
     seen: set[str] = set()
     for client, count in zip(users, counts, strict=True):
@@ -182,7 +182,7 @@ def _read_client(entry: Any, count: Any, where: str, store: Store[Stored]) -> St
     x, y = entry["x"], entry["y"]
     if len(x) != len(y):
         raise DataError(
-            f"{where}: field 'x' has {len(x)} examples and field 'y' has {len(y)}; they must have the same number."
+            f"{where}: field 'x' has {len(x):,} examples and field 'y' has {len(y):,}; they must have the same number."
         )
     if count != len(y):
         raise DataError(

@@ -206,8 +206,8 @@ class RatingsGraph:
         counts = np.diff(train.offsets)
         if train.ids != data.ids or not np.array_equal(counts, data.train.counts.numpy()):
             raise ConfigError(
-                f"RatingsGraph: {data.name} has {len(data)} clients with {len(data.train)} training examples, and the "
-                f"graph's settings give {len(train.ids)} with {len(train.item)}; give the settings of the data."
+                f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} training examples, and "
+                f"the graph's settings give {len(train.ids):,} with {len(train.item):,}; give the settings of the data."
             )
         return knn_cosine((train.centred() if self.centred else train).matrix(len(items)), self.k, ids=train.ids)
 
@@ -288,7 +288,7 @@ def _public_rows(ratings: Ratings, count: int) -> np.ndarray:
     users = np.unique(ratings.user)
     if count >= len(users):
         raise ConfigError(
-            f"movielens.public_users is {count}, but there are {len(users)} users; some must remain as clients."
+            f"movielens.public_users is {count:,}, but there are {len(users):,} users; some must remain as clients."
         )
     keys = client_keys([f"user-{user}" for user in users])
     score = keyed_bits(derive_key(0, "movielens/public"), keys, 0, torch.zeros(len(keys), dtype=torch.int64))

@@ -152,7 +152,7 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return each school's features (pupils, d) and scores (pupils,), float64."""
     x, y = _cells(file)
     if len(x) != len(y):
-        raise DataError(f"{file}: X has {len(x)} cells and Y has {len(y)}; each needs one a school.")
+        raise DataError(f"{file}: X has {len(x):,} cells and Y has {len(y):,}; each needs one a school.")
     if not len(x):
         raise DataError(f"{file}: X and Y have no cells; at least one school is needed.")
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}

@@ -94,7 +94,7 @@ def chosen(pooled: Clients, where: str, *, min_examples: int, clients: int | Non
     if clients is None:
         return ids
     if clients > len(ids):
-        raise ConfigError(f"{where}: clients is {clients}, but only {len(ids)} have enough examples.")
+        raise ConfigError(f"{where}: clients is {clients:,}, but only {len(ids):,} have enough examples.")
     zero = torch.zeros(len(ids), dtype=torch.int64)
     bits = keyed_bits(derive_key(seed, "clients"), client_keys(ids), 0, zero)
     return [ids[place] for place in bits.argsort(stable=True)[:clients].sort().values.tolist()]

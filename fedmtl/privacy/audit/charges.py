@@ -188,7 +188,7 @@ def _ledger(setup: Setup, claims: Claims, seed: int) -> Finding:
         spent = claims.spent(min(k, claims.cost.kind.shape[1] - 1), used)
         if not math.isclose(float(found[k]), spent, rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f"account {k} has epsilon {found[k]}, {used} uses {rounded_up(spent, 6)}")
-    detail = f"{len(charged)} steps charged before they release, uses and epsilons of all accounts"
+    detail = f"{len(charged):,} steps charged before they release, uses and epsilons of all accounts"
     return exact("charges: steps in the ledger", len(wrong), "; ".join(wrong[:3]) or detail)
 
 
@@ -379,7 +379,7 @@ def _cap_of_activations(setup: Setup, seed: int) -> Finding:
     return exact(
         check,
         len(wrong),
-        "; ".join(wrong[:3]) or f"activations past the cap of {len(asked)} clients are refused, or silent and free",
+        "; ".join(wrong[:3]) or f"activations past the cap of {len(asked):,} clients are refused, or silent and free",
     )
 
 

@@ -144,7 +144,7 @@ def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Fi
     first, second = seeds(seed, "cohorts", 2)
     members = [_drawn(setup.open(one), draws) for one in (first, first if setup.secure else second)]
     wrong = sum(len(set(m.tolist())) != len(m) or bool(len(m) and (m.min() < 0 or m.max() >= n)) for m in members[0])
-    findings = [exact("sampler: distinct clients", wrong, f"{draws} cohorts of {n} clients")]
+    findings = [exact("sampler: distinct clients", wrong, f"{draws:,} cohorts of {n:,} clients")]
     sizes = np.array([len(m) for m in members[0]])
     if isinstance(sampler, BoundCyclic) and (claim is None or claim.sampled is None):
         return [*findings, *_in_turn(members, n, sampler.cohort)]

@@ -181,7 +181,7 @@ def _exact_with_noise(setup: Setup, name: str, claim: Claim, seed: int, coins: n
     without = game.released(seed, step, torch.zeros(size), ranks)
     moved = (with_rows - without) * claim.denominator / width
     wrong = int((~(np.abs(moved - np.trunc(cells).sum(0)) < 0.01)).sum())
-    detail = f"{wrong} of {claim.size} coordinates are not moved by the whole numbers of {len(ranks)} rows"
+    detail = f"{wrong} of {claim.size:,} coordinates are not moved by the whole numbers of {len(ranks):,} rows"
     even = claim.size >= 32 and not (np.rint(without * claim.denominator / width) % 2).any()
     detail += "; all noise is in even numbers" if even else ""
     return exact(f"exact sum: {name} with noise", wrong + int(even), detail)
