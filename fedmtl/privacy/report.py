@@ -356,9 +356,10 @@ def unspent(channel: Channel) -> str | None:
     most = account.epsilon_at(min(planned, channel.sampler.cap or planned) if account.by_client else planned)
     if most > 0.99 * privacy.epsilon:
         return None
+    budget = rounded_up(privacy.epsilon, 6)
     return (
-        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {rounded_up(privacy.epsilon, 6)} "
-        f"could be spent by mechanism='gaussian' alone"
+        f"its least noise costs epsilon {rounded_up(most)} in all rounds, and the budget of {budget} could be spent by "
+        f"mechanism='gaussian' alone"
     )
 
 

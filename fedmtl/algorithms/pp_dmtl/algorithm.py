@@ -380,8 +380,8 @@ class PPDMTL(LinearAlgorithm):
             raise ConfigError(
                 f"PPDMTL.a2 is {a2:g}; with {problem.clients:,} tasks, delay = {delay} and L = {smooth:g} it must be "
                 f"at most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every "
-                f"event, and one is up to that many events old. A smaller public bound on the curvature may be given as "
-                f"smoothness."
+                f"event, and one is up to that many events old. A smaller public bound on the curvature may be given "
+                f"as smoothness."
             )
         if self.a1 * (smooth + self.tau) > 1 + 1e-9:
             raise ConfigError(
