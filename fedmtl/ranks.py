@@ -9,6 +9,7 @@ vector in float64, which is noised on a CPU in any case.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from threading import Timer
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +26,10 @@ from torch import Tensor
 
 from .errors import ConfigError, FedmtlError, TrainingError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
+_NOTICE = 10.0  # seconds after which a process says that it waits for them
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _INLINE = 4000  # bytes of a value that travel with its length
 _HEAD = 16
@@ -60,14 +65,21 @@ class Ranks:
         that the program has made; a single one without either.
 
         Raises:
-            ConfigError: torch was built without gloo, or what the environment says of the launch is incomplete.
+            ConfigError: torch was built without gloo, what the environment says of the launch is incomplete, or the
+                other processes do not come within five minutes.
         """
         if not dist.is_available():
             return cls()
         try:
             begins = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
             if begins:
-                dist.init_process_group("gloo", timeout=_WAIT)
+                with _noticed():
+                    dist.init_process_group("gloo", timeout=_ARRIVAL)
+        except dist.DistError as error:
+            raise ConfigError(
+                f"{_awaited()}, and they did not come within {_ARRIVAL.total_seconds() / 60:g} minutes. Start all "
+                f"of them with torchrun, or unset RANK and WORLD_SIZE for a single process."
+            ) from error
         except ValueError as error:
             raise ConfigError(
                 f"The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as for several processes, but {error}"
@@ -237,6 +249,25 @@ class Ranks:
                 f"reached. Its own message says why. A run that is kept in a folder goes on from its last checkpoint, "
                 f"also with another number of ranks: resume it."
             ) from error
+
+
+def _awaited() -> str:
+    """Return whom this process of a launch waits for at its start, in words."""
+    rank, size, *place = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    others = "the other processes, which connect to it" if rank == "0" else "rank 0 and the other processes, which meet"
+    return f"rank {rank} of {size} waits for {others} at {':'.join(place)} (MASTER_ADDR and MASTER_PORT)"
+
+
+@contextmanager
+def _noticed() -> Iterator[None]:
+    """Say after some seconds in the block whom this process waits for."""
+    timer = Timer(_NOTICE, lambda: logger.warning("%s, at most %g minutes", _awaited(), _ARRIVAL.total_seconds() / 60))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 ALONE = Ranks()

@@ -147,6 +147,14 @@ class NodeAccount:
         )
         return Account(1, steps=uses, caps=np.array([uses]), ledger=ledger, by_client=True)
 
+    def _paid(self, given: int) -> str:
+        """Return what so many answers cost, in words."""
+        if self.records is None:
+            return "; ".join(noise.text(given) for noise in self.channel.rows.values())
+        if not isinstance(self.records.epsilon, (int, float)):
+            return f"as many as one client has in {self.trainer.rounds:,} rounds"
+        return f"the noise is calibrated to them, for a budget of epsilon {rounded_up(self.records.epsilon, 6)}"
+
     def _fingerprint(self) -> str:
         trainer = self.trainer
         return fingerprint(self.problem, trainer.algorithm, trainer.privacy, trainer.schedule)
@@ -161,8 +169,9 @@ class NodeAccount:
         given, most = int(account.participations[0, 0]), int(account.caps[0])
         if given >= most:
             raise BudgetExhausted(
-                f"{self.problem.data.ids[0]} has given the {most} answers that its privacy pays for "
-                f"({self.folder.ledger} has them), and gives no more."
+                f"{self.problem.data.ids[0]} has given the {most:,} answers that its privacy pays for, in all runs "
+                f"together and those that a crash has lost: {self._paid(given)}. {self.folder.ledger} has them, and no "
+                f"run gets more. A new folder begins a new account, whose epsilon adds to that of this one."
             )
         if first < step:
             account.charge(first, np.full((1, step - first, 1), -1))

@@ -33,6 +33,7 @@ from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_
 from .population import OWN_ACCOUNTS, TRUST
 
 COUNTED = "counted"
+_ELSEWHERE = "every node keeps its own, see fedmtl verify nodes/NAME there"
 _PAUSE = 0.2  # seconds between two questions for replies
 
 
@@ -319,6 +320,8 @@ class _Rounds(Loop):
         got = self.nodes.ask(FINISH, self.contents(state, step, torch.arange(self.problem.clients)))
         logger.info("%d of %d clients have the final state", len(got), self.problem.clients)
         result = super().finish(state, step, stopped)
-        if not self.problem.protects_records:
+        privacy = self.trainer.privacy
+        if not isinstance(privacy, RecordPrivacy) or privacy.noiseless:
             return result
-        return replace(result, privacy=replace(result.privacy, records="drawn by each node of its own", releases=0))
+        own = replace(result.privacy, records="drawn by each node of its own", releases=0, elsewhere=_ELSEWHERE)
+        return replace(result, privacy=own)

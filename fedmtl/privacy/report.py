@@ -65,6 +65,7 @@ class PrivacyReport:
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
         remaining_charged: whether the run stopped because of what it showed, and is charged as if it had gone on.
+        elsewhere: who keeps the accounts, where this is the report of a server that keeps none; None elsewhere.
         outside: what the epsilon does not cover.
     """
 
@@ -97,12 +98,15 @@ class PrivacyReport:
     ledger_lines: int | None = None
     ledger_head: str | None = None
     remaining_charged: bool = False
+    elsewhere: str | None = None
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
         del values["private"]  # the headline says it better
+        if self.elsewhere is None:
+            del values["elsewhere"]
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
@@ -134,6 +138,8 @@ class PrivacyReport:
         """Return who must be trusted for the figure to hold, in words."""
         if not self.names:
             return "nobody: nothing leaves a client"
+        if self.elsewhere is not None:
+            return f"every node with its own noise and account: {self.elsewhere}"
         if not self.private or self.noise_multiplier is None or self.refuted is not None:
             return "everybody: no finite epsilon holds"
         if self.unit == "record":
@@ -150,6 +156,8 @@ class PrivacyReport:
             return "nothing is released: epsilon = 0"
         if not self.private:
             return "not private: epsilon = inf, no clip, no noise"
+        if self.elsewhere is not None:
+            return f"no account here: {self.elsewhere}"
         if self.noise_multiplier is None:
             return "not private: epsilon = inf, clip only, no noise"
         if self.refuted is not None:
@@ -163,6 +171,8 @@ class PrivacyReport:
         """Return whether what was released may be published, in the words of every place that speaks of it."""
         if not self.names:
             return "nothing is released"
+        if self.elsewhere is not None:
+            return "protected by the noise of the nodes, as far as their own certificates say"
         if not self.private or self.noise_multiplier is None or self.refuted is not None:
             return "not private, to be kept like private/"
         if self.source == "seeded":
@@ -175,7 +185,7 @@ class PrivacyReport:
         if not self.private:
             return []
         at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
-        rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}")]
+        rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
         if self.by_client is not None:
             low, middle, high = map(rounded_up, self.by_client)
             rows.append(("by client", f"smallest {low}, median {middle}, largest {high}"))
@@ -186,9 +196,12 @@ class PrivacyReport:
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
+        budget = "none" if self.budget is None else rounded_up(self.budget, 6)
+        if self.elsewhere is not None:
+            noise, budget = f"{self.mechanism}, of each node's own", "each node's own"
         return [
             *rows,
-            ("budget", "none" if self.budget is None else rounded_up(self.budget, 6)),
+            ("budget", budget),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", grouped(self.sampler)),
             *([("records", grouped(self.records))] if self.records is not None else []),

@@ -216,7 +216,10 @@ class _Verifier:
             else:
                 self._readable("charges", lambda: self._charges(chain.lines))
         elif self.report.get("epsilon") == "inf":
-            self._note("epsilon", CONFIRMED, "infinite: no protection is claimed")
+            where = self.report.get("elsewhere")
+            self._note(
+                "epsilon", CONFIRMED, "infinite: no protection is claimed" + (f" here, {where}" if where else "")
+            )
         elif self.report.get("epsilon") == 0 and not self.report.get("names"):
             self._note("epsilon", CONFIRMED, "0: nothing is released")
         else:
@@ -470,7 +473,7 @@ class _Verifier:
         if not self.report.get("names"):
             opening = "nothing is released: epsilon = 0"
         elif claim == "inf":
-            opening = "not private: epsilon = inf"
+            opening = "no account here: " if self.report.get("elsewhere") else "not private: epsilon = inf"
         if not text.startswith(opening):
             wrong.append(f"the headline is {text!r}, and must begin with {opening!r}")
         if figures is not None and isinstance(claim, (int, float)) and _number(figures[1]) < claim:

@@ -108,6 +108,8 @@ def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
     assert (min(epsilons), max(epsilons)) == (expected.privacy.by_client[0], expected.privacy.by_client[2])
     assert verify(tmp_path / "server").fits
     assert found.epsilon == np.inf  # this folder has no account
+    assert found.privacy.headline == "no account here: every node keeps its own, see fedmtl verify nodes/NAME there"
+    assert "clip only" not in found.privacy.text()
     assert any("the accounts of the nodes" in line for line in found.privacy.outside)
 
 
@@ -145,6 +147,7 @@ def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
     server, grid = apart(trainer, tmp_path)
     run(server, grid)
     same(public_state(tmp_path / "one"), public_state(tmp_path / "server"), 1e-10)
+    assert "clip only" in json.loads((tmp_path / "server/public/privacy.json").read_text())["headline"]
     assert not list((tmp_path / "nodes").rglob("ledger.jsonl"))
 
 
@@ -233,7 +236,9 @@ def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path) -
     assert len(given) == ROUNDS
     new, known = changed(asked[1][0], run="f" * 16), changed(asked[1][1], run="0" * 16, counted=0)
     for content in (new, known):
-        with pytest.raises(BudgetExhausted, match=f"has given the {ROUNDS} answers that its privacy pays for"):
+        with pytest.raises(
+            BudgetExhausted, match=rf"the {ROUNDS} answers that its privacy pays for, .*: .*epsilon [56]"
+        ):
             node_of(asked, tmp_path).train(content)
     assert answers(place(tmp_path)) == [0] * ROUNDS
     again = node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{ROUNDS - 1:016x}"))  # what it has given

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, PoissonClocks, cli
+from fedmtl import ranks as module
 from fedmtl.cli.sweep import Turns
 from fedmtl.errors import ConfigError, TrainingError
 from fedmtl.ranks import Ranks
@@ -225,6 +228,25 @@ def test_an_environment_of_several_processes_without_a_launch_is_said(
         monkeypatch.delenv(name, raising=False)
     assert cli.main(words) == 2
     assert capsys.readouterr().err.startswith(f"fedmtl: error: {said}")
+
+
+def test_a_process_says_whom_it_waits_for_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "_ARRIVAL", timedelta(seconds=1.5))
+    monkeypatch.setattr(module, "_NOTICE", 0.1)
+    assert cli.main(["rounds=1"]) == 2
+    who = f"rank 0 of 2 waits for the other processes, which connect to it at 127.0.0.1:{port} (MASTER_ADDR and "
+    assert who in caplog.text
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"fedmtl: error: {who}")
+    assert "did not come within 0.025 minutes" in said
 
 
 def test_clients_are_dealt_out_evenly() -> None:
