@@ -66,3 +66,9 @@ def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str
 
 def _where(settings: object) -> str:
     return settings if isinstance(settings, str) else type(settings).__name__
+
+
+def id_of(client: Any) -> Any:
+    """Return the id that a whole number stands for, its digits as a text; anything else as it is."""
+    whole = isinstance(client, numbers.Integral) and not isinstance(client, bool)
+    return str(int(client)) if whole else client

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from .._check import id_of
 from ..errors import ConfigError, DataError
 
+T = TypeVar("T")
 _CHUNK_BYTES = 1 << 26
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -29,6 +32,22 @@ def check_fraction(test_fraction: float) -> None:
         raise ConfigError(f"test_fraction is {test_fraction!r}; it must be a number above 0 and below 1.")
 
 
+def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
+    """Return values by id, see :func:`fedmtl._check.id_of`.
+
+    Raises:
+        DataError: two ids that are the same text.
+    """
+    if all(type(client) is str for client in clients):
+        return clients
+    found: dict[str, T] = {}
+    for client, value in clients.items():
+        if (name := id_of(client)) in found:
+            raise DataError(f"{where}: client {name!r} occurs twice, as a number and as a text; ids must be distinct.")
+        found[name] = value
+    return found
+
+
 def check_ids(ids: Sequence[str], where: str) -> None:
     """Check that there is a client, that every id is a text, and none occurs twice."""
     if not ids:
@@ -38,7 +57,9 @@ def check_ids(ids: Sequence[str], where: str) -> None:
     seen: set[str] = set()
     for name in ids:
         if not isinstance(name, str):
-            raise DataError(f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be str.")
+            raise DataError(
+                f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be texts or whole numbers."
+            )
         if name in seen:
             raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")
         seen.add(name)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows, storage
 from .assemble import as_targets, group_rows, infer_classes, pack_inputs, stack_clients
@@ -190,9 +191,9 @@ class FederatedDataset:
     @classmethod
     def from_tensors(
         cls,
-        clients: Mapping[str, Any],
+        clients: Mapping[str, Any] | Mapping[int, Any],
         *,
-        test: Mapping[str, Any] | None = None,
+        test: Mapping[str, Any] | Mapping[int, Any] | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         classes: Classes = "infer",
@@ -204,7 +205,7 @@ class FederatedDataset:
 
         Args:
             clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
-                of one example; only for training if ``test`` is given. Where x is a mapping from names to tensors or
+                of one example; an id that is a whole number is kept as a text, 7 as ``"7"``; only for training if ``test`` is given. Where x is a mapping from names to tensors or
                 arrays (examples, ...), every client has these inputs, and the model takes them by name.
             test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
                 examples.
@@ -222,7 +223,8 @@ class FederatedDataset:
             DataError: malformed data.
             ConfigError: an impossible ``test_fraction``.
         """
-        clients, packed = pack_inputs(clients, name)
+        clients, packed = pack_inputs(checks.by_id(clients, name), name)
+        test = None if test is None else checks.by_id(test, f"{name} (test)")
         if packed is not None:
             transform = packed if transform is None else transform
             test = None if test is None else pack_inputs(test, f"{name} (test)", packed)[0]
@@ -338,7 +340,7 @@ class FederatedDataset:
 
         Arguments and errors are those of :meth:`from_tensors` and :class:`Examples`.
         """
-        ids = tuple(ids)
+        ids = tuple(map(id_of, ids))
         checks.check_ids(ids, name)
         if len(offsets) != len(ids) + 1:
             raise DataError(f"{name}: examples of {len(offsets) - 1} clients, but {len(ids)} ids.")
@@ -374,10 +376,17 @@ class FederatedDataset:
         named = any(isinstance(client, str) for client in clients)
         positions = {name: i for i, name in enumerate(self.ids)} if named else {}
         chosen: list[int] = []
+        known: set[str] = set()
         for client in clients:
             if isinstance(client, str) and client in positions:
                 chosen.append(positions[client])
             elif not isinstance(client, str) and 0 <= int(client) < len(self):
+                there, text = self.ids[int(client)], str(int(client))
+                if there.isdigit() and there != text and text in (known := known or set(self.ids)):
+                    raise DataError(
+                        f"{self.name}: {text} is the position of client {there!r} here, and there is a client {text!r}; "
+                        f"give ids as texts."
+                    )
                 chosen.append(int(client))
             else:
                 raise DataError(f"{self.name}: there is no client {client!r}; give an id or 0..{len(self) - 1}.")

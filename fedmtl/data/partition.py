@@ -15,7 +15,7 @@ from .._check import positive, positive_int
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
 from .assemble import as_tensor
-from .checks import check_lengths
+from .checks import by_id, check_lengths
 from .dataset import Classes, FederatedDataset
 from .rows import offsets_of, select
 from .transforms import Transform
@@ -155,7 +155,7 @@ def by_column(values: Any) -> Parts:
 def from_partition(
     x: Any,
     y: Any,
-    parts: Mapping[str, Any],
+    parts: Mapping[str, Any] | Mapping[int, Any],
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
@@ -178,6 +178,7 @@ def from_partition(
     Raises:
         DataError: malformed data, or a row that does not exist or is used twice.
     """
+    parts = by_id(parts, name)
     features, targets = as_tensor(x, name, "x"), as_tensor(y, name, "y")
     check_lengths(features, targets, name)
     index = [torch.as_tensor(np.asarray(part, dtype=np.int64)) for part in parts.values()]

@@ -54,7 +54,8 @@ class NodeAccount:
         self.records = privacy if isinstance(privacy, RecordPrivacy) else None
         if self.records is not None:
             if isinstance(self.records.epsilon, Mapping):
-                self.records = replace(self.records, epsilon=self.records.epsilon[problem.data.ids[0]])
+                budgets = dict(zip(population.data.ids, self.records.budgets(population.data.ids), strict=True))
+                self.records = replace(self.records, epsilon=budgets[problem.data.ids[0]])
             self.channel = self._of_records(replace(self.records, epsilon=float("inf"), noise_multiplier=None))
             return
         if privacy is not None and not privacy.noiseless:  # the noise on sums is the server's affair

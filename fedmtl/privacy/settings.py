@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .._check import one_of, positive, positive_int
+from .._check import id_of, one_of, positive, positive_int
 from ..errors import ConfigError
 from .accounting.composition import Accountant
 from .noise.registry import LAWS, SOUND_LAWS
@@ -184,14 +184,14 @@ class RecordPrivacy:
         """
         if not isinstance(self.epsilon, Mapping):
             return (self.epsilon,) * len(ids)
-        known = set(ids)
-        for name in self.epsilon:
+        known, given = set(ids), {id_of(name): budget for name, budget in self.epsilon.items()}
+        for name in given:
             if name not in known:
                 raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
         for name in ids:
-            if name not in self.epsilon:
+            if name not in given:
                 raise ConfigError(f"RecordPrivacy.epsilon has no budget for client {name!r}; give one to every client.")
-        return tuple(float(self.epsilon[name]) for name in ids)
+        return tuple(float(given[name]) for name in ids)
 
     def resolved_delta(self, units: int) -> float:
         """Return the delta of ``units`` records: the one given, or ``min(1e-5, units ** -1.1)``."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._check import id_of
 from .._rounding import number_text
 from ..algorithms.base import Algorithm
 from ..algorithms.finetune import Finetune
@@ -133,7 +134,7 @@ class NewClients:
         lines = [head, "", "not private (computed on the new clients' test data)", *scores]
         return "\n".join([*lines, f"  finetuning: {self.finetune.text()}, from the released model", "", NOTHING_SENT])
 
-    def model_for(self, client: str) -> nn.Module:
+    def model_for(self, client: str | int) -> nn.Module:
         """Return a client's personal model, in evaluation mode.
 
         Raises:
@@ -144,14 +145,14 @@ class NewClients:
         return Layout.of(module).load(module, row).eval()
 
 
-def place_of(client: str, ids: Sequence[str]) -> int:
-    """Return the place of a client.
+def place_of(client: str | int, ids: Sequence[str]) -> int:
+    """Return the place of a client; a whole number stands for the text of its id.
 
     Raises:
         ConfigError: no client of that id.
     """
-    if client in ids:
-        return ids.index(client)
+    if (name := id_of(client)) in ids:
+        return ids.index(name)
     close = difflib.get_close_matches(str(client), ids[:10_000], n=1)  # of a million it would take minutes
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")

@@ -219,7 +219,7 @@ class Result:
         """
         return adapt(self.shared_model(), data, self.terms, finetune, device or str(self.personal.device))
 
-    def model_for(self, client: str) -> nn.Module:
+    def model_for(self, client: str | int) -> nn.Module:
         """A client's personal model, in evaluation mode.
 
         Raises:

@@ -11,9 +11,11 @@ import pytest
 import scipy.sparse
 import torch
 
-from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDataset
+from fedmtl.data import Affine, Cast, DataSpec, Domain, Examples, FederatedDataset, from_partition
 from fedmtl.errors import ConfigError, DataError
+from fedmtl.privacy import RecordPrivacy
 from fedmtl.random import id_key
+from fedmtl.trainer.new_clients import place_of
 
 from .rows import client_rows, rows_of
 
@@ -127,6 +129,25 @@ def test_keys_are_the_ids_keys_and_counts_the_offsets_differences():
     assert data.keys.tolist() == [id_key(name) for name in data.ids]
     assert data.train.counts.tolist() == [len(client_rows(data.train, i)[0]) for i in range(len(data))]
     assert len(data) == 4
+
+
+def test_whole_numbers_as_ids_are_texts_everywhere():
+    rows = {"7": (X, Y), "0": (X + 1, Y)}
+    data, expected = (
+        FederatedDataset.from_tensors(one, test=dict.fromkeys(one, (X, Y)))
+        for one in ({np.int64(7): (X, Y), 0: (X + 1, Y)}, rows)
+    )
+    assert data.ids == ("7", "0")
+    assert data.fingerprint() == expected.fingerprint()
+    assert from_partition(X, Y, {3: [0, 1], 1: [2, 3]}).ids == ("3", "1")
+    assert data.subset([1]).ids == ("0",)
+    with pytest.raises(DataError, match="0 is the position of client '7' here, and there is a client '0'"):
+        data.subset([0])
+    privacy = RecordPrivacy(clip_norm=1.0, epsilon={7: 2.0, 0: 3.0})
+    assert privacy.budgets(data.ids) == (2.0, 3.0)
+    assert place_of(0, data.ids) == place_of("0", data.ids) == 1
+    with pytest.raises(ConfigError, match="There is no client 3"):
+        place_of(3, data.ids)
 
 
 def test_subset_by_id_and_by_position_keeps_the_given_order():
@@ -289,7 +310,9 @@ BAD = {
     ),
     "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
-    "id": ({"clients": {7: (X, Y)}}, r"client id 7 is of type int; ids must be str"),
+    "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
+    "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
+    "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
     "shape": (bad(X[:, :2]), r"client 'b', field 'x' has examples of shape \(2,\); client 'a' has \(3,\)"),
     "dtype": (
         bad(X.double()),
