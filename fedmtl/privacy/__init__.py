@@ -34,7 +34,7 @@ from .samplers import (
     SamplingLaw,
 )
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .sums import BoundedMeans, ClientVectors, GradientMessage, RecordGradients, ScaledRows
+from .sums import BoundedMeans, ClientVectors, GradientMessage, RecordGradients, ScaledRows, Turns
 
 __all__ = [
     "BoundSampler",

@@ -57,7 +57,8 @@ from .sums import (
     RecordSums,
     ScaledRows,
     by_client,
-    seen_before,
+    in_order,
+    turns_of,
 )
 
 Recording = Sequence[tuple[int, str, Tensor]]
@@ -67,7 +68,8 @@ before clip and noise, also where a replay forces the released value. It is priv
 Message = Tensor | GradientMessage | GradientChunks | ClientVectors
 GRADIENT, FIRST = "gradient", "first"
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
-_AHEAD = 16  # activations, of which clients' own gradients are computed together
+_APART = 1 << 22  # numbers of noise drawn for repetitions that do not wait for one another
+_AT_LEAST_APART = 16
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
@@ -172,6 +174,7 @@ class Channel:
             self._order = gradients.order
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
+            self._ahead: np.ndarray | None = None  # of it, by repetition, while repetitions are apart
             self._begins, self._partial = 0, self.draws.partial
             self._simple = terms is not None and len(sources) == 1 and sources[0].name == "seeded" and replay is None
             self._first_made = False
@@ -633,12 +636,14 @@ class Channel:
         window, at = self._window, self._place
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        if self._ahead is not None:
+            raise PrivacyError("Repetitions are apart: what is released next is not the same activation in all of them.")
         start = at - window.first
         clients = window.clients[start : start + count]
         if self._replay is not None and self.tap is None:
             value = self._replayed_activations(at, count)
         else:
-            if self.replicates == count == 1 and clients[0, 0] >= 0:
+            if self.replicates == count == 1 and clients[0, 0] >= 0 and not _of_all(message):
                 value = self._sums_of(message, int(clients[0, 0]), _ONLY, _ONLY)[None]
             elif self._are_together(message, clients):
                 assert isinstance(message, BoundedMeans)
@@ -648,7 +653,8 @@ class Channel:
                 self._check_bound(value[0])
                 value *= window.divisors[start : start + 1, :, None] * self._room
             else:
-                value = by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+                which, where = np.divmod(np.arange(clients.size), self.replicates)
+                value = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
             if self._replay is not None:
                 value = self._replayed_activations(at, count)
             else:
@@ -676,9 +682,6 @@ class Channel:
             PrivacyError: as for :meth:`release`; or something else was released in between.
         """
         if not self._simple or self.tap is not None:
-            ahead = self.tap is None and self._replay is None and self.replicates > 1 and not self._partial
-            if ahead and isinstance(message, ScaledRows) and message.own:
-                yield from self._own_answers(message)
             while self._place < self._end:
                 yield self.release_gradients(message)[0]
             return
@@ -706,30 +709,51 @@ class Channel:
                 self._place = at = at + 1
                 yield one
 
-    def _own_answers(self, message: ScaledRows) -> Iterator[np.ndarray]:
-        """Yield :meth:`answers` of several repetitions whose clients' gradients change with their own releases alone:
-        the sums of a client's first activations among the next ones are computed together."""
+    @property
+    def apart(self) -> int:
+        """Return by how many activations one repetition may be ahead of another in :meth:`release_runs`; 0 where all
+        are released together: there is one, or a recording is made or replayed."""
+        if self.replicates == 1 or self.tap is not None or self.record is not None or self._replay is not None:
+            return 0
+        return max(_AT_LEAST_APART, _APART // (self.replicates * self.sums.dimension))
 
-        def sums_of(clients: np.ndarray) -> np.ndarray:
-            return by_client(clients, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+    def release_runs(self, message: GradientMessage, counts: np.ndarray) -> np.ndarray:
+        """Release the next ``counts`` (R,) activations of every repetition, which is a run of its own.
 
-        while (at := self._place) < self._end:
-            window = self._window
-            assert window is not None
-            start = at - window.first
-            clients = window.clients[start : start + min(_AHEAD, self._end - at)]
-            again = seen_before(clients)
-            sums = sums_of(np.where(again, -1, clients))
-            for s, repeated in enumerate(again):
-                if self._place != at + s:
-                    raise PrivacyError(f"Activation {at + s} was released already; every one of them happens once.")
-                if repeated.any():
-                    sums[s] += sums_of(np.where(repeated, clients[s], -1)[None])[0]
-                value = self._means(sums[s : s + 1], start + s, window)[0]
-                if self.record is not None:
-                    self.record.append((at + s, GRADIENT, torch.tensor(value)))
-                self._place = at + s + 1
-                yield value
+        Args:
+            message: gradients at what has been released before; in one call no activation waits for another one's.
+            counts: int64, the same for all where :attr:`apart` is 0.
+
+        Returns:
+            (sum of counts, D) float64 of the first repetition in order, then of the second, ...; zero where nobody
+            acts.
+
+        Raises:
+            PrivacyError: as for :meth:`release`; or repetitions get too far apart.
+        """
+        if self._ahead is None and bool((counts == counts[0]).all()):
+            together = self.release_gradients(message, int(counts[0]))
+            return together.swapaxes(0, 1).reshape(-1, together.shape[2])
+        window, ahead = self._window, np.zeros_like(counts) if self._ahead is None else self._ahead
+        reach = int((ahead + counts).max())
+        if window is None or self._place + reach > self._end or int(counts.min()) < 0:
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+        if reach > self.apart:
+            raise PrivacyError(f"Repetitions are {reach} activations apart; at most {self.apart} here.")
+        where = np.repeat(np.arange(len(counts)), counts)
+        which = np.arange(len(where)) + np.repeat(ahead + counts - np.cumsum(counts), counts)
+        steps = which + (self._place - window.first)
+        value = self._sums_at(message, window.clients[steps, where], which, where)
+        if self.terms is not None:
+            start, last = self._place - window.first, int(steps.max())
+            if not window.drawn <= start <= last < window.drawn + len(window.noise):
+                self._draw_noise(window, start, min(self._end - self._place, self.apart))
+            value += window.noise[steps - window.drawn, where]
+        value /= window.divisors[steps, where][:, None]
+        ahead = ahead + counts
+        self._place += int(ahead.min())
+        self._ahead = ahead - ahead.min() if int(ahead.min()) < reach else None
+        return value
 
     def _means(self, sums: np.ndarray, start: int, window: _Window) -> np.ndarray:
         """Return means, with their noise, of sums (count, R, D) from place ``start`` of the window; in place."""
@@ -760,6 +784,22 @@ class Channel:
     def _room(self) -> float:
         """Return what bounded means are multiplied by: in secure mode there is room for the grid's rounding."""
         return 1 - MARGIN if self.source.name == "secure" else 1.0
+
+    def _sums_at(self, message: GradientMessage, clients: np.ndarray, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """Return (k, D): clipped sums of activations of ``clients`` (k,), -1 for nobody, at ``which`` (k,) of the places
+        to come in repetitions ``where`` (k,)."""
+        if self._partial or not _of_all(message):
+            return by_client(clients, which, where, self.sums.dimension, lambda *of: self._sums_of(message, *of))
+        order, turns = turns_of(clients)
+        if not turns:
+            return np.zeros((len(clients), self.sums.dimension))
+        assert isinstance(message, ScaledRows)
+        assert message.of_all is not None
+        sums = self.sums.of_all(turns, message.of_all(turns, where[order]))
+        if self.tap is not None:
+            for place, row in zip(order.tolist(), torch.tensor(sums), strict=True):
+                self.tap(self._place + int(which[place]), GRADIENT, torch.tensor(clients[place : place + 1]), row[None])
+        return in_order(sums, order, len(clients))
 
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): clipped sums over the records of a client that take part in its releases."""
@@ -1073,3 +1113,7 @@ class Channel:
     def close(self) -> None:
         """End cleanly: reservations that were never begun return to the budget; idempotent."""
         self.account.close()
+
+
+def _of_all(message: GradientMessage) -> bool:
+    return isinstance(message, ScaledRows) and message.of_all is not None

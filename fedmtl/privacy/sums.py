@@ -26,6 +26,8 @@ Array = np.ndarray
 Activation = Callable[[int, Array, Array], Array]
 """(client, which (k,) of the activations that are released together, repetitions (k,)) -> an array of k entries; called
 once for each client that acts in any of them, however often it does."""
+Turns = Sequence[tuple[int, int]]
+"""Clients that act, each once, and how often."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +36,12 @@ class ScaledRows:
 
     Attributes:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
-        own: whether those of a client change with its own releases alone, and not with those of others: then its next
-            ones are known before its turn.
+        of_all: (turns, repetitions (k,) of the first client's activations, the second's, ...) -> the factors of all of
+            them one after another, (sum of n_i,), where that is faster than one client after another; or None.
     """
 
     factors: Activation
-    own: bool = False
+    of_all: Callable[[Turns, Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,16 +155,46 @@ class RecordSums:
                 (as zero where nothing is clipped).
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
-        prepared = self._prepared.get(client)
-        if prepared is None:
-            x, limits = self._rows_and_limits(client)
-            prepared = self._prepared[client] = x, -limits[None], limits[None]
-        x, low, high = prepared
+        x, low, high = self._rows(client)
         total = self._bounded_sum(factors, x, low, high, drawn)
         first = total.item(0) if len(total) == 1 else np.add.reduce(total[:, 0])
         if math.isfinite(first):  # rows are finite, so a factor that is not shows in every coordinate
             return total
         return self._bounded_sum(np.where(np.isfinite(factors), factors, 0.0), x, low, high, drawn)
+
+    def of_all(self, turns: Turns, factors: Array) -> Array:
+        """Compute :meth:`of_factors` of several clients, with all of their records: ``factors`` (sum of n_i,), those of
+        the activations of the first client one after another, then those of the second, ... -> (k, D)."""
+        prepared = [self._rows(client) for client, _ in turns]
+        if self.clip is not None:
+            pairs = zip(prepared, turns, strict=True)
+            limits = np.concatenate([high[0] for (_, _, high), (_, times) in pairs for _ in range(times)])
+            factors = np.minimum(factors, limits)
+            np.maximum(factors, np.negative(limits, out=limits), out=factors)
+        total = np.empty((sum(times for _, times in turns), self.dimension))
+        self._products(turns, prepared, factors, total)
+        if not math.isfinite(np.add.reduce(total[:, 0])):
+            self._products(turns, prepared, np.where(np.isfinite(factors), factors, 0.0), total)
+        return total
+
+    @staticmethod
+    def _products(turns: Turns, prepared: Sequence[tuple[Array, Array, Array]], factors: Array, total: Array) -> None:
+        row = place = 0
+        for (_, times), (x, _, _) in zip(turns, prepared, strict=True):
+            own = factors[place : (place := place + times * len(x))]
+            if times == 1:
+                own.dot(x, out=total[row])
+            else:
+                own.reshape(times, -1).dot(x, out=total[row : row + times])
+            row += times
+
+    def _rows(self, client: int) -> tuple[Array, Array, Array]:
+        """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
+        prepared = self._prepared.get(client)
+        if prepared is None:
+            x, limits = self._rows_and_limits(client)
+            prepared = self._prepared[client] = x, -limits[None], limits[None]
+        return prepared
 
     def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
         if self.clip is not None:
@@ -317,33 +349,42 @@ class RecordDraws:
         return drawn
 
 
-def seen_before(clients: Array) -> Array:
-    """Return (S, R) bool: whether who acts, ``clients`` (S, R), has acted in an earlier one of these activations."""
-    same = clients[:, None] == clients[None]
-    seen: Array = (same & np.tri(len(clients), k=-1, dtype=bool)[:, :, None]).any(1)
-    return seen
+def turns_of(clients: Array) -> tuple[Array, list[tuple[int, int]]]:
+    """Return the places of those who act among ``clients`` (k,), by client, and their turns; -1 is nobody."""
+    each = clients.tolist()
+    if len(set(each)) == len(each) and min(each, default=0) >= 0:
+        return np.arange(len(each)), [(client, 1) for client in each]
+    order = np.argsort(clients, kind="stable")
+    ranked = clients[order]
+    nobody = int(np.searchsorted(ranked, 0))
+    order, ranked = order[nobody:], ranked[nobody:]
+    cuts = [0, *(np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist(), len(ranked)] if len(ranked) else []
+    return order, [(int(ranked[start]), stop - start) for start, stop in pairwise(cuts)]
 
 
-def by_client(clients: Array, dimension: int, values: Activation) -> Array:
-    """Return a vector for each entry of ``clients``, so that one that acts in several repetitions works once.
+def by_client(clients: Array, which: Array, where: Array, dimension: int, values: Activation) -> Array:
+    """Return a vector for each of k activations, so that a client that acts in several of them works once.
 
     Args:
-        clients: int64 (S, R), who acts in each activation and repetition; -1 is nobody.
+        clients: int64 (k,), who acts; -1 is nobody.
+        which, where: int64 (k,), the place and the repetition of each.
         dimension: D.
-        values: called once for each client that is there, with its places in order -> (k, D).
+        values: called once for each client that is there, with its own in order -> (m, D).
 
     Returns:
-        (S, R, D) float64; zero for nobody.
+        (k, D) float64; zero for nobody.
     """
-    flat = clients.ravel()
-    order = np.argsort(flat, kind="stable")  # nobody first, then by client
-    ranked = flat[order]
-    cuts = (np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist()
-    which, where = np.divmod(order, clients.shape[1])
-    by_order = np.zeros((flat.size, dimension))
-    for start, stop in pairwise([0, *cuts, flat.size] if flat.size else []):
-        if ranked[start] >= 0:
-            by_order[start:stop] = values(int(ranked[start]), which[start:stop], where[start:stop])
-    found = np.empty_like(by_order)
-    found[order] = by_order
-    return found.reshape(*clients.shape, dimension)
+    order, turns = turns_of(clients)
+    which, where = which[order], where[order]
+    by_order, place = np.empty((len(order), dimension)), 0
+    for client, times in turns:
+        own = slice(place, place := place + times)
+        by_order[own] = values(client, which[own], where[own])
+    return in_order(by_order, order, len(clients))
+
+
+def in_order(rows: Array, order: Array, count: int) -> Array:
+    """Return (count, D): row j of ``rows`` at place ``order[j]``; zero at others."""
+    found = np.empty((count, rows.shape[1])) if len(order) == count else np.zeros((count, rows.shape[1]))
+    found[order] = rows
+    return found

@@ -2,7 +2,7 @@
 
 from .block import Block, rounds
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
-from .commuting import Adjacency, block_bounds
+from .commuting import Adjacency, block_bounds, bounds_of_each
 from .dropouts import Dropouts
 from .latency import (
     ConstantLatency,
@@ -29,5 +29,6 @@ __all__ = [
     "TraceLatency",
     "UniformLatency",
     "block_bounds",
+    "bounds_of_each",
     "rounds",
 ]

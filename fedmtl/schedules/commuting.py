@@ -91,6 +91,18 @@ def block_bounds(clients: Tensor, conflicts: Conflicts, limit: int) -> Tensor:
     return torch.from_numpy(_cuts(reach, limit))
 
 
+def bounds_of_each(clients: Tensor, conflicts: Conflicts, limit: int) -> list[NDArray[np.int64]]:
+    """Return :func:`block_bounds` of every replicate by itself; the arguments are the same."""
+    if len(clients) < 2 or not isinstance(conflicts, str) or conflicts != "none":
+        return [block_bounds(row[None], conflicts, limit).numpy() for row in clients]
+    positive_int("bounds_of_each", limit=limit)
+    given, (replicates, events) = clients.numpy(), clients.shape
+    replicate = np.arange(replicates)[:, None]
+    apart = np.where(given < 0, -1, given + (given.max(initial=0) + 1) * replicate)  # no client is in two replicates
+    latest = _last_conflict(apart.ravel(), 0, None).reshape(replicates, events) - events * replicate
+    return [_cuts(reach, limit) for reach in np.maximum.accumulate(latest, axis=1).tolist()]
+
+
 def _cuts(reach: list[int], limit: int) -> NDArray[np.int64]:
     """Return greedy cuts: a block from b ends at the first event whose latest conflict is at b or after it.
 

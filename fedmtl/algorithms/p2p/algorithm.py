@@ -343,17 +343,17 @@ class PeerToPeer(LinearAlgorithm):
         # the gradient of the agent's records at its own model, or, if it is there for the first time, at its
         # neighbours' mean
         graph = GraphState(self._work(problem), {name: value.clone() for name, value in public.items()})
-        graph.arrive(clients.numpy()[None], round.time)
+        graph.arrive(clients.numpy(), np.zeros(1, dtype=np.int64), round.time[:, 0], round.time[:, 0])
         return {GRADIENT: graph.message}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # (6): nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        graph, part = GraphState(self._work(problem), new), released.clients.numpy()[None]
-        graph.arrive(part, released.time)
-        answered = np.full((1, 1), released.answered)
-        graph.update(part, released.values[GRADIENT].numpy()[None, None], released.step, answered)
+        graph, where, agents = GraphState(self._work(problem), new), np.zeros(1, dtype=np.int64), released.clients.numpy()
+        graph.arrive(agents, where, released.time[:, 0], released.time[:, 0])
+        answers, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
+        graph.update(agents, where, released.step + where, answers, answered)
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:

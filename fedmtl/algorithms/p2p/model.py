@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...privacy import GradientMessage, RecordGradients, ScaledRows
+from ...privacy import GradientMessage, RecordGradients, ScaledRows, Turns
 from ...stacked import StackedModule
 from ...stacked.losses import example_losses
 from ...stacked.per_example import example_gradients
 from ..base import Problem
 from ..linear.data import LinearData, LinearLoss
 
-Points = Callable[[int, np.ndarray], np.ndarray]
-"""(agent, repetitions (k,)) -> (k, D) float64: the models at which gradients are taken."""
+Points = Callable[[int | np.ndarray, np.ndarray], np.ndarray]
+"""(agent, or those of k, repetitions (k,)) -> (k, D) float64: the models at which gradients are taken."""
 
 
 class Records(ABC):
@@ -40,7 +40,25 @@ class LinearRecords(Records):
         self.data, self.loss = data, loss
 
     def gradients_at(self, points: Points) -> GradientMessage:
-        return ScaledRows(lambda i, which, where: self.loss.factors(points(i, where), *self.data.arrays[i]), own=True)
+        def of_one(agent: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+            return self.loss.factors(points(agent, where), *self.data.arrays[agent])
+
+        def of_all(turns: Turns, where: np.ndarray) -> np.ndarray:
+            agents, times = np.array(turns).T
+            models = points(np.repeat(agents, times), where)
+            own = [self.data.arrays[agent] for agent, _ in turns]
+            targets = np.concatenate([y[0] for (_, y), (_, times) in zip(own, turns, strict=True) for _ in range(times)])
+            margins, row, place = np.empty(len(targets)), 0, 0
+            for (x, _), (_, times) in zip(own, turns, strict=True):
+                part = margins[place : (place := place + times * len(x))]
+                if times == 1:
+                    x.dot(models[row], out=part)
+                else:
+                    models[row : row + times].dot(x.T, out=part.reshape(times, -1))
+                row += times
+            return self.loss.slopes(margins, targets)
+
+        return ScaledRows(of_one, of_all)
 
     def mean_losses(self, agent: int, models: Tensor) -> Tensor:
         return self.loss.value(models, self.data.x[agent], self.data.y[agent]).mean(1)

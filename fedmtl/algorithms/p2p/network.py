@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...graphs import Graph
-from ...schedules import Adjacency, Block, block_bounds
+from ...schedules import Adjacency, Block, block_bounds, bounds_of_each
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _DENSE_AGENTS, _DENSE_SHARE = 2048, 0.25
 """A graph of at most so many agents, of which an agent has at least that share as neighbours, is also kept dense."""
+_DENSE_RUN, _RUN = 32, 1 << 11
+"""The most events of a run on such a graph, and edges of those of a run elsewhere."""
 _EDGES = 1 << 14
 
 
@@ -114,6 +116,17 @@ class Network:
         found: Tensor = block_bounds(block.client, "all" if everyone else self.adjacency, max(1, len(block)))
         return [int(bound) for bound in found]
 
+    def runs(self, clients: Tensor, *, apart: bool) -> list[Ints]:
+        """Return bounds of runs of events, of each repetition or of all; ``clients`` are (R, S).
+
+        On a dense graph a run has different agents, elsewhere ones that are not neighbours either.
+        """
+        limit = _DENSE_RUN if self.dense is not None else max(1, _RUN // max(1, int(self.graph.degrees.mean())))
+        conflicts = "none" if self.dense is not None else self.adjacency
+        if apart:
+            return bounds_of_each(clients, conflicts, limit)
+        return [block_bounds(clients, conflicts, limit).numpy()] * len(clients)
+
     def entries(self, agents: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the stored weights of ``agents`` (k,): their places (m,), the agent of each (m,) in 0 .. k - 1, and
         where each agent's begin (k,)."""
@@ -127,7 +140,7 @@ class Network:
 
         Args:
             theta: (R, n, D).
-            where, agents: (k,).
+            where, agents: (k,), the repetitions rising.
             counted: bool (R, n), whose models count; D_ii is then the sum over those, and an agent with none of them
                 has its own model for a mean.
 
@@ -136,10 +149,13 @@ class Network:
         """
         if counted is None and self.dense is not None:
             if len(theta) == 1:
-                return self.dense[agents] @ theta[0]
-            if len(where) == len(theta) and bool((where == np.arange(len(where))).all()):
-                return np.matmul(self.dense[agents][:, None, :], theta)[:, 0]  # one of each: no copy of the models
-            return np.stack([self.dense[agent] @ theta[r] for agent, r in zip(agents, where, strict=True)])
+                return self.dense[agents].dot(theta[0])
+            shares, means = self.dense[agents], np.empty((len(agents), theta.shape[2]))
+            bounds = np.searchsorted(where, np.arange(len(theta) + 1)).tolist()
+            for models, start, stop in zip(theta, bounds, bounds[1:], strict=False):
+                if start < stop:
+                    shares[start:stop].dot(models, out=means[start:stop])
+            return means
         place, owner, begin = self.entries(agents)
         share, column = self.shares[place], self.indices[place]
         if counted is not None:
@@ -155,15 +171,6 @@ class Network:
             alone = total == 0
             sums = np.where(alone[:, None], theta[where, agents], sums / np.where(alone, 1.0, total)[:, None])
         return sums
-
-    def mean_of(self, theta: Array, agent: int) -> Array:
-        """Compute as :meth:`means` for one agent of one repetition: theta (n, D) -> (D,)."""
-        if self.dense is not None:
-            product: Array = self.dense[agent] @ theta
-            return product
-        part = slice(self.indptr[agent], self.indptr[agent + 1])
-        mean: Array = self.shares[part] @ theta.take(self.indices[part], axis=0)
-        return mean
 
     def roughness(self, theta: Array) -> float:
         """Return 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""

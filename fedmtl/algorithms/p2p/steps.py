@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg.blas import dtrsm
 from torch import Tensor
 
 from ...privacy import Channel
@@ -20,9 +20,6 @@ from .network import Network
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_TOGETHER = 16
-"""Activations of a dense graph, for whose means the models are read once."""
-
 
 @dataclass(frozen=True, eq=False)
 class GraphData:
@@ -48,6 +45,14 @@ class GraphData:
     def coefficients(self) -> tuple[Array, Array, Array]:
         """Return :meth:`Network.coefficients` for everyone with all records: (n,) each."""
         return self.network.coefficients(self.network.counts)
+
+    @cached_property
+    def system(self) -> Array | None:
+        """Return the rows A_i of a dense graph with which an agent moves by -(A_i Theta + its share of its gradient)."""
+        if self.network.dense is None:
+            return None
+        keep, share, _ = self.coefficients
+        return np.diag(1.0 - keep) - share[:, None] * self.network.dense
 
     @cached_property
     def _sorted(self) -> dict[int, Ints]:
@@ -86,15 +91,25 @@ class GraphData:
             public |= {"counted": there, "known": there.clone(), "left": count.clone()}
         return public
 
-    def cuts(self, block: Block) -> list[int]:
-        """Return bounds of runs of events that are computed together: of agents that are not neighbours, with no
-        departure inside."""
+    def bounds(self, block: Block, *, apart: bool) -> Ints:
+        """Return bounds (T + 1, R) of runs of events that are computed together, with no departure inside.
+
+        Args:
+            block: of activations.
+            apart: whether those of a repetition are as long as they can be, whatever those of others are.
+        """
+        if self.presence is None and self.arrivals is None:
+            each = self.network.runs(block.client, apart=apart)
+            bounds = np.full((max(map(len, each)), len(block.client)), len(block))
+            for r, own in enumerate(each):
+                bounds[: len(own), r] = own
+            return bounds
         cuts = self.network.cuts(block)
-        if self.presence is None:
-            return cuts
-        left = self.presence.left(block.time.numpy())  # (R, S)
-        changes = np.flatnonzero((np.diff(left, axis=1) > 0).any(0)) + 1
-        return sorted({*cuts, *changes.tolist()})
+        if self.presence is not None:
+            left = self.presence.left(block.time.numpy())  # (R, S)
+            changes = np.flatnonzero((np.diff(left, axis=1) > 0).any(0)) + 1
+            cuts = sorted({*cuts, *changes.tolist()})
+        return np.repeat(np.array(cuts)[:, None], len(block.client), 1)
 
 
 class GraphState:
@@ -116,120 +131,103 @@ class GraphState:
             self.counted, self.known = public["counted"].numpy(), public["known"].numpy()
             self.left = public["left"].numpy()
         self.fixed = work.presence is None and work.arrivals is None
+        self.dense = work.system if self.fixed else None
         self.message = work.records.gradients_at(self.models)
 
     def run(self, block: Block, channel: Channel) -> None:
-        """Compute all of the block's activations, in order; ``channel`` has begun the block."""
-        clients, times = block.client.numpy().T, block.time.numpy().T  # (S, R)
-        answered = channel.answering(len(block))
-        if self.single and self.fixed:
-            active = zip(clients[:, 0].tolist(), answered[:, 0].tolist(), channel.answers(self.message), strict=True)
-            for agent, released, answer in active:
-                if agent >= 0:
-                    self.update_one(agent, answer[0], released)
-            return
-        if self.fixed and self.network.dense is not None:
-            coming = channel.answers(self.message)
-            for begin in range(0, len(block), _TOGETHER):
-                part = slice(begin, begin + _TOGETHER)
-                self._run_dense(self.network.dense, clients[part], answered[part], coming)
-            return
-        for start, stop in pairwise(self.work.cuts(block)):
-            part, first = clients[start:stop], block.first + start
-            self.arrive(part, times[start:stop])
-            answers = channel.release_gradients(self.message, stop - start)
-            self.update(part, answers, first, answered[start:stop])
+        """Compute all of the block's activations; ``channel`` has begun the block.
 
-    def _run_dense(self, shares: Array, clients: Ints, answered: NDArray[np.bool_], answers: Iterator[Array]) -> None:
-        """Compute activations ``clients`` (S, R) of R repetitions on a dense graph that does not change.
-
-        All of Theta (R, n, D) does not fit the cache, so it is read once for the S means of each repetition: first
-        those of the models before, to which every activation adds its share of the moves that were made since.
-
-        Args:
-            shares: W_ij / D_ii, (n, n).
-            clients: who acts; -1 is nobody.
-            answered: (S, R) which of them release something.
-            answers: what they release, (R, D) each.
+        Those of one repetition are in order, but computed together in runs in which no agent waits for another one's
+        gradient. Repetitions do not wait for one another either.
         """
-        every, acts, agents = np.arange(len(self.theta)), clients >= 0, np.maximum(clients, 0)
-        rows = shares[agents.T]  # (R, S, n)
-        means = np.matmul(rows, self.theta)
-        between = np.take_along_axis(rows, agents.T[:, None, :], 2)  # (R, S, S): weights of those who act
-        keep, share, push = (
-            np.where(acts, factor[agents], of_nobody)[:, :, None]
-            for factor, of_nobody in zip(self.work.coefficients, (1.0, 0.0, 0.0), strict=True)
-        )
-        moves = np.empty_like(means)
-        for s, who in enumerate(agents):
-            answer, mean, own = next(answers), means[:, s], self.theta[every, who]
-            if self.slope is not None:
-                some = np.flatnonzero(acts[s])
-                answer[some] = self.remembered(who[some], some, answer[some], answered[s, some])
-            if s:
-                mean += np.matmul(between[:, s, None, :s], moves[:, :s])[:, 0]
-            new = own * keep[s]
-            new += np.multiply(mean, share[s], out=mean)
-            new -= np.multiply(answer, push[s], out=mean)
-            np.subtract(new, own, out=moves[:, s])
-            self.theta[every, who] = new
-        self.sent += np.where(acts, self.network.graph.degrees[agents], 0).sum(0)
+        clients, times = block.client.numpy(), block.time.numpy()  # (R, S)
+        answered, every = channel.answering(len(block)).T, np.arange(len(clients))
+        for begin in range(0, len(block), stretch := channel.apart or len(block)):
+            part = block.window(begin, min(len(block), begin + stretch))
+            bounds = self.work.bounds(part, apart=channel.apart > 0)
+            for start, counts in zip(bounds[:-1], np.diff(bounds, axis=0), strict=True):
+                where = np.repeat(every, counts)
+                step = np.arange(len(where)) + np.repeat(begin + start + counts - np.cumsum(counts), counts)
+                agents = clients[where, step]
+                if not self.fixed:
+                    self.arrive(agents, where, times[:, begin + start[0]], times[where, step])
+                answers, some = channel.release_runs(self.message, counts), answered[where, step]
+                if agents.min(initial=0) < 0:
+                    acts = np.flatnonzero(agents >= 0)
+                    agents, where, step, answers, some = (x[acts] for x in (agents, where, step, answers, some))
+                self.update(agents, where, block.first + step, answers, some)
 
-    def arrive(self, part: Ints, times: Array) -> None:
-        """Note departures up to now, and start those who act for the first time from their neighbours' mean.
+    def arrive(self, agents: Ints, where: Ints, now: Array, times: Array) -> None:
+        """Note departures up to ``now`` (R,), and start agents who act for the first time from their neighbours' mean.
 
         Args:
-            part: (S, R), who acts; agents that are not neighbours of one another; -1 is nobody.
-            times: (S, R).
+            agents, where, times: (k,), who acts in which repetition and when; those of one repetition are not
+                neighbours of one another; -1 is nobody.
+            now: when the first of each repetition does.
         """
         presence = self.work.presence
         if presence is None or self.left is None or self.counted is None or self.known is None:
             return
-        which, where = np.nonzero(part >= 0)
-        agents = part[which, where]
-        presence.check(agents, times[which, where])
-        for r, now in enumerate(presence.left(times[0]).tolist()):
-            if now > self.left[r]:
+        acts = agents >= 0
+        agents, where, times = agents[acts], where[acts], times[acts]
+        presence.check(agents, times)
+        for r, left in enumerate(presence.left(now).tolist()):
+            if left > self.left[r]:
                 if self.work.forgets:
-                    self.counted[r, presence.leavers(int(self.left[r]), now)] = False
-                self.left[r] = now
+                    self.counted[r, presence.leavers(int(self.left[r]), left)] = False
+                self.left[r] = left
         fresh = ~self.known[where, agents]
         means = self.network.means(self.theta, where[fresh], agents[fresh], self.counted)
         self.theta[where[fresh], agents[fresh]] = means
         np.add.at(self.sent, where[fresh], self._neighbours(agents[fresh], where[fresh]))  # what they start from
 
-    def models(self, agent: int, where: Ints) -> Array:
+    def models(self, agent: int | Ints, where: Ints) -> Array:
         """Return Theta_i in repetitions ``where``, (k, D)."""
-        models: Array = self.theta[:, agent] if self.single else self.theta[where, agent]
+        models: Array = self.theta[0].take(agent, 0) if self.single and not isinstance(agent, int) else self.theta[where, agent]
         return models
 
-    def update_one(self, agent: int, answer: Array, answered: bool = True) -> None:
-        """Compute one activation of a single run on a graph that does not change."""
-        if self.slope is not None:
-            one = np.zeros(1, dtype=np.int64)
-            answer = self.remembered(one + agent, one, answer[None], np.array([answered]))[0]
-        keep, share, push = self.work.coefficients
-        mean = self.network.mean_of(self.theta[0], agent)
-        row = self.theta[0, agent]
-        row *= keep[agent]
-        mean *= share[agent]
-        row += mean
-        row -= push[agent] * answer
-        self.sent[0] += self.network.graph.degrees[agent]
+    def update(self, agents: Ints, where: Ints, steps: Ints, answers: Array, answered: NDArray[np.bool_]) -> None:
+        """Apply equation (6) for ``agents`` (k,) in repetitions ``where`` (k,), which rise.
 
-    def update(self, part: Ints, answers: Array, first: int, answered: NDArray[np.bool_]) -> None:
-        """Apply equation (6) for agents ``part`` (S, R), from what they release, (S, R, D); ``first`` is the
-        activation, ``answered`` (S, R) which of them release something."""
-        which, where = np.nonzero(part >= 0)
-        agents = part[which, where]
-        steps = self.remembered(agents, where, answers[which, where], answered[which, where])
-        means = self.network.means(self.theta, where, agents, self.counted)
-        keep, share, push = self.work.factors(agents, first + which)
-        self.theta[where, agents] = keep * self.theta[where, agents] + share * means - push * steps
-        np.add.at(self.sent, where, self._neighbours(agents, where))
+        Args:
+            agents: those of one repetition are different, in the order in which they act; a later one's mean has the
+                models of those before.
+            where: see above.
+            steps: (k,) the activations.
+            answers: (k, D) what they release.
+            answered: (k,) which of them release something.
+        """
+        answers = self.remembered(agents, where, answers, answered)
+        if self.dense is not None:
+            self._move_in_turn(self.dense, agents, where, answers)
+        else:
+            keep, share, push = self.work.factors(agents, steps)
+            new = self.models(agents, where) * keep
+            means = self.network.means(self.theta, where, agents, self.counted)
+            new += np.multiply(means, share, out=means)
+            new -= np.multiply(answers, push, out=means)
+            self.theta[where, agents] = new
+        neighbours = self._neighbours(agents, where)
+        self.sent += neighbours.sum() if self.single else np.bincount(where, neighbours, len(self.sent)).astype(np.int64)
         if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True
             self.known[where, agents] = True
+
+    def _move_in_turn(self, system: Array, agents: Ints, where: Ints, answers: Array) -> None:
+        """Apply equation (6) on a dense graph for agents that may be neighbours, each after those before it.
+
+        Without them agents would move by -(A Theta + alpha mu c (grad + eta)), with rows of A, ``system``. With them,
+        the moves m of a repetition solve a unit triangular system: m_s + sum_{t < s} A_st m_t is that.
+        """
+        moves = answers * self.work.coefficients[2][agents][:, None]
+        rows = system[agents]
+        bounds = [0, len(agents)] if self.single else np.searchsorted(where, np.arange(len(self.theta) + 1)).tolist()
+        for theta, start, stop in zip(self.theta, bounds[:-1], bounds[1:], strict=True):
+            own, part = rows[start:stop], moves[start:stop]
+            part += own.dot(theta)
+            among = own.take(agents[start:stop], 1)  # of which the lower triangle counts, and the diagonal is 1
+            part[:] = dtrsm(-1.0, among.T, part.T, side=1, diag=1, overwrite_b=1).T
+        self.theta[where, agents] += moves
 
     def remembered(self, agents: Ints, where: Ints, answers: Array, answered: NDArray[np.bool_]) -> Array:
         """Return the data gradients (k, D) that ``agents`` (k,) step along in repetitions ``where`` (k,).
