@@ -74,6 +74,7 @@ __all__ = [
     "SecureSource",
     "SeededSource",
     "SignalToNoise",
+    "Turns",
     "WarmStartRelease",
     "WishartNoise",
     "calibrate_multiplier",

@@ -637,7 +637,9 @@ class Channel:
         if at + count > self._end or window is None:
             raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
         if self._ahead is not None:
-            raise PrivacyError("Repetitions are apart: what is released next is not the same activation in all of them.")
+            raise PrivacyError(
+                "Repetitions are apart: what is released next is not the same activation in all of them."
+            )
         start = at - window.first
         clients = window.clients[start : start + count]
         if self._replay is not None and self.tap is None:
@@ -653,7 +655,10 @@ class Channel:
                 self._check_bound(value[0])
                 value *= window.divisors[start : start + 1, :, None] * self._room
             else:
-                which, where = np.divmod(np.arange(clients.size), self.replicates)
+                which = np.arange(clients.size)
+                where = np.zeros_like(which)
+                if self.replicates > 1:
+                    which, where = np.divmod(which, self.replicates)
                 value = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
             if self._replay is not None:
                 value = self._replayed_activations(at, count)
@@ -731,6 +736,8 @@ class Channel:
         Raises:
             PrivacyError: as for :meth:`release`; or repetitions get too far apart.
         """
+        if self.replicates == 1:
+            return self.release_gradients(message, int(counts[0]))[:, 0]
         if self._ahead is None and bool((counts == counts[0]).all()):
             together = self.release_gradients(message, int(counts[0]))
             return together.swapaxes(0, 1).reshape(-1, together.shape[2])
@@ -785,9 +792,11 @@ class Channel:
         """Return what bounded means are multiplied by: in secure mode there is room for the grid's rounding."""
         return 1 - MARGIN if self.source.name == "secure" else 1.0
 
-    def _sums_at(self, message: GradientMessage, clients: np.ndarray, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Return (k, D): clipped sums of activations of ``clients`` (k,), -1 for nobody, at ``which`` (k,) of the places
-        to come in repetitions ``where`` (k,)."""
+    def _sums_at(
+        self, message: GradientMessage, clients: np.ndarray, which: np.ndarray, where: np.ndarray
+    ) -> np.ndarray:
+        """Return (k, D): clipped sums of activations of ``clients`` (k,), -1 for nobody, at ``which`` (k,) of those to
+        come in repetitions ``where`` (k,)."""
         if self._partial or not _of_all(message):
             return by_client(clients, which, where, self.sums.dimension, lambda *of: self._sums_of(message, *of))
         order, turns = turns_of(clients)
@@ -795,9 +804,9 @@ class Channel:
             return np.zeros((len(clients), self.sums.dimension))
         assert isinstance(message, ScaledRows)
         assert message.of_all is not None
-        sums = self.sums.of_all(turns, message.of_all(turns, where[order]))
+        sums = self.sums.of_all(turns, message.of_all(clients[order], where[order], turns))
         if self.tap is not None:
-            for place, row in zip(order.tolist(), torch.tensor(sums), strict=True):
+            for place, row in zip(np.arange(len(clients))[order].tolist(), torch.tensor(sums), strict=True):
                 self.tap(self._place + int(which[place]), GRADIENT, torch.tensor(clients[place : place + 1]), row[None])
         return in_order(sums, order, len(clients))
 

@@ -36,12 +36,12 @@ class ScaledRows:
 
     Attributes:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
-        of_all: (turns, repetitions (k,) of the first client's activations, the second's, ...) -> the factors of all of
-            them one after another, (sum of n_i,), where that is faster than one client after another; or None.
+        of_all: (clients (k,), repetitions (k,), turns) of activations by client -> the factors of all of them one after
+            another, (sum of n_i,), where that is faster than one client after another; or None.
     """
 
     factors: Activation
-    of_all: Callable[[Turns, Array], Array] | None = None
+    of_all: Callable[[Array, Array, Turns], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,26 +160,33 @@ class RecordSums:
         first = total.item(0) if len(total) == 1 else np.add.reduce(total[:, 0])
         if math.isfinite(first):  # rows are finite, so a factor that is not shows in every coordinate
             return total
-        return self._bounded_sum(np.where(np.isfinite(factors), factors, 0.0), x, low, high, drawn)
+        wrong = np.isnan(factors) if self.clip is not None else ~np.isfinite(factors)
+        return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
 
     def of_all(self, turns: Turns, factors: Array) -> Array:
-        """Compute :meth:`of_factors` of several clients, with all of their records: ``factors`` (sum of n_i,), those of
-        the activations of the first client one after another, then those of the second, ... -> (k, D)."""
+        """Compute :meth:`of_factors` of all records of several clients at once.
+
+        Args:
+            turns: of k activations.
+            factors: (sum of n_i,), those of the first client's activations one after another, the second's, ...
+
+        Returns:
+            (k, D) float64.
+        """
         prepared = [self._rows(client) for client, _ in turns]
         if self.clip is not None:
-            pairs = zip(prepared, turns, strict=True)
-            limits = np.concatenate([high[0] for (_, _, high), (_, times) in pairs for _ in range(times)])
+            each = zip(turns, prepared, strict=True)
+            limits = np.concatenate([high for (_, times), (_, _, high) in each for _ in range(times)], 1)[0]
             factors = np.minimum(factors, limits)
             np.maximum(factors, np.negative(limits, out=limits), out=factors)
-        total = np.empty((sum(times for _, times in turns), self.dimension))
-        self._products(turns, prepared, factors, total)
-        if not math.isfinite(np.add.reduce(total[:, 0])):
-            self._products(turns, prepared, np.where(np.isfinite(factors), factors, 0.0), total)
-        return total
+        total = self._products(turns, prepared, factors)
+        if math.isfinite(np.add.reduce(total[:, 0])):
+            return total
+        return self._products(turns, prepared, np.where(np.isfinite(factors), factors, 0.0))
 
-    @staticmethod
-    def _products(turns: Turns, prepared: Sequence[tuple[Array, Array, Array]], factors: Array, total: Array) -> None:
-        row = place = 0
+    def _products(self, turns: Turns, prepared: Sequence[tuple[Array, Array, Array]], factors: Array) -> Array:
+        """Return the sums (k, D) of the rows of clients times their ``factors``, as in :meth:`of_all`."""
+        total, row, place = np.empty((sum([times for _, times in turns]), self.dimension)), 0, 0
         for (_, times), (x, _, _) in zip(turns, prepared, strict=True):
             own = factors[place : (place := place + times * len(x))]
             if times == 1:
@@ -187,6 +194,7 @@ class RecordSums:
             else:
                 own.reshape(times, -1).dot(x, out=total[row : row + times])
             row += times
+        return total
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
         """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
@@ -349,11 +357,11 @@ class RecordDraws:
         return drawn
 
 
-def turns_of(clients: Array) -> tuple[Array, list[tuple[int, int]]]:
+def turns_of(clients: Array) -> tuple[Array | slice, Turns]:
     """Return the places of those who act among ``clients`` (k,), by client, and their turns; -1 is nobody."""
     each = clients.tolist()
     if len(set(each)) == len(each) and min(each, default=0) >= 0:
-        return np.arange(len(each)), [(client, 1) for client in each]
+        return slice(None), [(client, 1) for client in each]
     order = np.argsort(clients, kind="stable")
     ranked = clients[order]
     nobody = int(np.searchsorted(ranked, 0))
@@ -376,15 +384,17 @@ def by_client(clients: Array, which: Array, where: Array, dimension: int, values
     """
     order, turns = turns_of(clients)
     which, where = which[order], where[order]
-    by_order, place = np.empty((len(order), dimension)), 0
+    by_order, place = np.empty((len(which), dimension)), 0
     for client, times in turns:
         own = slice(place, place := place + times)
         by_order[own] = values(client, which[own], where[own])
     return in_order(by_order, order, len(clients))
 
 
-def in_order(rows: Array, order: Array, count: int) -> Array:
+def in_order(rows: Array, order: Array | slice, count: int) -> Array:
     """Return (count, D): row j of ``rows`` at place ``order[j]``; zero at others."""
+    if isinstance(order, slice):
+        return rows
     found = np.empty((count, rows.shape[1])) if len(order) == count else np.zeros((count, rows.shape[1]))
     found[order] = rows
     return found

@@ -2,7 +2,7 @@
 
 from .block import Block, rounds
 from .clocks import AsynchronousSchedule, BoundSchedule, Latencies, PoissonClocks, Synchronous
-from .commuting import Adjacency, block_bounds, bounds_of_each
+from .commuting import Adjacency, Conflicts, block_bounds, bounds_of_each
 from .dropouts import Dropouts
 from .latency import (
     ConstantLatency,
@@ -18,6 +18,7 @@ __all__ = [
     "AsynchronousSchedule",
     "Block",
     "BoundSchedule",
+    "Conflicts",
     "ConstantLatency",
     "Dropouts",
     "ExponentialLatency",

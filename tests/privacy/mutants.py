@@ -684,6 +684,7 @@ def _clip_of_the_square_root(rows, bound):
 # Clipping of gradients
 
 _segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_factors, ClientRows.of
+_sums_of_all = RecordSums.of_all
 
 
 def _clip_of_the_mean(rows, place, count, bound, onto=None):
@@ -747,6 +748,18 @@ def _finite(factors):
 
 def _no_clip(self, client, factors, drawn=None):
     return _finite(factors) @ self._rows_and_limits(client)[0]
+
+
+def _no_clip_of_all(self, turns, factors):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self, "clip", None)
+        return _sums_of_all(self, turns, factors)
+
+
+def _limits_of_the_first(self, turns, factors):
+    """Factors of all records of all clients are clipped at the least limit of no record but the first one's."""
+    limit = self._rows(turns[0][0])[2][0, 0]
+    return _no_clip_of_all(self, turns, np.clip(_finite(factors), -limit, limit))
 
 
 def _nan_factor(self, client, factors, drawn=None):
@@ -1605,6 +1618,8 @@ MUTANTS = [
         RECORDS,
     ),
     Mutant("clip skipped", _of_factors(_no_clip), SENSITIVITY, CLOCK),
+    Mutant("clip skipped where all are together", _set(RecordSums, "of_all", _no_clip_of_all), SENSITIVITY, CLOCK),
+    Mutant("limits of the first record", _set(RecordSums, "of_all", _limits_of_the_first), SENSITIVITY, CLOCK_GAUSS),
     Mutant("clip per layer", _sum(_per_layer), SENSITIVITY),
     Mutant("norm without one factor", _norm_without_b, SENSITIVITY, ("low rank",)),
     Mutant("norm without one factor", _record_norm_without_b, SENSITIVITY, ("low rank, records",)),

@@ -582,3 +582,80 @@ def test_answers_are_the_releases_in_order_and_none_is_made_twice() -> None:
     doors[2].channel.release("gradient", ScaledRows(factors))
     with pytest.raises(PrivacyError, match="released already"):
         next(answers)
+
+
+def test_infinite_factors_are_clipped_whatever_the_others_are() -> None:
+    """Otherwise a record that is not a number would take the others out of the sum."""
+    channel = door(replace(PURE, epsilon=math.inf))
+
+    def released(first: float) -> torch.Tensor:
+        factors = torch.full((1, COUNTS[0]), math.inf, dtype=torch.float64)
+        factors[0, 0] = first
+        return channel.release(lambda client, where: factors)[0]
+
+    channel.begin(0, torch.tensor([[0, 0]]))
+    assert released(math.nan).equal(released(0.0))
+
+
+class Walks:
+    """Numbers of each client and repetition on which its factors depend, in several forms."""
+
+    def __init__(self, replicates: int) -> None:
+        self.at = np.zeros((replicates, len(COUNTS)))
+        self.message = ScaledRows(self.factors, self.of_all)
+
+    def factors(self, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+        factors = np.linspace(-2, 2, COUNTS[client]) + self.at[where, client, None]
+        factors[:, 1], factors[:, 3] = np.nan, np.inf
+        return factors
+
+    def of_all(self, clients: np.ndarray, where: np.ndarray, turns: list[tuple[int, int]]) -> np.ndarray:
+        assert [client for client, times in turns for _ in range(times)] == clients.tolist()
+        each = zip(clients.tolist(), where[:, None], strict=True)
+        return np.concatenate([self.factors(client, one, one)[0] for client, one in each])
+
+    def move(self, client: int, where: int, value: np.ndarray) -> None:
+        if client >= 0:
+            self.at[where, client] += value.sum()
+
+
+@pytest.mark.parametrize("privacy", [PURE, None])
+def test_repetitions_that_do_not_wait_for_one_another_release_the_same(privacy: RecordPrivacy | None) -> None:
+    """Each at its own pace, several activations at once, is one activation of all after the other."""
+    clients = torch.tensor([[0, 1, 2, 0, -1, 1], [2, 1, 0, 1, 2, 0], [-1, 0, 2, 1, 0, -1]])
+    paces = [(3, 0, 2), (0, 3, 1), (2, 2, 2), (1, 1, 1)]
+    doors, walks = [door(privacy, dimension=5, replicates=3) for _ in range(2)], [Walks(3), Walks(3)]
+    for one in doors:
+        one.begin(0, clients)
+    expected = np.empty((6, 3, 5))
+    for s, who in enumerate(clients.T.tolist()):
+        expected[s] = doors[0].channel.release_gradients(ScaledRows(walks[0].factors))[0]
+        for r, client in enumerate(who):
+            walks[0].move(client, r, expected[s, r])
+    place = np.zeros(3, dtype=np.int64)
+    assert doors[1].apart >= 6
+    for pace in map(np.array, paces):
+        released = iter(doors[1].release_runs(walks[1].message, pace))
+        for r, count in enumerate(pace.tolist()):
+            for s in range(place[r], place[r] + count):
+                value = next(released)
+                np.testing.assert_allclose(value, expected[s, r], rtol=1e-12, atol=1e-12)
+                walks[1].move(int(clients[r, s]), r, value)
+        place += pace
+        if place.min() < place.max():
+            with pytest.raises(PrivacyError, match="are apart"):
+                doors[1].release(nothing)
+    with pytest.raises(PrivacyError, match="Fewer activations have begun"):
+        doors[1].release_runs(walks[1].message, np.array([1, 0, 0]))
+
+
+def test_repetitions_that_are_recorded_stay_together() -> None:
+    one, walk = door(dimension=5, replicates=2), Walks(2)
+    one.begin(0, torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    one.record = []
+    assert one.apart == door().apart == 0
+    with pytest.raises(PrivacyError, match="2 activations apart; at most 0"):
+        one.release_runs(walk.message, np.array([2, 1]))
+    released = torch.from_numpy(one.release_runs(walk.message, np.array([2, 2])).reshape(2, 2, 5))
+    assert [step for step, _, _ in one.record] == [0, 1]
+    assert torch.equal(torch.stack([value for _, _, value in one.record], 1), released)

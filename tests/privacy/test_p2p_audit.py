@@ -80,14 +80,13 @@ def _raw_local_start(patch: pytest.MonkeyPatch) -> None:
 
 
 def _raw_gradients_beside(patch: pytest.MonkeyPatch) -> None:
-    for name in ("update", "update_one"):
-        update = getattr(GraphState, name)
+    update = GraphState.update
 
-        def leaky(self, agents, released, *rest, update=update):
-            raw = torch.stack([x.mean(0) for x in self.work.records.data.x]).mean(0).numpy()
-            return update(self, agents, released + 1e-6 * raw, *rest)
+    def leaky(self, agents, where, steps, answers, answered):
+        raw = torch.stack([x.mean(0) for x in self.work.records.data.x]).mean(0).numpy()
+        return update(self, agents, where, steps, answers + 1e-6 * raw, answered)
 
-        patch.setattr(GraphState, name, leaky)
+    patch.setattr(GraphState, "update", leaky)
 
 
 def _raw_gradients_when_silent(patch: pytest.MonkeyPatch) -> None:

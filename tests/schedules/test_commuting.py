@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_array
 
 from fedmtl.errors import ConfigError
-from fedmtl.schedules import Adjacency, block_bounds
+from fedmtl.schedules import Adjacency, block_bounds, bounds_of_each
 
 
 def brute(client, limit, clash):
@@ -34,6 +34,14 @@ def test_blocks_of_a_graph_are_those_of_a_search(replicates, limit, density):
     assert found.tolist() == expected
     assert block_bounds(client, Adjacency.of(csr_array(dense)), limit).tolist() == expected
     assert density == 0.3 or limit == 1 or max(np.diff(expected)) > 1 or density == 1.0
+
+
+@pytest.mark.parametrize("conflicts", ["none", "all", csr_array(np.eye(40, k=3))])
+def test_bounds_of_each_replicate_are_those_of_its_own(conflicts):
+    client = torch.from_numpy(np.random.default_rng(0).integers(-1, 40, (5, 250)))
+    found = bounds_of_each(client, conflicts, 9)
+    assert [own.tolist() for own in found] == [block_bounds(row[None], conflicts, 9).tolist() for row in client]
+    assert len({len(own) for own in found}) > 1 or conflicts == "all"
 
 
 @pytest.mark.parametrize("limit", [1, 4, 100])

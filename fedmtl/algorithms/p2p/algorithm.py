@@ -75,6 +75,8 @@ REFUTED = (
     "claim takes L0 for a Lipschitz constant with respect to the L1 norm, which bounds the largest coordinate alone"
 )
 REFUTED_START = "; and the run starts from models fitted to the raw records, which no noise covers"
+_ALONE = np.zeros(1, dtype=np.int64)
+"""The repetition of a run that is computed in the parts of client and server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,17 +345,17 @@ class PeerToPeer(LinearAlgorithm):
         # the gradient of the agent's records at its own model, or, if it is there for the first time, at its
         # neighbours' mean
         graph = GraphState(self._work(problem), {name: value.clone() for name, value in public.items()})
-        graph.arrive(clients.numpy(), np.zeros(1, dtype=np.int64), round.time[:, 0], round.time[:, 0])
+        graph.arrive(clients.numpy(), _ALONE, round.time[:, 0])
         return {GRADIENT: graph.message}, own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
         # (6): nobody serves; every agent computes its own step, from its neighbours' broadcasts and its own release
         assert released.clients is not None
         new = {name: value.clone() for name, value in public.items()}
-        graph, where, agents = GraphState(self._work(problem), new), np.zeros(1, dtype=np.int64), released.clients.numpy()
-        graph.arrive(agents, where, released.time[:, 0], released.time[:, 0])
-        answers, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
-        graph.update(agents, where, released.step + where, answers, answered)
+        graph, agent = GraphState(self._work(problem), new), released.clients.numpy()
+        graph.arrive(agent, _ALONE, released.time[:, 0])
+        answer, answered = released.values[GRADIENT].numpy()[None], np.array([released.answered])
+        graph.update(agent, _ALONE, released.step + _ALONE, answer, answered)
         return new
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:

@@ -43,13 +43,12 @@ class LinearRecords(Records):
         def of_one(agent: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
             return self.loss.factors(points(agent, where), *self.data.arrays[agent])
 
-        def of_all(turns: Turns, where: np.ndarray) -> np.ndarray:
-            agents, times = np.array(turns).T
-            models = points(np.repeat(agents, times), where)
-            own = [self.data.arrays[agent] for agent, _ in turns]
-            targets = np.concatenate([y[0] for (_, y), (_, times) in zip(own, turns, strict=True) for _ in range(times)])
+        def of_all(agents: np.ndarray, where: np.ndarray, turns: Turns) -> np.ndarray:
+            models, arrays = points(agents, where), self.data.arrays
+            targets = np.concatenate([arrays[agent][1] for agent, times in turns for _ in range(times)], 1)[0]
             margins, row, place = np.empty(len(targets)), 0, 0
-            for (x, _), (_, times) in zip(own, turns, strict=True):
+            for agent, times in turns:
+                x = arrays[agent][0]
                 part = margins[place : (place := place + times * len(x))]
                 if times == 1:
                     x.dot(models[row], out=part)

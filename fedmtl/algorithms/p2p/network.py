@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...graphs import Graph
-from ...schedules import Adjacency, Block, block_bounds, bounds_of_each
+from ...schedules import Adjacency, Block, Conflicts, block_bounds, bounds_of_each
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -122,7 +122,7 @@ class Network:
         On a dense graph a run has different agents, elsewhere ones that are not neighbours either.
         """
         limit = _DENSE_RUN if self.dense is not None else max(1, _RUN // max(1, int(self.graph.degrees.mean())))
-        conflicts = "none" if self.dense is not None else self.adjacency
+        conflicts: Conflicts = "none" if self.dense is not None else self.adjacency
         if apart:
             return bounds_of_each(clients, conflicts, limit)
         return [block_bounds(clients, conflicts, limit).numpy()] * len(clients)

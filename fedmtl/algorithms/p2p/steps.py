@@ -21,6 +21,7 @@ from .network import Network
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+
 @dataclass(frozen=True, eq=False)
 class GraphData:
     """All that wake-ups need besides the state; a function of the settings and the data.
@@ -48,7 +49,7 @@ class GraphData:
 
     @cached_property
     def system(self) -> Array | None:
-        """Return the rows A_i of a dense graph with which an agent moves by -(A_i Theta + its share of its gradient)."""
+        """Return the rows A_i of a dense graph: agents move by -(A_i Theta + alpha mu c (grad + eta))."""
         if self.network.dense is None:
             return None
         keep, share, _ = self.coefficients
@@ -140,50 +141,62 @@ class GraphState:
         Those of one repetition are in order, but computed together in runs in which no agent waits for another one's
         gradient. Repetitions do not wait for one another either.
         """
-        clients, times = block.client.numpy(), block.time.numpy()  # (R, S)
-        answered, every = channel.answering(len(block)).T, np.arange(len(clients))
+        answered = channel.answering(len(block)).T
         for begin in range(0, len(block), stretch := channel.apart or len(block)):
             part = block.window(begin, min(len(block), begin + stretch))
-            bounds = self.work.bounds(part, apart=channel.apart > 0)
-            for start, counts in zip(bounds[:-1], np.diff(bounds, axis=0), strict=True):
-                where = np.repeat(every, counts)
-                step = np.arange(len(where)) + np.repeat(begin + start + counts - np.cumsum(counts), counts)
-                agents = clients[where, step]
-                if not self.fixed:
-                    self.arrive(agents, where, times[:, begin + start[0]], times[where, step])
-                answers, some = channel.release_runs(self.message, counts), answered[where, step]
-                if agents.min(initial=0) < 0:
-                    acts = np.flatnonzero(agents >= 0)
-                    agents, where, step, answers, some = (x[acts] for x in (agents, where, step, answers, some))
-                self.update(agents, where, block.first + step, answers, some)
+            self._run(part, answered[:, begin : begin + len(part)], channel)
 
-    def arrive(self, agents: Ints, where: Ints, now: Array, times: Array) -> None:
-        """Note departures up to ``now`` (R,), and start agents who act for the first time from their neighbours' mean.
+    def _run(self, block: Block, answered: NDArray[np.bool_], channel: Channel) -> None:
+        counts = np.diff(self.work.bounds(block, apart=channel.apart > 0), axis=0)  # (T, R), of events in each run
+        run = np.repeat(np.tile(np.arange(len(counts)), counts.shape[1]), counts.T.ravel())
+        order = np.argsort(run, kind="stable")  # by run, then by repetition
+        where, steps = np.divmod(order, len(block))
+        agents, times = block.client.numpy().ravel()[order], block.time.numpy().ravel()[order]
+        some = answered.ravel()[order]
+        ends, everybody = counts.sum(1).cumsum().tolist(), bool((agents >= 0).all())
+        for start, stop, each in zip([0, *ends], ends, counts, strict=False):
+            part = slice(start, stop)
+            if not self.fixed:
+                self.arrive(agents[part], where[part], times[part])
+            answers = channel.release_runs(self.message, each)
+            if everybody:
+                self.update(agents[part], where[part], block.first + steps[part], answers, some[part])
+            else:
+                acts = np.flatnonzero(agents[part] >= 0)
+                own = start + acts
+                self.update(agents[own], where[own], block.first + steps[own], answers[acts], some[own])
+
+    def arrive(self, agents: Ints, where: Ints, times: Array) -> None:
+        """Note departures up to now, and start agents who act for the first time from their neighbours' mean.
 
         Args:
-            agents, where, times: (k,), who acts in which repetition and when; those of one repetition are not
-                neighbours of one another; -1 is nobody.
-            now: when the first of each repetition does.
+            agents: (k,) who acts; those of one repetition are not neighbours of one another; -1 is nobody.
+            where: (k,) the repetitions, which rise.
+            times: (k,); nobody leaves between those of a repetition.
         """
         presence = self.work.presence
         if presence is None or self.left is None or self.counted is None or self.known is None:
             return
-        acts = agents >= 0
-        agents, where, times = agents[acts], where[acts], times[acts]
-        presence.check(agents, times)
+        now = np.zeros(len(self.left))
+        now[where[::-1]] = times[::-1]  # of the first of each repetition
         for r, left in enumerate(presence.left(now).tolist()):
             if left > self.left[r]:
                 if self.work.forgets:
                     self.counted[r, presence.leavers(int(self.left[r]), left)] = False
                 self.left[r] = left
+        acts = agents >= 0
+        agents, where, times = agents[acts], where[acts], times[acts]
+        presence.check(agents, times)
         fresh = ~self.known[where, agents]
         means = self.network.means(self.theta, where[fresh], agents[fresh], self.counted)
         self.theta[where[fresh], agents[fresh]] = means
         np.add.at(self.sent, where[fresh], self._neighbours(agents[fresh], where[fresh]))  # what they start from
 
     def models(self, agent: int | Ints, where: Ints) -> Array:
-        """Return Theta_i in repetitions ``where``, (k, D)."""
-        models: Array = self.theta[0].take(agent, 0) if self.single and not isinstance(agent, int) else self.theta[where, agent]
+        """Return Theta_i of an agent, or of those of k, in repetitions ``where`` (k,): (k, D)."""
+        if self.single and not isinstance(agent, int):
+            return self.theta[0].take(agent, 0)
+        models: Array = self.theta[where, agent]
         return models
 
     def update(self, agents: Ints, where: Ints, steps: Ints, answers: Array, answered: NDArray[np.bool_]) -> None:
@@ -207,8 +220,7 @@ class GraphState:
             new += np.multiply(means, share, out=means)
             new -= np.multiply(answers, push, out=means)
             self.theta[where, agents] = new
-        neighbours = self._neighbours(agents, where)
-        self.sent += neighbours.sum() if self.single else np.bincount(where, neighbours, len(self.sent)).astype(np.int64)
+        np.add.at(self.sent, where, self._neighbours(agents, where))
         if self.counted is not None and self.known is not None:
             self.counted[where, agents] = True
             self.known[where, agents] = True
@@ -219,10 +231,12 @@ class GraphState:
         Without them agents would move by -(A Theta + alpha mu c (grad + eta)), with rows of A, ``system``. With them,
         the moves m of a repetition solve a unit triangular system: m_s + sum_{t < s} A_st m_t is that.
         """
-        moves = answers * self.work.coefficients[2][agents][:, None]
-        rows = system[agents]
+        moves = answers * self.work.coefficients[2].take(agents)[:, None]
+        rows = system.take(agents, 0)
         bounds = [0, len(agents)] if self.single else np.searchsorted(where, np.arange(len(self.theta) + 1)).tolist()
         for theta, start, stop in zip(self.theta, bounds[:-1], bounds[1:], strict=True):
+            if start == stop:
+                continue
             own, part = rows[start:stop], moves[start:stop]
             part += own.dot(theta)
             among = own.take(agents[start:stop], 1)  # of which the lower triangle counts, and the diagonal is 1

@@ -293,7 +293,8 @@ def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
         for step, client in enumerate(order.tolist()):
             case, n, claim = int(uses[client]) + index + client, int(sizes[client]), claims.of(GRADIENT, client)
             uses[client] += 1
-            crowd = torch.from_numpy(coins.standard_normal(n)) if case % 3 == 0 else torch.full((n,), 1e9).double()
+            crowd = torch.full((n,), math.inf if index % 2 else 1e9).double()
+            crowd = torch.from_numpy(coins.standard_normal(n)) if case % 3 == 0 else crowd
             crowd = torch.full_like(crowd, math.nan) if case % 3 == 1 else crowd
             factors = _FACTORS[case % len(_FACTORS)]
             values = []
@@ -309,10 +310,11 @@ def _of_activations(setup: Setup, claims: Claims, seed: int, coins: np.random.Ge
 
 
 def _message(setup: Setup, rows: Tensor, factors: Tensor, case: int) -> GradientMessage:
-    """Return gradients that are ``factors`` (1, n_i) times ``rows`` (n_i, D), given in either way."""
-    if not setup.linear or case % 4 > 1:
+    """Return gradients that are ``factors`` (1, n_i) times ``rows`` (n_i, D), given in any way."""
+    if not setup.linear or case % 4 == 3:
         return RecordGradients(lambda client, which, where: factors[..., None] * rows)
-    return ScaledRows(lambda client, which, where: factors.numpy())
+    of_all = None if case % 4 else (lambda clients, where, turns: factors[0].numpy())
+    return ScaledRows(lambda client, which, where: factors.numpy(), of_all)
 
 
 def bounded_sensitivity(setup: Setup, claims: Claims, seed: int) -> Finding:
