@@ -739,7 +739,21 @@ def _frozen_but_moved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _of_factors(make: Callable[..., np.ndarray]) -> _Patch:
-    return _set(RecordSums, "of_factors", make)
+    """Sums of the records of a client are made so, also where those of all clients are made together."""
+
+    def of_all(self, turns, factors):
+        own, place = [], 0
+        for client, times in turns:
+            count = times * int(self.counts[client])
+            own.append(make(self, client, factors[place : place + count].reshape(times, -1)))
+            place += count
+        return np.concatenate(own)
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        patch.setattr(RecordSums, "of_factors", make)
+        patch.setattr(RecordSums, "of_all", of_all)
+
+    return apply
 
 
 def _finite(factors):
