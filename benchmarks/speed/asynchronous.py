@@ -31,6 +31,7 @@ from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPriv
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
+from fedmtl.local import operation_threads
 from fedmtl.privacy import ScaledRows, SeededSource
 from fedmtl.privacy.noise.registry import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, UniformLatency
@@ -87,7 +88,8 @@ class Workload:
         """Seconds, and the models (R, ...) at the end."""
         channel, source = self.open(events, runs, ledger)
         state = self.algorithm.init(self.problem, runs)
-        with closing(channel):
+        size = self.problem.dimension
+        with closing(channel), operation_threads(size, size * self.problem.clients):  # as a trainer has it
             channel.start(0)
             began = clock()
             for block in source.blocks(0):

@@ -29,7 +29,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.synthetic.agents import make_synthetic_agents
 from fedmtl.graphs import Graph, ring
-from fedmtl.local import Execution
+from fedmtl.local import Execution, operation_threads
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.sources import open_run
 
@@ -85,10 +85,11 @@ def run(
     channel, source = open_run(algorithm, problem, schedule, privacy, seed=0, replicates=replicates)
     state = algorithm.init(problem, replicates)
     channel.start(0)
-    opened, spent = clock(), 0.0
-    for event in source.blocks(0):
-        source.begin(event)
-        state = algorithm.step(problem, state, event, channel)
+    opened = clock()
+    with operation_threads(problem.dimension, problem.dimension * problem.clients):  # as a trainer has it
+        for event in source.blocks(0):
+            source.begin(event)
+            state = algorithm.step(problem, state, event, channel)
     spent = clock() - opened
     channel.close()
     return opened - began, events * replicates / spent

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from .._check import boolean, given, one_of, positive_int
@@ -237,20 +239,29 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def operation_threads(elements: float) -> Iterator[None]:
+def operation_threads(elements: float, products: float = math.inf) -> Iterator[None]:
     """Inside the block, operations use one thread when they move few numbers.
 
     Handing a small operation to other threads costs more than it saves, and very much more on a busy machine.
 
     Args:
-        elements: numbers that a typical operation moves, such as cohort size times parameters.
+        elements: numbers that a typical operation of PyTorch moves, such as cohort size times parameters.
+        products: numbers in the larger factor of a typical product of NumPy, whose threads are others.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if elements < _SMALL else before)
     try:
-        yield
+        with _numpy_products().limit(limits=1) if products < _SMALL else nullcontext():
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+@functools.cache
+def _numpy_products() -> ThreadpoolController:
+    """Return the libraries by which NumPy and SciPy compute products; to look for them takes long."""
+    found: ThreadpoolController = ThreadpoolController().select(user_api="blas")
+    return found
 
 
 def by_decreasing(values: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -346,12 +347,13 @@ class Trainer:
         files = folder.clients if folder is not None and self.client_store == "mapped" else None
         with ranks.agree():  # of repetitions each rank computes some, by itself
             problem = self.problem(files, ranks=ranks if self.repeated.count == 1 else ranks.alone)
-        cohort = 1.0
+        cohort, products = 1.0, math.inf
         if isinstance(self.schedule, AsynchronousSchedule):
+            products = problem.clients * problem.dimension
             problem = replace(problem, rounds=min(self.rounds, bind_schedule(self.schedule, problem).steps))
         else:
             cohort = self.schedule.bind(problem.clients).denominator
-        with closing(problem.executor), operation_threads(cohort * problem.dimension):
+        with closing(problem.executor), operation_threads(cohort * problem.dimension, products):
             resolved = self.resolved(problem)
             divided = problem.ranks.size > 1
             if divided and resolved.algorithm.all_at_once and resolved.algorithm.row_bound(problem) is None:

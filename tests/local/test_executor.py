@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 from fedmtl.errors import ConfigError
@@ -106,6 +107,21 @@ def test_few_numbers_take_one_thread_and_the_setting_comes_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_small_products_of_numpy_take_one_thread_and_the_setting_comes_back():
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        assert threads() == {2}
+        with operation_threads(1, 1000):
+            assert threads() == {1}
+        with operation_threads(1, 1e9), operation_threads(1):
+            assert threads() == {2}
+        with pytest.raises(ValueError, match="inside"), operation_threads(1, 1):
+            raise ValueError("inside")
+        assert threads() == {2}
 
 
 def test_worker_threads_leave_the_callers_threads_alone():
