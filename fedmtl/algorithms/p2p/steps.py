@@ -231,17 +231,17 @@ class GraphState:
         Without them agents would move by -(A Theta + alpha mu c (grad + eta)), with rows of A, ``system``. With them,
         the moves m of a repetition solve a unit triangular system: m_s + sum_{t < s} A_st m_t is that.
         """
-        moves = answers * self.work.coefficients[2].take(agents)[:, None]
-        rows = system.take(agents, 0)
+        push = self.work.coefficients[2].take(agents)[:, None]
         bounds = [0, len(agents)] if self.single else np.searchsorted(where, np.arange(len(self.theta) + 1)).tolist()
         for theta, start, stop in zip(self.theta, bounds[:-1], bounds[1:], strict=True):
             if start == stop:
                 continue
-            own, part = rows[start:stop], moves[start:stop]
-            part += own.dot(theta)
-            among = own.take(agents[start:stop], 1)  # of which the lower triangle counts, and the diagonal is 1
-            part[:] = dtrsm(-1.0, among.T, part.T, side=1, diag=1, overwrite_b=1).T
-        self.theta[where, agents] += moves
+            who = agents[start:stop]
+            rows = system.take(who, 0)
+            moves = rows.dot(theta)
+            moves += answers[start:stop] * push[start:stop]
+            among = rows.take(who, 1)  # of which the lower triangle counts, and the diagonal is 1
+            theta[who] += dtrsm(-1.0, among.T, moves.T, side=1, diag=1, overwrite_b=1).T
 
     def remembered(self, agents: Ints, where: Ints, answers: Array, answered: NDArray[np.bool_]) -> Array:
         """Return the data gradients (k, D) that ``agents`` (k,) step along in repetitions ``where`` (k,).
