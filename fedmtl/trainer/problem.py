@@ -326,7 +326,7 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """Raised by every version whose local training or sums have other last bits for the same settings.
 
 With the same seed two such versions add the same noise to sums that differ by rounding, so that their releases together
