@@ -205,8 +205,9 @@ class FederatedDataset:
 
         Args:
             clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
-                of one example; an id that is a whole number is kept as a text, 7 as ``"7"``; only for training if ``test`` is given. Where x is a mapping from names to tensors or
-                arrays (examples, ...), every client has these inputs, and the model takes them by name.
+                of one example; only for training if ``test`` is given. An id that is a whole number is kept as a text,
+                7 as ``"7"``. Where x is a mapping from names to tensors or arrays (examples, ...), every client has
+                these inputs, and the model takes them by name.
             test: each client's test examples, where it has any; None holds out ``test_fraction`` of each client's
                 examples.
             test_fraction: share of test examples, above 0 and below 1; each side keeps at least 1 example, and the only
@@ -384,8 +385,8 @@ class FederatedDataset:
                 there, text = self.ids[int(client)], str(int(client))
                 if there.isdigit() and there != text and text in (known := known or set(self.ids)):
                     raise DataError(
-                        f"{self.name}: {text} is the position of client {there!r} here, and there is a client {text!r}; "
-                        f"give ids as texts."
+                        f"{self.name}: {text} is the position of client {there!r} here, and there is a client "
+                        f"{text!r}; give ids as texts."
                     )
                 chosen.append(int(client))
             else:
