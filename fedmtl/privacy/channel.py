@@ -904,8 +904,11 @@ class Channel:
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
         part = slice(start, min(last, start + width))
         acting = np.any(window.clients[part] >= 0, axis=1)
-        noise = np.zeros((acting.size, self.replicates, self.sums.dimension))
-        noise[acting] = self._units("noise/gradient", window.clients[part][acting], window.uses[part][acting])
+        if acting.all():
+            noise = self._units("noise/gradient", window.clients[part], window.uses[part])
+        else:
+            noise = np.zeros((acting.size, self.replicates, self.sums.dimension))
+            noise[acting] = self._units("noise/gradient", window.clients[part][acting], window.uses[part][acting])
         noise *= window.scales[part, :, None]
         window.noise, window.drawn = noise, start
 

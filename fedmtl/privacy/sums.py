@@ -340,12 +340,21 @@ class RecordDraws:
         rates = torch.from_numpy(self.rates)[clients]
         if bool((rates == 1).all()):
             return torch.where(inside, position, 0), inside
-        _, tail = self.sources[0].tails("records", address, widest, self._keys[clients])  # uniform on (0, 1/2)
-        drawn = inside & (torch.from_numpy(2.0 * tail) < rates[:, None])
+        drawn = inside & (self._coins(clients, address, widest) < rates[:, None])
         width = max(1, int(drawn.sum(1).max()))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :width]
         mask = torch.gather(drawn, 1, order)
         return torch.where(mask, order, 0), mask
+
+    def _coins(self, clients: Tensor, address: Tensor, widest: int) -> Tensor:
+        """Return (A, widest) float64 in (0, 1), a function of each client's own number of records; 1 beyond these."""
+        coins = torch.ones(len(clients), widest, dtype=torch.float64)
+        powers = torch.from_numpy(np.frexp(self.counts - 1)[1])[clients]  # counts up to 2**power: few different sizes
+        for power in powers.unique().tolist():
+            rows, size = torch.nonzero(powers == power)[:, 0], 1 << power
+            _, tail = self.sources[0].tails("records", address[rows], size, self._keys[clients[rows]])
+            coins[rows, :size] = torch.from_numpy(2.0 * tail)[:, :widest]  # tails are uniform on (0, 1/2)
+        return coins
 
     def _subsets(self, client: int, uses: Array, replicates: Array) -> Array:
         drawn = np.empty((len(uses), self.counts[client]), dtype=bool)

@@ -53,10 +53,17 @@ def test_every_bit_of_a_significand_is_fair_also_in_the_tail(source, keys):
         assert stats.binomtest(worst, part.size).pvalue > ALPHA / 52
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 6, 1 << 12, 2**60 + 1, 2 * (2**57 + 2**4), 2 * (2**57 + 3 * 2**4), 2**63])
+A = [2**52 + 1, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 3, 2**54 - 1, 2**54, 2**54 + 1, 2**54 + 2, 2**54 + 6, 2**55 + 4]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [0, 1, 2, 6, 1 << 12, 2**60 + 1, 2 * (2**57 + 2**4), 2 * (2**57 + 3 * 2**4), 2**63, *(2 * a + a % 2 for a in A)],
+)
 @pytest.mark.parametrize("second", [0, 1, 2**30, 12345 << 40, 2**63, 2**64 - 1])
 def test_a_tail_is_its_words_rounded_once(first, second):
-    sign, tail = sources.signs_and_tails(np.array([first], np.uint64), np.array([second], np.uint64))
+    words = np.array([second], np.uint64)
+    sign, tail = sources.signs_and_tails(np.array([first], np.uint64), words.__getitem__)
     exact = (Fraction(first >> 1) + (Fraction(second) + Fraction(1, 2)) / 2**64) / 2**64
     assert sign[0] == (-1 if first & 1 else 1)
     assert 0 < tail[0] < 0.5
@@ -67,11 +74,64 @@ def test_a_tail_is_its_words_rounded_once(first, second):
 
 def test_a_tail_is_never_half():
     last = np.array([2**64 - 1], np.uint64)
-    assert sources.signs_and_tails(last, last)[1] == 0.5 - 2.0**-54
+    assert sources.signs_and_tails(last, last.__getitem__)[1] == 0.5 - 2.0**-54
+
+
+def test_a_second_word_is_asked_for_where_it_can_matter():
+    first = np.array([[2 * 2**53, 2 * 2**53 - 1], [7, 2**64 - 1]], np.uint64)
+    asked = []
+
+    def more(places):
+        asked.extend(places.tolist())
+        return np.array([2**63, 5], np.uint64)
+
+    tails = sources.signs_and_tails(first, more)[1]
+    assert asked == [1, 2]
+    assert tails[1, 0] == 2.0**-64 * (3 + 5 * 2.0**-64)
+
+
+def words_of(key, client, use, size):
+    """First and second words of one use, block after block from the counters that the docstring names."""
+    streams = []
+    for which in (0, 1):
+        places, words = range(use * size, use * size + size), []
+        for place in places:
+            block = place // 4
+            counter = np.array([block % 2**64, block // 2**64, size, which], np.uint64)
+            words.append(np.random.Philox(key=np.array([key, client], np.uint64), counter=counter).random_raw(4)[place % 4])
+        streams.append(words)
+    return streams
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 6])
+def test_words_of_clients_are_those_of_their_counters(size):
+    uses = [0, 1, 2, 7, 8, 2**32 - 1, 2**32, 2**64 - 2, 2**64 - 1, 0]
+    clients = [5, 5, 5, 5, 5, 5, 5, 5, 2**64 - 1, 2**64 - 1]
+    keys = [9] * 9 + [10]
+    address = (np.array(one, np.uint64) for one in (keys, clients, uses))
+    first, more = sources.client_words(*address, size)
+    second = more(np.arange(first.size)).reshape(first.shape)
+    for k, one in enumerate(zip(keys, clients, uses, strict=True)):
+        expected = words_of(*one, size)
+        assert first[k].tolist() == expected[0]
+        assert second[k].tolist() == expected[1]
+
+
+def test_uses_of_clients_never_overlap():
+    """No word of a (client, use, size) is one of another: in 64 bits, a word that is seen twice is the same word."""
+    seen = []
+    for size in range(1, 9):
+        clients, uses = (one.ravel().astype(np.uint64) for one in np.mgrid[0:3, 0:9])
+        first, more = sources.client_words(np.full_like(uses, 11), clients, uses, size)
+        seen += [first.ravel(), more(np.arange(first.size))]
+    words = np.concatenate(seen)
+    assert len(np.unique(words)) == len(words) == 2 * 27 * 36
 
 
 def test_the_bits_of_clients_are_fair():
-    words = np.stack(sources.client_words(11, torch.arange(50), torch.arange(50) * 3, 40))
+    address = np.full(50, 11, np.uint64), np.arange(50, dtype=np.uint64), np.arange(50, dtype=np.uint64) * np.uint64(3)
+    first, more = sources.client_words(*address, 40)
+    words = np.stack([first.ravel(), more(np.arange(first.size))])
     bits = np.unpackbits(words.reshape(-1).view(np.uint8)).reshape(-1, 64)
     assert all(stats.binomtest(int(ones), len(bits)).pvalue > ALPHA / 64 for ones in bits.sum(0))
 
@@ -86,14 +146,6 @@ def test_clients_are_drawn_alone_or_together():
         alone = source.tails("noise", 5, 50, key[None])
         assert np.array_equal(alone[0][0], sign[row])
         assert np.array_equal(alone[1][0], tail[row])
-
-
-def test_blocks_change_nothing(monkeypatch):
-    source = SeededSource(3)
-    whole = source.tails("noise", 5, 50, KEYS)
-    monkeypatch.setattr(sources, "BLOCK_ELEMENTS", 120)
-    for got, expected in zip(source.tails("noise", 5, 50, KEYS), whole, strict=True):
-        assert np.array_equal(got, expected)
 
 
 def test_seeded_draws_are_functions_of_their_address():
@@ -151,11 +203,11 @@ def test_the_secure_source_reads_the_operating_system_alone(monkeypatch):
     first = SecureSource().tails("noise", 0, 10, KEYS)
     torch.manual_seed(1)
     second = SecureSource().tails("other", 1, 10, KEYS + 1)
-    assert asked == [16 * 10 * len(KEYS)] * 2
+    assert asked == [8 * 10 * len(KEYS)] * 2  # and none of these needs a second word
     assert np.array_equal(first[1], second[1])
     assert np.array_equal(first[0], second[0])
     SecureSource().normal("noise", 0, 7)
-    assert asked[2:] == [16 * 7]
+    assert asked[2:] == [8 * 7]
 
 
 def test_secure_normals_are_the_inverse_of_their_tails(monkeypatch):

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..._check import positive, positive_int
 from ..accounting.knorm import KNormDpEvent
 from ..events import dp_event
-from .sources import BLOCK_ELEMENTS, tails_of
+from .sources import BLOCK_ELEMENTS, ClientDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,8 @@ class NoiseLaw(ABC):
         Returns:
             (k, size) float64.
         """
-        return self._invert(*source.tails(purpose, step, self._coins(size), keys))
+        uses = torch.as_tensor(step, dtype=torch.int64).expand(len(keys))
+        return self._draw_rows([source], purpose, uses[:, None], keys[:, None], size)[:, 0]
 
     def draw_each(
         self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
@@ -115,15 +116,19 @@ class NoiseLaw(ABC):
         Returns:
             (S, R, size) float64.
         """
-        out, coins = np.empty((*uses.shape, size)), self._coins(size)
-        alone = len(uses) * coins >= BLOCK_ELEMENTS // 4  # one key for a block is faster, unless blocks are small
-        groups = [slice(r, r + 1) for r in range(len(sources))] if alone else [slice(None)]
-        rows = max(1, BLOCK_ELEMENTS // max(1, coins * (1 if alone else len(sources))))
-        parts = [(slice(first, first + rows), group) for group in groups for first in range(0, len(uses), rows)]
+        return self._draw_rows(sources, purpose, uses, keys, size)
 
-        def draw(part: tuple[slice, slice]) -> None:
-            found = tails_of(sources[part[1]], purpose, uses[part], coins, keys[part])
-            out[part] = self._invert(*found).reshape(out[part].shape)
+    def _draw_rows(
+        self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
+    ) -> np.ndarray:
+        """Return :meth:`draw_each`, drawn in blocks."""
+        out, coins = np.empty((*uses.shape, size)), self._coins(size)
+        flat, draws = out.reshape(-1, size), ClientDraws(sources, purpose, uses, keys)
+        rows = max(1, BLOCK_ELEMENTS // max(1, coins))
+        parts = [slice(first, first + rows) for first in range(0, len(flat), rows)]
+
+        def draw(part: slice) -> None:
+            flat[draws.order[part]] = self._invert(*draws.tails(part, coins))
 
         threads = min(torch.get_num_threads(), len(parts))
         if threads > 1:  # NumPy lets the others go on

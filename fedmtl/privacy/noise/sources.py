@@ -11,17 +11,19 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...random import Coins, derive_key, keyed_generator, philox_words
+from ...random import Coins, derive_key, keyed_generator
 
 Words = Callable[[int], np.ndarray]
 """count -> (count,) uint64, the next random words of a stream."""
+More = Callable[[np.ndarray], np.ndarray]
+"""(m,) places in a flat array of numbers -> (m,) uint64, a second random word of each of these."""
 
 
 class NoiseSource(Protocol):
@@ -82,14 +84,15 @@ class SeededSource:
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
-            words = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
-            return signs_and_tails(words[0], words[1])
-        return signs_and_tails(*client_words(self.key(purpose), keys.cpu(), step, size))
+            first, second = generator.integers(0, 1 << 64, size=(2, size), dtype=np.uint64)
+            return signs_and_tails(first, second.__getitem__)
+        clients = keys.cpu().numpy().view(np.uint64)
+        uses = np.broadcast_to(torch.as_tensor(step).numpy().astype(np.uint64), clients.shape)
+        return signs_and_tails(*client_words(np.broadcast_to(self.key(purpose), clients.shape), clients, uses, size))
 
-    def key(self, purpose: str) -> int:
-        """Return the key of the random numbers of clients, signed 64 bits."""
-        key = derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate)
-        return key - (1 << 64) if key >> 63 else key
+    def key(self, purpose: str) -> np.uint64:
+        """Return the key of the random numbers of clients."""
+        return np.uint64(derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate))
 
     def words(self, purpose: str, step: int) -> Words:
         return keyed_generator(self.seed, f"privacy/words/{purpose}", step, self.replicate).bit_generator.random_raw
@@ -115,11 +118,10 @@ class SecureSource:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh signs and tails; of ``keys`` only the number matters."""
         shape = (size,) if keys is None else (keys.numel(), size)
-        words = np.frombuffer(os.urandom(16 * math.prod(shape)), dtype=np.uint64).reshape(2, *shape)
-        return signs_and_tails(words[0], words[1])
+        return signs_and_tails(_system_words(math.prod(shape)).reshape(shape), lambda at: _system_words(len(at)))
 
     def words(self, purpose: str, step: int) -> Words:
-        return lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        return _system_words
 
     def coins(self, purpose: str, step: int) -> Coins:
         return SystemCoins()
@@ -136,86 +138,137 @@ class GeneratorCoins:
 @dataclass(frozen=True)
 class SystemCoins:
     def uniform(self, count: int) -> np.ndarray:
-        words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return (_system_words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-BLOCK_ELEMENTS = 1 << 14  # the numbers of a block, and those from which they are made, stay in the cache
+def _system_words(count: int) -> np.ndarray:
+    """Return (count,) uint64 from the operating system."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
+
+BLOCK_ELEMENTS = 1 << 15  # the numbers of a block, and those from which they are made, stay in the cache
 
 _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
 
-def signs_and_tails(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``second``;
-    the bit left over is the sign."""
-    bits = first << 63
-    bits |= _ONE
-    tail = second.astype(np.float64)
-    tail += 0.5
-    tail *= 2.0**-64
+def signs_and_tails(first: np.ndarray, more: More) -> tuple[np.ndarray, np.ndarray]:
+    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``more``; the
+    bit left over is the sign.
+
+    b is drawn for one number in 1,024, where a is below 2**53. Elsewhere rounding leaves out bits of a, and of b it
+    matters only that it adds something to them: from 2**54 on a lowest bit 1 does the same.
+    """
     some = first >> 1
-    some &= 0x3FF
-    tail += some.astype(np.float64)
-    # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
-    np.right_shift(first, 11, out=some)
-    tail += some.astype(np.float64) * 2.0**10
+    some |= 1
+    tail = some.view(np.int64).astype(np.float64)  # faster than of uint64
     tail *= 2.0**-64
-    return bits.view(np.float64), np.minimum(tail, 0.5 - 2.0**-54, out=tail)
+    few = np.flatnonzero(tail < 2.0**-10)
+    if few.size:
+        a, b = first.flat[few] >> 1, np.full(few.size, 1 << 63, dtype=np.uint64)
+        deep = a < 1 << 53
+        b[deep] = more(few[deep])
+        tail.reshape(-1)[few] = _deep_tails(a, b)
+    np.left_shift(first, 63, out=some)
+    some |= _ONE
+    return some.view(np.float64), np.minimum(tail, 0.5 - 2.0**-54, out=tail)
 
 
-def tails_of(
-    sources: Sequence[NoiseSource], purpose: str, uses: Tensor, size: int, keys: Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and tails of several clients in several repetitions.
+def _deep_tails(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return ``(a + (b + 1/2) 2**-64) 2**-64`` for a below 2**63."""
+    tail = (b.astype(np.float64) + 0.5) * 2.0**-64 + (a & 0x3FF).astype(np.float64)
+    # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
+    tail = tail + (a >> 10).astype(np.float64) * 2.0**10
+    return tail * 2.0**-64
+
+
+class ClientDraws:
+    """Signs and tails of clients in several repetitions, ordered so that the uses of a client follow one another.
 
     Args:
         sources: of each of R repetitions.
         purpose: name of the release.
         uses: int64 (S, R), addresses along each client's stream.
-        size: numbers a row.
         keys: int64 (S, R) keys of the clients.
 
-    Returns:
-        Two arrays (S R, size); a row is that of its source's ``tails`` for the key and the use.
+    Attributes:
+        order: int64 (S R,), the place of each row among those of ``uses``.
     """
-    if len(sources) == 1 or not all(isinstance(source, SeededSource) for source in sources):
-        each = [source.tails(purpose, uses[:, r], size, keys[:, r]) for r, source in enumerate(sources)]
-        if len(each) == 1:
-            return each[0]
-        sign, tail = (np.stack(parts, 1).reshape(-1, size) for parts in zip(*each, strict=True))
-        return sign, tail
-    seeds = torch.tensor([source.key(purpose) for source in sources if isinstance(source, SeededSource)])
-    words = client_words(seeds.expand_as(keys).reshape(-1), keys.reshape(-1), uses.reshape(-1), size)
-    return signs_and_tails(*words)
+
+    order: np.ndarray
+
+    def __init__(self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor) -> None:
+        self._sources, self._purpose = sources, purpose
+        where = np.broadcast_to(np.arange(len(sources)), uses.shape).reshape(-1)
+        flat = [one.reshape(-1).numpy().view(np.uint64) for one in (keys.cpu(), uses)]
+        seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
+        self._seeded = len(seeds) == len(sources)
+        if self._seeded:
+            seed = np.array(seeds, dtype=np.uint64)[where]
+            self.order = np.argsort(seed * _ODD + flat[0] + flat[1])  # clients far apart, and their uses in order
+            self._seed = seed[self.order]
+        else:
+            self.order = np.argsort(where, kind="stable")
+        self._where, self._clients, self._uses = (one[self.order] for one in (where, *flat))
+
+    def tails(self, part: slice, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return signs and tails (k, size) of the rows ``order[part]``; each is that of its source's ``tails``."""
+        if self._seeded:
+            words = client_words(self._seed[part], self._clients[part], self._uses[part], size)
+            return signs_and_tails(*words)
+        where, clients, uses = self._where[part], self._clients[part].view(np.int64), self._uses[part].view(np.int64)
+        each = []
+        for r in np.unique(where).tolist():
+            own, at = torch.from_numpy(clients[where == r]), torch.from_numpy(uses[where == r])
+            each.append(self._sources[r].tails(self._purpose, at, size, own))
+        return np.concatenate([sign for sign, _ in each]), np.concatenate([tail for _, tail in each])
 
 
-def client_words(key: int | Tensor, clients: Tensor, step: int | Tensor, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two (k, size) arrays of 64 random bits: Philox under ``key`` at the counters (index, step, client).
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> tuple[np.ndarray, More]:
+    """Return a random word for each number of each row, uint64 (k, size), and second ones.
+
+    A client's words are streams of Philox4x64-10, NumPy's generator, under the key (``keys``, ``clients``). A word has
+    the counter (block, carry, size, which), four to a block: first words of use u are numbers u size to u size + size - 1
+    of the stream of this size with ``which`` 0, second ones with 1. So no two uses overlap, and consecutive uses of a
+    client that follow one another here are drawn by one call.
 
     Args:
-        key: of all rows, or int64 (k,).
-        clients: int64 (k,).
-        step: of all rows, or int64 (k,).
+        keys: uint64 (k,), of seed, purpose and repetition.
+        clients: uint64 (k,) keys of the clients.
+        uses: uint64 (k,).
         size: numbers a row.
     """
-    out = np.empty((2, clients.numel(), size), dtype=np.uint64)
-    index = np.arange(size, dtype=np.uint64)
-    who, at, own = (_words(one, clients.numel()) for one in (clients, step, key))
-    rows = max(1, BLOCK_ELEMENTS // max(1, size))
-    for first in range(0, clients.numel(), rows):
-        part = slice(first, first + rows)
-        keys = key if isinstance(key, int) else own[part]
-        address = at[part], who[part] & 0xFFFFFFFF, who[part] >> 32
-        if len(at[part]) <= size:
-            philox_words(out[:, part], keys, index, *address)
-        else:  # along the longer axis
-            keys = keys if isinstance(keys, int) else keys.T
-            philox_words(out[:, part].mT, keys, index[:, None], *(one.T for one in address))
-    return out[0], out[1]
+    words, generator = np.empty((len(uses), size), dtype=np.uint64), np.random.Philox(key=0)
+    apart = (keys[1:] != keys[:-1]) | (clients[1:] != clients[:-1]) | (uses[1:] != uses[:-1] + np.uint64(1))
+    starts = [0, *(np.flatnonzero(apart) + 1).tolist()] if words.size else []
+    each = zip(starts, [*starts[1:], len(uses)], *(one[starts].tolist() for one in (keys, clients, uses)), strict=True)
+    for start, stop, key, client, use in each:
+        found = _stream(generator, (key, client), (size, 0), use * size, (stop - start) * size)
+        words[start:stop] = found.reshape(-1, size)
+
+    def more(places: np.ndarray) -> np.ndarray:
+        rows, columns = np.divmod(places, size)
+        address = zip(*(one.tolist() for one in (keys[rows], clients[rows], uses[rows], columns)), strict=True)
+        found = [
+            _stream(generator, (key, client), (size, 1), use * size + column, 1)[0]
+            for key, client, use, column in address
+        ]
+        return np.array(found, dtype=np.uint64)
+
+    return words, more
 
 
-def _words(values: int | Tensor, rows: int) -> np.ndarray:
-    """int64 (rows,), or one of all rows, as uint64 (rows, 1)."""
-    words = torch.as_tensor(values, dtype=torch.int64).numpy().view(np.uint64).reshape(-1, 1)
-    return np.broadcast_to(words, (rows, 1))
+def _stream(
+    generator: np.random.Philox, key: tuple[int, int], stream: tuple[int, int], first: int, count: int
+) -> np.ndarray:
+    """Return words ``first`` to ``first + count - 1`` of the counters (block, carry, *stream), four to a block."""
+    block, skip = divmod(first, 4)
+    state: Any = {"counter": (block & 0xFFFFFFFFFFFFFFFF, block >> 64, *stream), "key": key}
+    generator.state = {"bit_generator": "Philox", "state": state, **_EMPTY}
+    words: np.ndarray = generator.random_raw(skip + count)
+    return words[skip:]
+
+
+_EMPTY: Any = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
