@@ -329,8 +329,8 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
 ARITHMETIC = 4
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
-With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases together
-would show that difference; two whose noise differs make two releases of one sum. Neither are one release."""
+With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases
+together would show that difference; two whose noise differs make two releases of one sum. Neither are one release."""
 
 
 def fingerprint(

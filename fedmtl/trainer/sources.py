@@ -30,6 +30,7 @@ from .problem import client_ranks, training_plan
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
 _AHEAD = 1 << 12  # activations charged by one line, where nothing is lost by that
+_TOGETHER = 1 << 17  # of all repetitions
 
 
 class Source(ABC):
@@ -94,7 +95,7 @@ class Activations(Source):
         self.table, self.cuts = table, cuts
 
     def blocks(self, start: int) -> Iterator[Block]:
-        width = _BLOCK * max(1, _AHEAD // (_BLOCK * self.channel.replicates))
+        width = _BLOCK * max(1, min(_AHEAD, _TOGETHER // self.channel.replicates) // _BLOCK)
         while start < self.stop:
             last = min(self.stop, start - start % width + width)
             first, table = start, self.table(start, last)

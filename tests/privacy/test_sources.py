@@ -94,11 +94,11 @@ def words_of(key, client, use, size):
     """First and second words of one use, block after block from the counters that the docstring names."""
     streams = []
     for which in (0, 1):
-        places, words = range(use * size, use * size + size), []
-        for place in places:
-            block = place // 4
-            counter = np.array([block % 2**64, block // 2**64, size, which], np.uint64)
-            words.append(np.random.Philox(key=np.array([key, client], np.uint64), counter=counter).random_raw(4)[place % 4])
+        words = []
+        for place in range(use * size, use * size + size):
+            counter = np.array([place // 4 % 2**64, place // 4 // 2**64, size, which], np.uint64)
+            block = np.random.Philox(key=np.array([key, client], np.uint64), counter=counter)
+            words.append(block.random_raw(4)[place % 4])
         streams.append(words)
     return streams
 

@@ -152,11 +152,10 @@ _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
 
 def signs_and_tails(first: np.ndarray, more: More) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``more``; the
-    bit left over is the sign.
+    """Return signs and ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits from ``first`` and b of 64 from ``more``.
 
-    b is drawn for one number in 1,024, where a is below 2**53. Elsewhere rounding leaves out bits of a, and of b it
-    matters only that it adds something to them: from 2**54 on a lowest bit 1 does the same.
+    The bit left over is the sign. b is drawn for one number in 1,024, where a is below 2**53. Elsewhere rounding leaves
+    out bits of a, and of b it matters only that it adds something to them: from 2**54 on a lowest bit 1 does the same.
     """
     some = first >> 1
     some |= 1
@@ -229,10 +228,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> tuple[np.ndarray, More]:
     """Return a random word for each number of each row, uint64 (k, size), and second ones.
 
-    A client's words are streams of Philox4x64-10, NumPy's generator, under the key (``keys``, ``clients``). A word has
-    the counter (block, carry, size, which), four to a block: first words of use u are numbers u size to u size + size - 1
-    of the stream of this size with ``which`` 0, second ones with 1. So no two uses overlap, and consecutive uses of a
-    client that follow one another here are drawn by one call.
+    A client's words are streams of Philox4x64-10, NumPy's generator, under the key (``keys``, ``clients``). Four words
+    have the counter (block, carry, size, which). The first words of use u are words u size to u size + size - 1 of the
+    stream of this size with ``which`` 0, its second ones the same with ``which`` 1. So no two uses overlap, and
+    consecutive uses of a client that follow one another here are drawn by one call.
 
     Args:
         keys: uint64 (k,), of seed, purpose and repetition.
@@ -265,10 +264,11 @@ def _stream(
 ) -> np.ndarray:
     """Return words ``first`` to ``first + count - 1`` of the counters (block, carry, *stream), four to a block."""
     block, skip = divmod(first, 4)
-    state: Any = {"counter": (block & 0xFFFFFFFFFFFFFFFF, block >> 64, *stream), "key": key}
-    generator.state = {"bit_generator": "Philox", "state": state, **_EMPTY}
+    address = {"counter": (block & 0xFFFFFFFFFFFFFFFF, block >> 64, *stream), "key": key}
+    state: Any = {"bit_generator": "Philox", "state": address, **_NO_BUFFER}
+    generator.state = state
     words: np.ndarray = generator.random_raw(skip + count)
     return words[skip:]
 
 
-_EMPTY: Any = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+_NO_BUFFER: Any = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
