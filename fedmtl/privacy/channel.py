@@ -52,6 +52,7 @@ from .sums import (
     ClientVectors,
     GradientChunks,
     GradientMessage,
+    Places,
     RecordDraws,
     RecordGradients,
     RecordSums,
@@ -70,6 +71,7 @@ GRADIENT, FIRST = "gradient", "first"
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 _APART = 1 << 22  # numbers of noise drawn for repetitions that do not wait for one another
 _AT_LEAST_APART = 16
+_PLACED = 256  # activations, of which it is computed together who acts in which repetitions
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
@@ -86,6 +88,7 @@ class _Window:
         scales: (S, R) scale of the noise on a sum; 0 of nobody's.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         drawn: see ``noise``.
+        places: of the next activations, where several repetitions are computed together.
     """
 
     first: int
@@ -95,6 +98,7 @@ class _Window:
     scales: np.ndarray
     noise: np.ndarray
     drawn: int = 0
+    places: Places | None = None
 
 
 class Channel:
@@ -647,19 +651,15 @@ class Channel:
         else:
             if self.replicates == count == 1 and clients[0, 0] >= 0 and not _of_all(message):
                 value = self._sums_of(message, int(clients[0, 0]), _ONLY, _ONLY)[None]
-            elif self._are_together(message, clients):
-                assert isinstance(message, BoundedMeans)
-                assert message.together is not None
-                self._means_of_all(message)
-                value = message.together(clients[0])[None]
-                self._check_bound(value[0])
-                value *= window.divisors[start : start + 1, :, None] * self._room
             else:
-                which = np.arange(clients.size)
-                where = np.zeros_like(which)
-                if self.replicates > 1:
-                    which, where = np.divmod(which, self.replicates)
-                value = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
+                together = self._sums_together(message, window, start) if count == 1 else None
+                if together is None:
+                    which = np.arange(clients.size)
+                    where = np.zeros_like(which)
+                    if self.replicates > 1:
+                        which, where = np.divmod(which, self.replicates)
+                    together = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
+                value = together
             if self._replay is not None:
                 value = self._replayed_activations(at, count)
             else:
@@ -782,10 +782,34 @@ class Channel:
         noise = window.noise[start - window.drawn : stop - window.drawn] / divisors
         return window.clients[start:stop, 0].tolist(), noise, divisors
 
-    def _are_together(self, message: GradientMessage, clients: np.ndarray) -> bool:
-        """Return whether the means of one activation of several repetitions (1, R) are computed at once."""
-        asked = isinstance(message, BoundedMeans) and message.together is not None and len(clients) == 1
-        return asked and self.replicates > 1 and self.tap is None and int(clients.min()) >= 0
+    def _sums_together(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray | None:
+        """Return the sums of one activation of several repetitions (1, R, D) where they are computed at once; else
+        None."""
+        if self.replicates == 1 or self.tap is not None or isinstance(message, RecordGradients):
+            return None
+        if message.together is None:
+            return None
+        if isinstance(message, BoundedMeans):
+            clients = window.clients[start]
+            if clients.min() < 0:
+                return None
+            self._means_of_all(message)
+            means = message.together(clients)
+            self._check_bound(means)
+            means *= window.divisors[start, :, None] * self._room
+            return means[None]
+        if self._partial:
+            return None
+        places = window.places
+        if places is None or not places.first <= start < places.first + len(places.widths):
+            some = window.clients[start : start + _PLACED]
+            places = window.places = Places.of(start, some, self.sums.counts, self.sums.dimension)
+        width = places.widths[start - places.first]
+        if not width:
+            return None
+        where = places.table[start - places.first, :, :width]
+        sums = self.sums.of_factors_together(where, message.together(where), self.replicates)
+        return None if sums is None else sums[None]
 
     @property
     def _room(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -38,10 +39,14 @@ class ScaledRows:
         factors: (k, n_i) float64 for each client. A factor that is not a number counts as zero.
         of_all: (clients (k,), repetitions (k,), turns) of activations by client -> the factors of all of them one after
             another, (sum of n_i,), where that is faster than one client after another; or None.
+        together: in which of R repetitions each client acts in one activation, (n, k), R where in fewer than k ->
+            (n, k, m) float64, new, m the most records of a client: the factors of all clients, where these are few and
+            alike. What is beyond a client's records or repetitions is not used. Or None.
     """
 
     factors: Activation
     of_all: Callable[[Array, Array, Turns], Array] | None = None
+    together: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +218,31 @@ class RecordSums:
         total: Array = factors.dot(x)  # of small matrices it costs less than matmul
         return total
 
+    def of_factors_together(self, places: Array, factors: Array, repetitions: int) -> Array | None:
+        """Return sums (R, D) float64 of all clients' ``s_j x_j``, clipped; None where a factor is not finite.
+
+        Args:
+            places: int64 (n, k), in which of R ``repetitions`` each client acts; R for none.
+            factors: s of the clients' records (n, k, m), which are changed.
+            repetitions: R.
+        """
+        x, low, high = self._stacked
+        if self.clip is not None:
+            np.maximum(factors, low, out=factors)
+            np.minimum(factors, high, out=factors)
+        total = np.zeros((repetitions + 1, self.dimension))
+        total[places] = np.matmul(factors, x)
+        return total[:repetitions] if math.isfinite(np.add.reduce(total, axis=None)) else None
+
+    @cached_property
+    def _stacked(self) -> tuple[Array, Array, Array]:
+        """Return all rows (n, m, D), 0 beyond a client's, and the limits of their factors (n, 1, m)."""
+        n, most = len(self.counts), int(self.counts.max())
+        x, high = np.zeros((n, most, self.dimension)), np.zeros((n, 1, most))
+        for client, count in enumerate(self.counts.tolist()):
+            x[client, :count], high[client, 0, :count] = self._rows_and_limits(client)
+        return x, -high, high
+
     def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
         """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
         shape = (len(gradients), int(self.counts[client]), self.dimension)
@@ -377,6 +407,43 @@ def turns_of(clients: Array) -> tuple[Array | slice, Turns]:
     order, ranked = order[nobody:], ranked[nobody:]
     cuts = [0, *(np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist(), len(ranked)] if len(ranked) else []
     return order, [(int(ranked[start]), stop - start) for start, stop in pairwise(cuts)]
+
+
+@dataclass(frozen=True)
+class Places:
+    """In which of R repetitions each of n clients acts, for each of several activations.
+
+    Attributes:
+        first: number of the first of them.
+        table: int64 (S, n, k), R where in fewer than k.
+        widths: (S,), the k that an activation needs; 0 where one client after another is faster.
+    """
+
+    first: int
+    table: Array
+    widths: list[int]
+
+    @classmethod
+    def of(cls, first: int, clients: Array, counts: Array, dimension: int) -> Places:
+        """Return the places of who acts, ``clients`` (S, R), of clients with ``counts`` records of ``dimension``."""
+        repetitions = clients.shape[1]
+        order = np.argsort(clients, axis=1, kind="stable")
+        ranked, step = np.take_along_axis(clients, order, 1), np.arange(len(clients))[:, None]
+        at = np.arange(repetitions)
+        starts = np.ones(clients.shape, dtype=bool)
+        starts[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+        rank = at - np.maximum.accumulate(np.where(starts, at, 0), axis=1)  # among the repetitions of the same client
+        rank[ranked < 0] = -1
+        widths, acting = rank.max(1) + 1, (starts & (ranked >= 0)).sum(1)
+        padding = len(counts) * widths * counts.max() - np.where(clients >= 0, counts[clients], 0).sum(1)
+        widths[padding * (dimension + 8) > _CALL * acting] = 0
+        table = np.full((len(clients), len(counts), max(1, int(widths.max()))), repetitions)
+        some = (rank >= 0) & (widths[:, None] > 0)
+        table[np.broadcast_to(step, rank.shape)[some], ranked[some], rank[some]] = order[some]
+        return cls(first, table, widths.tolist())
+
+
+_CALL = 1 << 16  # products and comparisons that take as long as what is around those of one client
 
 
 def by_client(clients: Array, which: Array, where: Array, dimension: int, values: Activation) -> Array:

@@ -19,6 +19,8 @@ from ..linear.data import LinearData, LinearLoss
 if TYPE_CHECKING:
     from .algorithm import AsyncLearner
 
+_STACKED = 1 << 22  # numbers of all records, of which it is worth while to have copies
+
 
 @dataclass(frozen=True, eq=False)
 class LearnerData:
@@ -75,6 +77,19 @@ class LearnerData:
         """Return the statistics of all owners, (p, n p), one owner's columns after another's, and (n, p)."""
         assert self.statistics is not None
         return np.hstack([second for second, _ in self.statistics]), np.stack([first for _, first in self.statistics])
+
+    @cached_property
+    def stacked(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the records of all owners, x' (n, p, m) and y (n, 1, m), 0 beyond an owner's; None for so many or such
+        different owners that their own arrays are better."""
+        x, y = self.data.x, self.data.y
+        n, most, p = len(x), max(len(rows) for rows in x), self.data.dimension
+        if n * most > 2 * sum(len(rows) for rows in x) or n * most * p > _STACKED:
+            return None
+        rows, targets = np.zeros((n, p, most)), np.zeros((n, 1, most))
+        for owner, (own, values) in enumerate(zip(x, y, strict=True)):
+            rows[owner, :, : len(own)], targets[owner, 0, : len(own)] = own.numpy().T, values.numpy()
+        return rows, targets
 
     @cached_property
     def shares(self) -> np.ndarray:

@@ -45,14 +45,17 @@ class Updates:
         share = 0.5 if settings.guarantee == "sound" else (n_copies - 1) / n_copies
         self.keep_central = 1 - a * share * slope  # (7'), or the printed (7)
         self.gain = a * work.shares  # of Qbar_i in (5), (n,) or (R, n)
-        self.points = np.zeros_like(self.central)
+        self.padded = np.zeros((len(self.central) + 1, self.central.shape[1]))  # with a row for no repetition
+        self.points = self.padded[:-1]
         self.single = len(self.points) == 1
         self.every = np.arange(len(self.points))
         self.grouped = work.copies < len(work.data.x)
         few = work.statistics is not None and len(work.data.x) <= _FEW
         single = self.single and work.statistics is not None
         means = BoundedMeans(self._means_of_one if single else self.means, self.means_together if few else None)
-        self.message: GradientMessage = ScaledRows(self.factors) if clipped else means
+        stacked = None if self.single else work.stacked
+        rows = ScaledRows(self.factors, together=None if stacked is None else self.factors_together)
+        self.message: GradientMessage = rows if clipped else means
 
     # What clients compute at the query points
 
@@ -60,6 +63,12 @@ class Updates:
         """Return (k, n_i) factors of the rows at the points of repetitions ``where``."""
         points = self.points if self.single else self.points[where]
         return self.loss.factors(points, *self.arrays[client])
+
+    def factors_together(self, places: Array) -> Array:
+        """Return (n, k, m) factors of all clients' rows at the points of repetitions ``places`` (n, k)."""
+        assert self.work.stacked is not None
+        x, y = self.work.stacked
+        return self.loss.slopes(np.matmul(self.padded.take(places, axis=0), x), y)
 
     def means(self, client: int, which: Array, where: Array) -> Array:
         """Return (k, p) mean gradients, equation (3)."""
