@@ -804,12 +804,18 @@ class Channel:
         if places is None or not places.first <= start < places.first + len(places.widths):
             some = window.clients[start : start + _PLACED]
             places = window.places = Places.of(start, some, self.sums.counts, self.sums.dimension)
-        width = places.widths[start - places.first]
+        place = start - places.first
+        width = places.widths[place]
         if not width:
             return None
-        where = places.table[start - places.first, :, :width]
-        sums = self.sums.of_factors_together(where, message.together(where), self.replicates)
-        return None if sums is None else sums[None]
+        sums = self.sums.of_factors_together(message.together(places.table[place, :, :width]))
+        if sums is None:
+            return None
+        entries = places.entries[place]
+        value: np.ndarray = sums.reshape(-1, self.sums.dimension).take(entries, axis=0)
+        if places.nobody:
+            value[entries < 0] = 0.0
+        return value[None]
 
     @property
     def _room(self) -> float:

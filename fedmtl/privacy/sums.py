@@ -218,30 +218,24 @@ class RecordSums:
         total: Array = factors.dot(x)  # of small matrices it costs less than matmul
         return total
 
-    def of_factors_together(self, places: Array, factors: Array, repetitions: int) -> Array | None:
-        """Return sums (R, D) float64 of all clients' ``s_j x_j``, clipped; None where a factor is not finite.
-
-        Args:
-            places: int64 (n, k), in which of R ``repetitions`` each client acts; R for none.
-            factors: s of the clients' records (n, k, m), which are changed.
-            repetitions: R.
-        """
+    def of_factors_together(self, factors: Array) -> Array | None:
+        """Return clipped sums (n, k, D) of ``s_j x_j``, of factors s (n, k, m) of all clients' records, which are
+        changed; None where one is not finite."""
         x, low, high = self._stacked
         if self.clip is not None:
-            np.maximum(factors, low, out=factors)
-            np.minimum(factors, high, out=factors)
-        total = np.zeros((repetitions + 1, self.dimension))
-        total[places] = np.matmul(factors, x)
-        return total[:repetitions] if math.isfinite(np.add.reduce(total, axis=None)) else None
+            each = torch.from_numpy(factors)
+            torch.clamp(each, low, high, out=each)  # faster than NumPy's
+        total: Array = np.matmul(factors, x)
+        return total if math.isfinite(np.add.reduce(total, axis=None)) else None
 
     @cached_property
-    def _stacked(self) -> tuple[Array, Array, Array]:
-        """Return all rows (n, m, D), 0 beyond a client's, and the limits of their factors (n, 1, m)."""
+    def _stacked(self) -> tuple[Array, Tensor, Tensor]:
+        """Return all rows (n, m, D), 0 beyond a client's, and the least and largest factors (n, 1, m)."""
         n, most = len(self.counts), int(self.counts.max())
         x, high = np.zeros((n, most, self.dimension)), np.zeros((n, 1, most))
         for client, count in enumerate(self.counts.tolist()):
             x[client, :count], high[client, 0, :count] = self._rows_and_limits(client)
-        return x, -high, high
+        return x, torch.from_numpy(-high), torch.from_numpy(high)
 
     def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
         """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
@@ -417,11 +411,15 @@ class Places:
         first: number of the first of them.
         table: int64 (S, n, k), R where in fewer than k.
         widths: (S,), the k that an activation needs; 0 where one client after another is faster.
+        entries: int64 (S, R), the place of each repetition among the n k of its activation; -1 where nobody acts.
+        nobody: whether there are such.
     """
 
     first: int
     table: Array
     widths: list[int]
+    entries: Array
+    nobody: bool
 
     @classmethod
     def of(cls, first: int, clients: Array, counts: Array, dimension: int) -> Places:
@@ -440,7 +438,9 @@ class Places:
         table = np.full((len(clients), len(counts), max(1, int(widths.max()))), repetitions)
         some = (rank >= 0) & (widths[:, None] > 0)
         table[np.broadcast_to(step, rank.shape)[some], ranked[some], rank[some]] = order[some]
-        return cls(first, table, widths.tolist())
+        entries = np.full(clients.shape, -1)
+        entries[np.broadcast_to(step, rank.shape)[some], order[some]] = (ranked * widths[:, None] + rank)[some]
+        return cls(first, table, widths.tolist(), entries, bool(clients.min(initial=0) < 0))
 
 
 _CALL = 1 << 16  # products and comparisons that take as long as what is around those of one client

@@ -80,8 +80,8 @@ class LearnerData:
 
     @cached_property
     def stacked(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the records of all owners, x' (n, p, m) and y (n, 1, m), 0 beyond an owner's; None for so many or such
-        different owners that their own arrays are better."""
+        """Return the records of all owners, x' (n, p, m) and y (n, 1, m), 0 beyond an owner's, and for the squared loss
+        doubled, which makes its factors; None for so many or such different owners that their own arrays are better."""
         x, y = self.data.x, self.data.y
         n, most, p = len(x), max(len(rows) for rows in x), self.data.dimension
         if n * most > 2 * sum(len(rows) for rows in x) or n * most * p > _STACKED:
@@ -89,7 +89,8 @@ class LearnerData:
         rows, targets = np.zeros((n, p, most)), np.zeros((n, 1, most))
         for owner, (own, values) in enumerate(zip(x, y, strict=True)):
             rows[owner, :, : len(own)], targets[owner, 0, : len(own)] = own.numpy().T, values.numpy()
-        return rows, targets
+        twice = 2.0 if self.settings.loss == "squared" else 1.0
+        return twice * rows, twice * targets
 
     @cached_property
     def shares(self) -> np.ndarray:

@@ -68,7 +68,10 @@ class Updates:
         """Return (n, k, m) factors of all clients' rows at the points of repetitions ``places`` (n, k)."""
         assert self.work.stacked is not None
         x, y = self.work.stacked
-        return self.loss.slopes(np.matmul(self.padded.take(places, axis=0), x), y)
+        margins = np.matmul(self.padded.take(places, axis=0), x)
+        if self.loss.name == "squared":  # of doubled records, see LearnerData.stacked
+            return np.subtract(margins, y, out=margins)
+        return self.loss.slopes(margins, y)
 
     def means(self, client: int, which: Array, where: Array) -> Array:
         """Return (k, p) mean gradients, equation (3)."""
@@ -92,9 +95,9 @@ class Updates:
         """Return (R, p) :meth:`means` of clients ``who`` (R,): the product of all clients' statistics with all points
         is one product, of which the acting client's columns are taken."""
         second, first = self.work.pooled_statistics
-        products = self.points.dot(second).reshape(len(who), -1, first.shape[1])
-        means: Array = products[self.every, who]
-        means -= first[who]
+        products = self.points.dot(second).reshape(-1, first.shape[1])  # of every repetition and client
+        means: Array = products.take(self.every * len(first) + who, axis=0)
+        means -= first.take(who, axis=0)
         return means
 
     def query(self, who: Array) -> None:
@@ -195,8 +198,12 @@ class Updates:
     def run(self, clients: Array, answers: Iterator[Array]) -> None:
         """Compute activations ``clients`` (S, R), in order; ``answers`` to :attr:`message` has the noised means (R, p)
         of each."""
-        if self.single and not self.grouped and "events" not in self.state:
+        simple = not self.grouped and "events" not in self.state
+        if simple and self.single:
             self._run_single(clients[:, 0], answers)
+            return
+        if simple and clients.min(initial=0) >= 0:
+            self._run_several(clients, answers)
             return
         for who in clients:
             self.query(who)
@@ -224,4 +231,24 @@ class Updates:
             np.maximum(both, low, out=both)
             np.minimum(both, top, out=both)
             copies[client] = own
+        self.central[:] = central
+
+    def _run_several(self, clients: Array, answers: Iterator[Array]) -> None:
+        """Compute :meth:`run` of several repetitions in each of which somebody acts in every activation."""
+        point, copies = self.points, self.own.reshape(-1, self.points.shape[1])
+        gains = (self.gain[clients] if self.gain.ndim == 1 else self.gain[self.every, clients])[:, :, None]
+        both = np.stack([point, self.central])  # the copies that move, and the central models
+        own, central = both
+        top = np.full_like(both, self.top)
+        low = -top
+        alike = np.array_equal(self.keep_own, self.keep_central)
+        for where, gain in zip(self.every * self.work.copies + clients, gains, strict=True):
+            np.add(central, copies.take(where, axis=0), out=point)  # (6)
+            np.multiply(point, 0.5, out=point)
+            push = next(answers) * gain
+            np.multiply(point, self.keep_central, out=central)  # (7')
+            np.subtract(central if alike else point * self.keep_own, push, out=own)  # (5)
+            np.maximum(both, low, out=both)
+            np.minimum(both, top, out=both)
+            copies[where] = own
         self.central[:] = central
