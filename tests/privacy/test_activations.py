@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.noise import grid
-from fedmtl.privacy.sums import NOBODY, BoundedMeans
+from fedmtl.privacy.sums import NOBODY, BoundedMeans, Places
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 
@@ -206,6 +207,60 @@ def test_bounded_means_are_checked_where_answers_are_asked_for_ahead(replicates:
     means[-1] = math.nan
     with pytest.raises(PrivacyError, match=r"larger than the bound 0\.5"):
         next(answers)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_factors_of_all_clients_together_are_clipped_as_those_of_one_after_another(mechanism: str) -> None:
+    """Repetitions by chance, some with nobody; factors far beyond the clip, and where none are asked for."""
+    rng, repetitions, counts = np.random.default_rng(0), 7, (5, 2, 6)
+    privacy = replace(PURE, mechanism=mechanism, delta=0.0 if mechanism == "laplace" else 1e-5)
+    clients = torch.from_numpy(rng.integers(-1, 3, (repetitions, 30)))
+    table = rng.standard_normal((3, repetitions + 1, max(counts))) * 10.0 ** rng.integers(-3, 4, max(counts))
+    table[:, repetitions] = 1e6
+    broken = table.copy()
+    broken[:, :, 1], broken[:, 0, 0] = math.nan, math.inf
+    widths = []
+
+    def message(factors: np.ndarray, *, at_once: bool) -> ScaledRows:
+        def together(places: np.ndarray) -> np.ndarray:
+            widths.append(places.shape[1])
+            return factors[np.arange(3)[:, None], places]
+
+        return ScaledRows(lambda k, _, where: factors[k, where, : counts[k]], together=together if at_once else None)
+
+    found = []
+    for at_once in (False, True):
+        channel = door(privacy, caps=(30, 30, 30), counts=counts, replicates=repetitions).channel
+        channel.begin(0, clients)
+        messages = [message(table, at_once=at_once)] * 29 + [message(broken, at_once=at_once)]
+        found.append(np.stack([channel.release_gradients(one)[0] for one in messages]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-14)
+    assert widths == [max(np.bincount(who[who >= 0])) for who in clients.T.numpy()]
+    nobody = (clients.T < 0).numpy()
+    assert nobody.any()
+    assert not found[1][nobody].any()
+
+
+@pytest.mark.parametrize("clients", [[[0, 1, 1, -1, 1], [-1, -1, -1, -1, -1]], [[2] * 5, [0, 1, 2, 1, 0]]])
+def test_places_of_repetitions(clients: list[list[int]]) -> None:
+    places = Places.of(7, np.array(clients), np.array([4, 5, 6]), 2)
+    assert places.first == 7
+    assert places.nobody == (-1 in itertools.chain(*clients))
+    for s, who in enumerate(clients):
+        width = places.widths[s]
+        assert width == max(who.count(client) for client in range(3))
+        table = places.table[s, :, :width]
+        for client in range(3):
+            there = [r for r, acts in enumerate(who) if acts == client]
+            assert table[client].tolist() == there + [len(who)] * (width - len(there))
+        found = [int(table.flat[entry]) if entry >= 0 else None for entry in places.entries[s]]
+        assert found == [None if client < 0 else r for r, client in enumerate(who)]
+
+
+def test_clients_of_very_different_sizes_are_computed_one_after_another() -> None:
+    who = np.array([[0, 1, 1, 1]])
+    assert Places.of(0, who, np.array([10, 10]), 10).widths == [3]
+    assert Places.of(0, who, np.array([10**5, 10]), 10).widths == [0]
 
 
 def test_the_grid_has_room_beside_means_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
