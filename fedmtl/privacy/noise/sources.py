@@ -200,8 +200,8 @@ class ClientDraws:
         where = np.broadcast_to(np.arange(len(sources)), uses.shape).reshape(-1)
         flat = [one.reshape(-1).numpy().view(np.uint64) for one in (keys.cpu(), uses)]
         seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
-        self._seeded = len(seeds) == len(sources)
-        if self._seeded:
+        self._seed: np.ndarray | None = None
+        if len(seeds) == len(sources):
             seed = np.array(seeds, dtype=np.uint64)[where]
             self.order = np.argsort(seed * _ODD + flat[0] + flat[1])  # clients far apart, and their uses in order
             self._seed = seed[self.order]
@@ -211,14 +211,15 @@ class ClientDraws:
 
     def tails(self, part: slice, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return signs and tails (k, size) of the rows ``order[part]``; each is that of its source's ``tails``."""
-        if self._seeded:
-            words = client_words(self._seed[part], self._clients[part], self._uses[part], size)
-            return signs_and_tails(*words)
-        where, clients, uses = self._where[part], self._clients[part].view(np.int64), self._uses[part].view(np.int64)
-        each = []
+        clients, uses = self._clients[part], self._uses[part]
+        if self._seed is not None and len(self._sources) > 1:
+            return signs_and_tails(*client_words(self._seed[part], clients, uses, size))
+        own, at = torch.from_numpy(clients.view(np.int64)), torch.from_numpy(uses.view(np.int64))
+        if len(self._sources) == 1:
+            return self._sources[0].tails(self._purpose, at, size, own)
+        where, each = self._where[part], []
         for r in np.unique(where).tolist():
-            own, at = torch.from_numpy(clients[where == r]), torch.from_numpy(uses[where == r])
-            each.append(self._sources[r].tails(self._purpose, at, size, own))
+            each.append(self._sources[r].tails(self._purpose, at[where == r], size, own[where == r]))
         return np.concatenate([sign for sign, _ in each]), np.concatenate([tail for _, tail in each])
 
 
