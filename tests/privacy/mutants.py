@@ -424,17 +424,20 @@ def _by_place(source, purpose, step, keys):
     return source, purpose, torch.arange(len(keys)) if isinstance(step, torch.Tensor) else 0, 0 * keys
 
 
-_begun: dict[Any, int] = {}
+_begun: dict[Any, dict[Any, int]] = {}
 
 
 def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Addressed by the number of the draw in this process's session, which a resumed run begins anew."""
+    """Addressed by the number of the draw (of a client: by its use) in this process's session, which a resumed run
+    begins anew."""
 
     def session(source, purpose, step, keys):
-        first = _begun.get(source, 0)
-        count = len(keys) if isinstance(step, torch.Tensor) else 1
-        _begun[source] = first + count
-        return source, purpose, first + torch.arange(count) if isinstance(step, torch.Tensor) else first, _zero(keys)
+        begun = _begun.setdefault(source, {})
+        if isinstance(step, torch.Tensor):
+            uses = zip(keys.tolist(), step.tolist(), strict=True)
+            return source, purpose, step - torch.tensor([begun.setdefault((purpose, k), use) for k, use in uses]), keys
+        begun[purpose] = begun.get(purpose, -1) + 1
+        return source, purpose, begun[purpose], None if keys is None else 0 * keys
 
     def opened(*args, seed, **options):
         _begun.pop(SeededSource(seed), None)
@@ -442,10 +445,6 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     _addressed(session)(patch, trainer)
     patch.setattr(audit_setup, "open_channel", opened)
-
-
-def _zero(keys):
-    return None if keys is None else 0 * keys
 
 
 _draw_noise = Channel._draw_noise
