@@ -400,6 +400,7 @@ class Algorithm:
         one_at_a_time: whether its clients act one at a time by clocks of their own, and not in rounds.
         all_at_once: whether ``client`` and ``receive`` compute all clients of the problem in their order, and are never
             called with some of them; over several ranks the problem is then that of the rank's clients.
+        on_host: whether it computes on the CPU, in NumPy, whatever the device of the run.
     """
 
     name: ClassVar[str]
@@ -407,6 +408,7 @@ class Algorithm:
     accepts_empty_clients: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
     all_at_once: ClassVar[bool] = False
+    on_host: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 

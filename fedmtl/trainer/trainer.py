@@ -39,7 +39,7 @@ from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
 from .parts import Part, PartLoop, PartSource
-from .problem import build_problem, coded_for, describe, fingerprint, share_beyond
+from .problem import build_problem, coded_for, describe, fingerprint, resolve_device, share_beyond
 from .replicates import Replicates, chosen
 from .result import Result
 from .sources import Schedule, Source, bind_schedule, check_schedule, open_run
@@ -81,7 +81,7 @@ class Trainer:
             nothing is sent. Baselines are finetuned, too, except local training.
         client_store: where the clients' own tensors are, ``"memory"`` or ``"mapped"``: in files of the folder, for
             populations larger than memory.
-        device: ``"auto"`` takes a GPU when there is one.
+        device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation; ``"bfloat16"`` has float32 parameters and
             evaluation, and local training whose products are in bfloat16 (:func:`torch.autocast`).
         execution: how client work runs.
@@ -208,6 +208,10 @@ class Trainer:
         """
         data = self.data if data is None else data
         self.algorithm.check_data(data)
+        place = self.device if device is None else device
+        if self.algorithm.on_host:
+            resolve_device(place, ranks)  # refuses one that is not there
+            place = "cpu"
         return build_problem(
             data,
             self.model,
@@ -215,7 +219,7 @@ class Trainer:
             self.execution,
             self.rounds,
             self.seed,
-            self.device if device is None else device,
+            place,
             self.dtype,
             store_folder=store_folder,
             protects_records=self.protects_records,

@@ -9,14 +9,32 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fedmtl import APFL, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedRep, PFedMe, RecordPrivacy, Trainer, models
+from fedmtl import (
+    APFL,
+    MPMTL,
+    PMTL,
+    PPDMTL,
+    PPSGD,
+    Ditto,
+    FedAvg,
+    FedPer,
+    FedRep,
+    FullParticipation,
+    PFedMe,
+    PoissonClocks,
+    PrivatePrior,
+    RecordPrivacy,
+    Trainer,
+    models,
+)  # fmt: skip
 from fedmtl.algorithms.finetune import Finetune
+from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, open_channel
 from fedmtl.schedules import rounds
 from fedmtl.stacked.graphs import EagerGraph
 from fedmtl.trainer.problem import build_problem
-from tests.helpers import ragged_classification
+from tests.helpers import ragged_classification, regression
 from tests.local.test_graphs import network, small_cnn
 from tests.pretend import PRETEND, Pretending
 
@@ -155,6 +173,23 @@ def test_a_whole_run_mixes_no_tensors_of_two_devices(name):
     torch.testing.assert_close(personal, expected, rtol=1e-5, atol=1e-6)
     assert final.keys() == final_there.keys()
     assert by_client.keys() == by_client_there.keys()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [MPMTL(row_norm=1.0), PPDMTL(loss="squared", row_norm=1.0), PrivatePrior(row_norm=1.0)]
+)
+def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm):
+    given = {"algorithm": algorithm, "model": models.linear_regression(), "privacy": None, "baselines": ()}
+    if algorithm.one_at_a_time:
+        given |= {"schedule": PoissonClocks(events=10), "rounds": 10}
+    else:
+        given |= {"schedule": FullParticipation(), "rounds": 1}
+    with Pretending() as device:
+        result = Trainer(data=regression(3), device=str(PRETEND), progress=False, **given).fit()
+    assert result.personal.device.type == "cpu"
+    assert not device.crossings
+    with pytest.raises(ConfigError, match="'cud'"):
+        Trainer(data=regression(3), device="cud", progress=False, **given).problem()
 
 
 def test_clients_of_data_on_a_device_are_chosen_there():

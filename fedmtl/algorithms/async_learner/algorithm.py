@@ -117,6 +117,7 @@ class AsyncLearner(Algorithm):
     name = "async_learner"
     supports_replicates = True
     one_at_a_time = True
+    on_host = True
 
     def __post_init__(self) -> None:
         LinearLoss(self.loss)

@@ -326,6 +326,7 @@ class LinearAlgorithm(Algorithm):
         target: bound on abs(y) of the squared loss; ``"auto"`` and None likewise.
     """
 
+    on_host = True
     row_norm: float | Literal["auto"] | None
     target: float | Literal["auto"] | None
 
