@@ -80,7 +80,21 @@ def recording(monkeypatch: Any) -> Iterator[list[RecordedGraph]]:
     graphs: list[RecordedGraph] = []
     modes: list[Checked] = []
 
+    inside: list[torch.device] = []  # of several devices streams and graphs are those of the current one
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def made() -> Any:
+        assert inside
+        return stream
+
     def graph() -> RecordedGraph:
+        assert inside
         graphs.append(RecordedGraph())
         return graphs[-1]
 
@@ -91,12 +105,11 @@ def recording(monkeypatch: Any) -> Iterator[list[RecordedGraph]]:
         else:
             modes.pop().__exit__(None, None, None)
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
     fakes = {
-        "device": lambda device: nullcontext(),
+        "device": current,
         "stream": lambda stream: nullcontext(),
-        "Stream": lambda: stream,
-        "current_stream": lambda: stream,
+        "Stream": made,
+        "current_stream": made,
         "CUDAGraph": graph,
         "graph": lambda graph, pool, stream, capture_error_mode: Checked(graph),
         "get_sync_debug_mode": lambda: 0,

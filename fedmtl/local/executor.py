@@ -218,7 +218,11 @@ class Executor:
             self._stacks.put(stack)
 
     def close(self) -> None:
-        """Stop the worker threads."""
+        """Stop the worker threads, and give back the memory of recorded steps."""
+        for _ in range(self._stacks.qsize()):
+            with self.stack() as stack:
+                if stack.graphs is not None:
+                    stack.graphs.forget()
         if self._threads is not None:
             self._threads.close()
 

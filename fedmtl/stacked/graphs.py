@@ -85,6 +85,10 @@ class Graphs:
             self._programs.popitem(last=False)
         return found
 
+    def forget(self) -> None:
+        """Drop all programs, and with them the data and the memory of a device that they hold."""
+        self._programs.clear()
+
     def capture(self, work: Work, device: torch.device, beside: Graph | None = None) -> Graph | None:
         """Record work; it is done a few times on the way, and its replay is compared with it.
 

@@ -238,7 +238,7 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
         return "cross_entropy"
     try:
         with torch.no_grad():
-            outputs = copy.deepcopy(module).to(dtype).eval()(sample)
+            outputs = copy.deepcopy(module).to("cpu", dtype).eval()(sample)
     except RuntimeError:  # the check of the module says what is wrong with it
         return "cross_entropy"
     return "binary_cross_entropy" if outputs.shape[1:].numel() == 1 else "cross_entropy"
@@ -255,7 +255,7 @@ def place_data(data: FederatedDataset, device: torch.device, where: str = "auto"
         return data
     if where == "auto":
         size = sum(t.nbytes for side in (data.train, data.test) for t in (side.x, side.y))
-        if device.type != "cuda" or 2 * size >= torch.cuda.mem_get_info(device)[0]:
+        if device.type != "cuda" or 2 * size >= torch.cuda.mem_get_info(device.index)[0]:
             return data
     try:
         return data.to(device)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import weakref
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from fedmtl import PMTL, Callback, Ditto, FedAvg, Trainer, models
 from fedmtl.errors import ConfigError
 from fedmtl.local import Execution, LocalOptimizer, LocalSGD
+from fedmtl.local.device import Program
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling
 from fedmtl.stacked.graphs import Graphs
 from tests.algorithms.harness import problem_of, run
@@ -83,6 +85,27 @@ def test_operations_on_the_recorded_memory_are_all_that_a_step_is(name, monkeypa
     assert torch.equal(personal, models_found)
 
 
+def test_a_run_that_is_over_holds_no_memory_of_recordings(monkeypatch):
+    """Without a collection of cycles, which knows nothing of a GPU's memory."""
+    programs = []
+
+    class Watched(Program):
+        def __init__(self, *given):
+            super().__init__(*given)
+            programs.append(weakref.ref(self))
+
+    monkeypatch.setattr("fedmtl.local.device.Program", Watched)
+    data = ragged_classification(11)
+    with recording(monkeypatch):
+        execution = Execution("stacked", graphs=True)
+        problem = problem_of(data, model=models.mlp(hidden=4), loss="cross_entropy", execution=execution)
+        run(FedAvg(local=SGD), problem, sampler=PoissonSampling(cohort=7), privacy=None)
+        assert programs
+        assert programs[-1]() is not None
+        problem.executor.close()
+    assert not any(program() for program in programs)
+
+
 def asks(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """A loss that asks for its own numbers."""
     losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
@@ -108,10 +131,11 @@ def refuses(self: RecordedGraph) -> None:
 def test_what_cannot_be_recorded_is_computed_all_the_same_and_said_once(loss, broken, said, monkeypatch, caplog):
     algorithm = PMTL(lam=0.5, local=dataclasses.replace(SGD, momentum=0.9))
     values, personal, _ = released(algorithm, None, loss=loss)
-    with recording(monkeypatch), caplog.at_level(logging.WARNING, "fedmtl"):
+    with recording(monkeypatch) as graphs, caplog.at_level(logging.WARNING, "fedmtl"):
         for name, function in broken.items():
             monkeypatch.setattr(RecordedGraph, name, function)
         found, models_found, captures = released(algorithm, True, loss=loss)
+    assert any(graph.calls for graph in graphs) == bool(broken)  # what waits is found before
     assert (captures > 0) == ("pool" in broken)  # which the second graph of a program asks the first one for
     assert caplog.text.count("launched kernel by kernel") == caplog.text.count(said) == 1
     assert all(torch.equal(a, b) for a, b in zip(values, found, strict=True))
