@@ -23,18 +23,8 @@ def femnist_cnn() -> ModelFactory:
     """
 
     def build(spec: DataSpec) -> nn.Module:
-        channels, height, width = _image(spec, "femnist_cnn", 16)
-        side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
-        return nn.Sequential(
-            nn.Conv2d(channels, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64 * side[0] * side[1], spec.outputs),
-        )
+        layers, features = _two_convolutions(spec, "femnist_cnn", 32)
+        return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
 
     return build
 
@@ -77,17 +67,10 @@ def centaur_cnn() -> ModelFactory:
     """
 
     def build(spec: DataSpec) -> nn.Module:
-        channels, height, width = _image(spec, "centaur_cnn", 16)
-        side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
+        layers, features = _two_convolutions(spec, "centaur_cnn", 64)
         return nn.Sequential(
-            nn.Conv2d(channels, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64 * side[0] * side[1], 120),
+            *layers,
+            nn.Linear(features, 120),
             nn.ReLU(),
             nn.Linear(120, 64),
             nn.ReLU(),
@@ -201,6 +184,15 @@ def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
 def _put(module: nn.Module, path: str, child: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, child)
+
+
+def _two_convolutions(spec: DataSpec, name: str, first: int) -> tuple[list[nn.Module], int]:
+    """Return conv5x5-``first``, pool, conv5x5-64, pool, flatten, without padding, and the number of features."""
+    channels, height, width = _image(spec, name, 16)
+    side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
+    layers = [nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(first, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return layers, 64 * side[0] * side[1]
 
 
 def _image(spec: DataSpec, model: str, least: int) -> tuple[int, int, int]:
