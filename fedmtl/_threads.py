@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar, cast
 
 import torch
 
@@ -28,8 +30,34 @@ class Threads:
         torch.set_num_threads(before)
 
     def map(self, work: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
-        """Return ``work(part)`` of every part, in their order; the first exception is raised."""
-        return [future.result() for future in [self._pool.submit(work, part) for part in parts]]
+        """Return ``work(part)`` of every part, in their order; every thread takes the next one as soon as it is free.
+
+        After an exception no further part is begun, and it is raised when all threads have stopped.
+        """
+        waiting = list(parts)
+        found: list[Result | None] = [None] * len(waiting)
+        numbers: SimpleQueue[int] = SimpleQueue()
+        for number in range(len(waiting)):
+            numbers.put(number)
+
+        def take() -> None:
+            try:
+                while True:
+                    number = numbers.get_nowait()
+                    found[number] = work(waiting[number])
+            except Empty:
+                return
+            except BaseException:
+                with suppress(Empty):
+                    while True:
+                        numbers.get_nowait()
+                raise
+
+        running = [self._pool.submit(take) for _ in range(min(self.count, len(waiting)))]
+        wait(running)
+        for thread in running:
+            thread.result()
+        return cast("list[Result]", found)
 
     def close(self) -> None:
         """Stop the threads."""

@@ -117,9 +117,12 @@ class BatchPlan:
 
     def leading(self) -> list[int]:
         """Return, for local steps 0 to ``max_steps - 1``, how many leading clients have all that make it."""
-        most = np.maximum.accumulate(self.steps.numpy()[::-1])  # of a client and all behind it, the last first
-        before = np.searchsorted(most, np.arange(self.max_steps), side="right")
-        found: list[int] = (len(most) - before).tolist()
+        steps, found = self.steps.tolist(), []
+        count = len(steps)
+        for number in range(max(steps, default=0)):
+            while steps[count - 1] <= number:
+                count -= 1
+            found.append(count)
         return found
 
     def shapes(self) -> list[tuple[int, int]]:

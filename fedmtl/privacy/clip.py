@@ -39,6 +39,7 @@ LEAST, MOST = 1e-100, 1e100
 
 _BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
 _WORTH_THREADS = 1 << 20
+_LONG = 1 << 14  # numbers of a row from which blocks of rows gain nothing
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
 _MATRIX_ELEMENTS = 1 << 17
 
@@ -180,23 +181,27 @@ def clipped_sum(
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
     rows = rows.detach().cpu() if rows.device.type == "mps" else rows.detach()  # which has no float64
-    program = without_interpreter(whole_cells) if rows.device.type == "cpu" else whole_cells
     order = 1.0 if clip is not None and clip.norm == "l1" else 2.0
+    if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
+        return whole_cells(rows, _limit(clip), order, width, _block_rows(rows)).cpu().mul_(width)
+    program = without_interpreter(whole_cells if rows.shape[1] < _LONG else whole_cells_by_row)
 
     def cells(part: Tensor) -> Tensor:
-        whole = program(part, _limit(clip), order, width, _block_rows(part), not waits(part.device))
-        return whole.cpu()  # of a round on another device, the one thing that is waited for
+        return program(part, _limit(clip), order, width, _block_rows(part))
 
-    if rows.device.type != "cpu" or threads is None or rows.numel() < _WORTH_THREADS:
+    if threads is None or rows.numel() < _WORTH_THREADS:
         return cells(rows).mul_(width)
-    return torch.stack(threads.map(cells, rows.tensor_split(threads.count))).sum(0).mul_(width)
+    total, *others = threads.map(cells, rows.tensor_split(threads.count))
+    for part in others:
+        total.add_(part)
+    return total.mul_(width)
 
 
-def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: int, asks: bool) -> Tensor:
+def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: int) -> Tensor:
     """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated toward zero: float64
     (D,).
 
-    It keeps to what :func:`~fedmtl._compiled.without_interpreter` knows.
+    It keeps to what :func:`~fedmtl._compiled.without_interpreter` knows. On a device nothing is waited for.
 
     Args:
         rows: any float dtype; those that are not finite count as zero.
@@ -204,7 +209,6 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
         order: 1 or 2, of the norm.
         width: of the grid.
         block: rows that are copied to float64 at once.
-        asks: whether to look if all rows are finite, for which a device would be waited for.
     """
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
     buffer = torch.empty([min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device)
@@ -213,11 +217,23 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
         wide = buffer[: chunk.shape[0]].copy_(chunk)
         norms = torch.linalg.vector_norm(wide, order, [1])
         finite = torch.isfinite(norms)
-        if not (asks and bool(finite.all())):
+        if rows.device.type != "cpu" or not bool(finite.all()):
             wide.masked_fill_(~finite[:, None], 0.0)
         wide.mul_((_factors(norms, limit) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
         cells.addmv_(wide.T, torch.ones([chunk.shape[0]], dtype=torch.float64, device=rows.device))
+    return cells
+
+
+def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float, block: int) -> Tensor:
+    """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays in the cache."""
+    cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
+    wide = torch.empty([rows.shape[1]], dtype=torch.float64)
+    for row in rows.unbind(0):
+        norm = float(torch.linalg.vector_norm(wide.copy_(row), order))
+        factor = 1.0 if norm <= limit * (1 + 2.0**-30) else limit / norm  # as of _factors
+        if math.isfinite(norm) and factor >= 2.0**-1022:
+            cells.add_(wide.mul_(factor / width).trunc_())
     return cells
 
 

@@ -27,6 +27,12 @@ LIMIT = 1 - 2.0**-20
 BAD = (math.nan, math.inf, -math.inf)
 
 
+@pytest.fixture(params=["blocks", "one by one"])
+def both_ways(request, monkeypatch):
+    """Sum rows in blocks, and one by one as long ones are."""
+    monkeypatch.setattr(module, "_LONG", 1 << 40 if request.param == "blocks" else 0)
+
+
 def norm_of(row: list[float], clip) -> float:
     if clip is not None and clip.norm == "l1":
         return math.fsum(abs(value) for value in row)
@@ -61,6 +67,7 @@ def hard_rows(count: int, dimension: int, dtype: torch.dtype) -> torch.Tensor:
     return rows
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
@@ -101,6 +108,7 @@ def test_the_order_of_clients_does_not_matter_and_rows_stay_as_they_were():
     assert torch.equal(rows, kept)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("clip", CLIPS)
 def test_nothing_to_sum(clip):
     empty = torch.zeros(0, 3)
@@ -118,6 +126,7 @@ def test_one_client_a_row(client):
         clipped_segment_sums(torch.zeros(4, 2), client, 2, L2Clip(1.0))
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip", CLIPS[:2])
 def test_clipped_rows_are_what_the_sum_counts(clip, dtype, monkeypatch):
@@ -144,6 +153,7 @@ def exact_sum(rows: torch.Tensor, clip, width: float) -> tuple[list[Fraction], l
     return [sum(column) for column in zip(*truncated, strict=True)], truncated
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sum_is_exact_and_the_same_in_any_order_and_any_parts(clip, dtype, monkeypatch):
@@ -179,6 +189,7 @@ def test_the_grid_is_the_finest_on_which_nothing_is_rounded(bound, rows):
     assert most / Fraction(width) == 2**53 or (bound == 1e-300 and most / Fraction(width) < 2**53)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_row_is_never_longer_than_it_was():
     rows = torch.randn(50, 4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     width = 2.0**-12  # so coarse that rounding to the nearest multiple would be seen
@@ -216,6 +227,7 @@ def test_bounds_are_positive(kind, bound):
         kind(bound)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_several_threads_give_the_same_sum_to_the_last_bit() -> None:
     rows = torch.randn(70, 1 << 14, generator=torch.Generator().manual_seed(0))
     rows[3, 5] = torch.nan
@@ -236,6 +248,7 @@ def test_bounds_beyond_which_squares_and_sums_are_no_numbers(bound):
         L2Clip(bound)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("clip", [L1Clip(1e-15), L1Clip(1e-100), L2Clip(1e-100), L2Clip(1e100)])
 def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
     """Factors below the normal numbers have few digits, and squares of small numbers none."""
@@ -253,6 +266,7 @@ def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
             assert norm_of((value / clip.bound).tolist(), clip) <= 1
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("clip", CLIPS[:2])
 @pytest.mark.parametrize("clients", [1, 2, 8])
 def test_a_row_that_is_clipped_stays_as_it_is(clip, clients):
