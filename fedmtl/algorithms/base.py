@@ -495,7 +495,7 @@ class Algorithm:
             channel: the only way out of the clients.
         """
         with problem.executor.one_thread() as threads:
-            channel.threads = threads
+            channel.use_threads(threads)
             for one in block.steps() if self.one_at_a_time else (block,):
                 state = self._step(problem, state, one, channel)
         return state

@@ -19,7 +19,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -72,6 +74,7 @@ _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 _APART = 1 << 22  # numbers of noise drawn for repetitions that do not wait for one another
 _AT_LEAST_APART = 16
 _PLACED = 256  # activations, of which it is computed together who acts in which repetitions
+_WORTH_A_THREAD = 1 << 13  # numbers of noise
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
@@ -124,7 +127,7 @@ class Channel:
         rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
         ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
-        threads: over which the sum of a cohort's rows is spread, if any.
+        threads: over which the sum of a cohort's rows is spread, if any; see :meth:`use_threads`.
     """
 
     def __init__(
@@ -162,6 +165,7 @@ class Channel:
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._adaptive = settings[0].clip_norm if settings else None
         self._correlated: dict[str, CorrelatedNoise] = {}
+        self._begun: dict[tuple[int, str, int], Future[np.ndarray]] = {}
         self._step: int | None = None
         self._cohort = self._use = 0
         self._drawn: dict[int, Tensor] = {}
@@ -518,7 +522,9 @@ class Channel:
                     value = privatize_whole(one, law, source, f"noise/{name}", step, scale=scale, width=cell)
                     width: Tensor | float | None = cell if source.name == "secure" else None
                 else:
-                    noise = torch.from_numpy(self._drawn_noise(name, release, source, step)) * release.sensitivity
+                    begun = self._begun.pop((step, name, r), None)
+                    drawn = self._drawn_noise(name, release, source, step) if begun is None else begun.result()
+                    noise = torch.from_numpy(drawn) * release.sensitivity
                     bound = release.contribution_bound
                     value, width = privatize(one, noise, source, bound=bound, norm=law.norm, scale=scale)
                 one.copy_(value)
@@ -526,6 +532,20 @@ class Channel:
                     self.on_grid[name] = GridValue(step, value / self.denominator, float(width), self.denominator)
         value = total / self.denominator
         return smat(value) if self._plans[name].form == "symmetric" else value
+
+    def use_threads(self, threads: Threads | None) -> None:
+        """Spread the sums of the round that has begun over ``threads``, and draw its noise in one of them meanwhile."""
+        self.threads = threads
+        self._begun.clear()
+        step = self._step
+        if threads is None or step is None or self._replay is not None or not self.ranks.first:
+            return
+        for name in self.releases:
+            for r, (release, source) in enumerate(zip(self._current(name), self.sources, strict=False)):
+                noised = release.noise is not None and not isinstance(release.noise, DiscreteGaussianNoise)
+                if noised and release.bands is None and release.size >= _WORTH_A_THREAD:
+                    draw = partial(self._drawn_noise, name, release, source, step)
+                    self._begun[step, name, r] = threads.begin(draw)
 
     def _drawn_noise(self, name: str, release: Release, source: NoiseSource, step: int) -> np.ndarray:
         """Return the noise of a release at sensitivity 1: (size,) float64."""
