@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._devices import sent
+from .._devices import sent, waits
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, PrivacyError
 from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
@@ -222,6 +222,8 @@ class Problem:
             if kept is not None:
                 kept.copy_(result)
             return self._counted(result if less is None else result.sub_(less), number)
+        written = not waits(result.device) and not self.executor.execution.graphs
+        sums = None if self.tally is None or not written else result.new_zeros(len(result))
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
@@ -231,6 +233,8 @@ class Problem:
             result[idle] = stay if less is None else stay - less
             if kept is not None:
                 kept[idle] = stay
+            if sums is not None:
+                sums[idle] = stay.sum(-1)
         for width in widths[steps > 0].unique().tolist():
             alike, grain = ((widths == width) & (steps > 0)).nonzero()[:, 0], grain_of(width, self.executor.chunk)
             members, real = places(steps[alike], lanes[alike], grain)
@@ -253,6 +257,7 @@ class Problem:
                         place=place[part],
                         less=less,
                         kept=kept,
+                        sums=sums,
                         lam=lam,
                         anchor=anchor,
                         divergence=divergence,
@@ -261,12 +266,13 @@ class Problem:
 
                 with self.executor.products():
                     self.executor.map(work, len(place), grain=grain, examples=width)
-        return self._counted(result, number)
+        return self._counted(result, number, sums)
 
-    def _counted(self, models: Tensor, round: int) -> Tensor:
+    def _counted(self, models: Tensor, round: int, sums: Tensor | None = None) -> Tensor:
         if self.tally is not None and round != PERSONALIZE_ROUND:
             self.tally.trained += len(models)
-            self.tally.diverged = self.tally.diverged + not_finite(models)
+            if sums is None or not bool(torch.isfinite(sums).all()):
+                self.tally.diverged = self.tally.diverged + not_finite(models)
         return models
 
     def _train_privately(

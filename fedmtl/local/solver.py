@@ -220,6 +220,7 @@ def train_locally(
     place: Tensor,
     less: Tensor | None = None,
     kept: Tensor | None = None,
+    sums: Tensor | None = None,
     lam: Strength = 0.0,
     anchor: Tensor | None = None,
     divergence: Loss | None = None,
@@ -241,6 +242,8 @@ def train_locally(
             one strength for each coordinate, or a precision matrix.
         less: (D,), what is subtracted from the models that go to ``out``; None for nothing.
         kept: (n, D), where the models go as they are, beside; None for nowhere.
+        sums: (n,), on the CPU alone, where the sum of each model's numbers goes, which is finite where they are; None
+            for nowhere.
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
@@ -262,7 +265,7 @@ def train_locally(
         )  # fmt: skip
         return
     rows = stack.load(start, len(plan.steps), place=place)
-    ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less, kept)
+    ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less, kept, sums)
     if divergence is None and moving is None and loss is cross_entropy:
         affine = solver.affine_step(plan.round, lam)
         if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
@@ -281,6 +284,8 @@ def train_locally(
             out.index_copy_(0, place[batch.done], done if less is None else done - less)
             if kept is not None:
                 kept.index_copy_(0, place[batch.done], done)
+            if sums is not None:
+                sums.index_copy_(0, place[batch.done], done.sum(1))
 
 
 @dataclass(frozen=True)

@@ -484,6 +484,7 @@ def run_image_steps(
     out: Tensor,
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
+    sums: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """Make the local steps of :meth:`ConvolutionalNetwork.run`, whose arguments these are."""
     for step in range(len(active)):
@@ -498,7 +499,7 @@ def run_image_steps(
         )  # fmt: skip
         if anchor is not None and towards != 0.0:
             rows.add_(anchor, alpha=towards)
-        write_ends(step, rows, last, where, out, less, kept)
+        write_ends(step, rows, last, where, out, less, kept, sums)
 
 
 @functools.cache

@@ -188,6 +188,7 @@ class Ends(NamedTuple):
         out: (n, D).
         less: (D,), what is subtracted from it; None for nothing.
         kept: (n, D), where it goes as it is, beside; None for nowhere.
+        sums: (n,), where the sum of its numbers goes, which is finite where they are; None for nowhere.
     """
 
     last: list[int]
@@ -195,6 +196,7 @@ class Ends(NamedTuple):
     out: Tensor
     less: Tensor | None = None
     kept: Tensor | None = None
+    sums: Tensor | None = None
 
 
 def values_of(x: Tensor, weights: list[Tensor], biases: list[Tensor], functions: list[int]) -> list[Tensor]:
@@ -342,6 +344,7 @@ def run_steps(
     out: Tensor,
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
+    sums: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """Make the local steps of :meth:`Perceptron.run`, whose arguments these are."""
     for step in range(len(active)):
@@ -356,7 +359,7 @@ def run_steps(
         move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
-        write_ends(step, rows, last, where, out, less, kept)
+        write_ends(step, rows, last, where, out, less, kept, sums)
 
 
 def inputs_of(x: Tensor, taken: Tensor, scale: float, shift: float, rows: Tensor) -> Tensor:
@@ -377,6 +380,7 @@ def write_ends(
     out: Tensor,
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
+    sums: Optional[Tensor],  # noqa: UP045
 ) -> None:
     """Write out the copies whose last step this was, see :class:`Ends`."""
     for copy in range(len(last)):
@@ -387,6 +391,8 @@ def write_ends(
                 torch.sub(rows[copy], less, out=out[where[copy]])
             if kept is not None:
                 kept[where[copy]].copy_(rows[copy])
+            if sums is not None:
+                torch.sum(rows[copy], 0, out=sums[where[copy]])
 
 
 def output_gradient(

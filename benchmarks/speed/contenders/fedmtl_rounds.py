@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from work import WARM_UP, Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
-from fedmtl.algorithms.base import Algorithm, Problem
+from fedmtl.algorithms.base import Algorithm, Problem, Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches
@@ -84,6 +84,7 @@ class Run:
         sampler = PoissonSampling(cohort=settings["cohort"]).bind(len(data))
         plans = algorithm.plan(problem, sampler)
         channel = open_channel(privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds)
+        problem = replace(problem, tally=Tally())  # models that diverge are counted, as the trainer does it
         return cls(problem, algorithm, channel, torch.argsort(data.keys, stable=True), settings["batch"])
 
     def work(self, settings: dict[str, Any], rounds: int) -> Work:
