@@ -24,6 +24,7 @@ from .._check import positive
 from ..errors import ConfigError
 from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
+from ..privacy.channel import Message
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, starting_models
 from .server import GlobalModel
@@ -66,9 +67,9 @@ class APFL(GlobalModel):
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    ) -> tuple[dict[str, Message], Own]:
         shared, start = public["global"], starting_models(own, problem.initial)
-        update = problem.train_locally(self.local, shared, clients, round=round, less=shared)
+        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared)
         models = self._train_own(problem, shared, start, clients, round)
         return {"update": update}, keep_models(own, models, start)
 

@@ -25,6 +25,7 @@ from ..privacy import Channel, GradientPlan, LocalSteps, ReleasePlan
 from ..privacy.channel import GRADIENT, Message
 from ..privacy.clip import Clip, not_finite
 from ..privacy.sums import NOBODY
+from ..privacy.totals import RowTotal
 from ..ranks import ALONE, Ranks
 from ..schedules import Block
 from ..stacked import Layout, StackedModule
@@ -186,6 +187,7 @@ class Problem:
         less: Tensor | None = None,
         kept: Tensor | None = None,
         out: Tensor | None = None,
+        into: RowTotal | None = None,
     ) -> Tensor:
         """Return every client's model after its local run, or how far it is from a point.
 
@@ -206,15 +208,17 @@ class Problem:
             less: (D,), what is subtracted from every model; None for nothing.
             kept: (k, D), where the models themselves go beside the result; None for nowhere.
             out: (k, D), where the result goes; may be ``start``.
+            into: a sum that the rows of the result are added to, and nobody keeps them; see :meth:`send_change`.
 
         Returns:
-            (k, D), on the device and in the dtype of ``initial``.
+            (k, D), on the device and in the dtype of ``initial``; (0, D) where it was added ``into`` a sum.
 
         Raises:
             PrivacyError: single records are protected, and there is no way out: a number in place of the round.
         """
         number = round if isinstance(round, int) else round.number
-        result = self.initial.new_empty(len(clients), self.dimension) if out is None else out
+        kept_rows = len(clients) if into is None else 0
+        result = self.initial.new_empty(kept_rows, self.dimension) if out is None else out
         if self.protects_records:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
@@ -222,15 +226,18 @@ class Problem:
             if kept is not None:
                 kept.copy_(result)
             return self._counted(result if less is None else result.sub_(less), number)
-        written = not waits(result.device) and not self.executor.execution.graphs
-        sums = None if self.tally is None or not written else result.new_zeros(len(result))
+        sums = None if self.tally is None or not self._by_processor else result.new_zeros(len(clients))
         counts = self.data.train.counts[clients]
         steps, widths = solver.step_counts(counts), batch_widths(counts, solver.batch_size)
         lanes = (clients.cpu() if isinstance(round, int) else round.places(clients)) % LANES
         idle = sent((steps == 0).nonzero()[:, 0], start.device)
         if len(idle) and (out is not start or less is not None):
             stay = start[idle] if start.dim() == 2 else start
-            result[idle] = stay if less is None else stay - less
+            still = stay if less is None else stay - less
+            if into is None:
+                result[idle] = still
+            else:
+                into.add(still.expand(len(idle), -1))
             if kept is not None:
                 kept[idle] = stay
             if sums is not None:
@@ -253,7 +260,7 @@ class Problem:
                         solver,
                         plan.part(part),
                         start,
-                        out=result,
+                        out=result if into is None else into,
                         place=place[part],
                         less=less,
                         kept=kept,
@@ -266,13 +273,48 @@ class Problem:
 
                 with self.executor.products():
                     self.executor.map(work, len(place), grain=grain, examples=width)
+        if into is not None:
+            into.count += len(clients) - len(idle)
         return self._counted(result, number, sums)
 
+    def send_change(
+        self,
+        name: str,
+        solver: LocalSolver,
+        start: Tensor,
+        clients: Tensor,
+        *,
+        round: Round,
+        less: Tensor,
+        lam: Strength = 0.0,
+        anchor: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> Tensor | RowTotal:
+        """Return what clients send who send how far they are from ``less`` after their local run: rows (k, D), or their
+        clipped sum where nobody needs the rows.
+
+        Args:
+            name: of the release.
+            solver, start, clients, round, less, lam, anchor, kept: see :meth:`train_locally`.
+        """
+        total = round.total(name) if round.total is not None and self._by_processor else None
+        rows = self.train_locally(
+            solver, start, clients, round=round, lam=lam, anchor=anchor, less=less, kept=kept, into=total
+        )
+        return rows if total is None else total
+
+    @property
+    def _by_processor(self) -> bool:
+        """Whether local steps are made by the processor, as they are asked for."""
+        return not waits(self.initial.device) and not self.executor.execution.graphs
+
     def _counted(self, models: Tensor, round: int, sums: Tensor | None = None) -> Tensor:
+        """Count local trainings; where ``sums`` (k,) are given, which are finite where models are, the models may have
+        gone into a sum."""
         if self.tally is not None and round != PERSONALIZE_ROUND:
-            self.tally.trained += len(models)
-            if sums is None or not bool(torch.isfinite(sums).all()):
-                self.tally.diverged = self.tally.diverged + not_finite(models)
+            self.tally.trained += len(models) if sums is None else len(sums)
+            known = sums if sums is not None and (len(models) < len(sums) or bool(torch.isfinite(sums).all())) else None
+            self.tally.diverged = self.tally.diverged + not_finite(models if known is None else known[:, None])
         return models
 
     def _train_privately(
@@ -347,6 +389,7 @@ class Round:
     members: Callable[..., np.ndarray | None] | None = None
     noise: Callable[..., Tensor] | None = None
     cohort: Tensor | None = None
+    total: Callable[[str], RowTotal | None] | None = None
 
     def places(self, clients: Tensor) -> Tensor:
         """Return the positions of ``clients``, int64 (k,), among those who take part, which they are themselves where
@@ -522,6 +565,7 @@ class Algorithm:
             members=channel.members if self.one_at_a_time else None,
             noise=channel.local_noise if self.one_at_a_time else None,
             cohort=None if problem.owner is None else cohort,
+            total=None if self.one_at_a_time else channel.total,
         )
         part, asked = problem, clients
         if self.all_at_once and problem.owner is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from .._check import non_negative, positive
 from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
+from ..privacy.channel import Message
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 from .server import GlobalModel
@@ -60,10 +61,10 @@ class Ditto(GlobalModel):
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    ) -> tuple[dict[str, Message], Own]:
         shared = public["global"]
         start = starting_models(own, problem.initial)
-        update = problem.train_locally(self.local, shared, clients, round=round, less=shared)
+        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared)
         models = problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=shared)
         return {"update": update}, keep_models(own, models, start)
 

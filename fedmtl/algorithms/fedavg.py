@@ -15,6 +15,7 @@ from torch import Tensor
 from .._check import non_negative, positive
 from ..local import LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
+from ..privacy.channel import Message
 from .base import Own, Problem, Round, State
 from .server import GlobalModel
 from .store import ClientStore
@@ -57,10 +58,10 @@ class FedAvg(GlobalModel):
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    ) -> tuple[dict[str, Message], Own]:
         model = public["global"]
-        update = problem.train_locally(
-            self.local, model, clients, round=round, lam=self.proximal_strength, anchor=model, less=model
+        update = problem.send_change(
+            "update", self.local, model, clients, round=round, lam=self.proximal_strength, anchor=model, less=model
         )
         return {"update": update}, own
 

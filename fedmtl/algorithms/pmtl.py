@@ -26,6 +26,7 @@ from .._check import non_negative, one_of, positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ReleasePlan
+from ..privacy.channel import Message
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .personal import keep_models, personal_fields, personal_models, starting_models
 from .server import ServerOptimizer, apply_update
@@ -90,18 +91,19 @@ class PMTL(Algorithm):
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
-    ) -> tuple[dict[str, Tensor], Own]:
+    ) -> tuple[dict[str, Message], Own]:
         mean = public["mean"]
         # 1-2. the cohort receives wtilde; every member trains from its own last model, anchored at wtilde throughout
         start = starting_models(own, mean)
         models = torch.empty_like(start)
-        change = problem.train_locally(
-            self.local, start, clients, round=round, lam=self.lam, anchor=mean, less=mean, kept=models
-        )
-        own = keep_models(own, models, start)
         # 3. what every member sends
         if self.delta == "global":
-            return {"update": change}, own
+            change = problem.send_change(
+                "update", self.local, start, clients, round=round, lam=self.lam, anchor=mean, less=mean, kept=models
+            )
+            return {"update": change}, keep_models(own, models, start)
+        problem.train_locally(self.local, start, clients, round=round, lam=self.lam, anchor=mean, out=models)
+        own = keep_models(own, models, start)
         update = round.clip(
             "update", models - problem.initial - own["sent"]
         )  # relative to wtilde^0: u_k = wtilde^0 + sent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from .._check import non_negative, one_of, positive, positive_int
 from .._devices import sent, waits
 from ..errors import ConfigError
+from ..privacy.totals import RowTotal
 from ..stacked.losses import Loss, Pull, client_means, cross_entropy, example_losses
 from ..stacked.perceptron import Ends, Examples, Rule, output_gradient, write_ends
 from .batches import BatchPlan, batches_per_epoch
@@ -216,7 +218,7 @@ def train_locally(
     plan: BatchPlan,
     start: Tensor,
     *,
-    out: Tensor,
+    out: Tensor | RowTotal,
     place: Tensor,
     less: Tensor | None = None,
     kept: Tensor | None = None,
@@ -236,7 +238,7 @@ def train_locally(
         plan: batches of the k clients, from :func:`plan_batches`. One without a step is computed with the others, and
             nothing is written of it.
         start: (D,) or (n, D), where the clients start.
-        out: (n, D), where the models go; may be ``start``.
+        out: (n, D), where the models go, may be ``start``; on the CPU also a sum that they are added to.
         place: int64 (k,), on the host, the clients' rows of ``out``, and of every other argument with n rows.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
             one strength for each coordinate, or a precision matrix.
@@ -256,6 +258,7 @@ def train_locally(
         return LocalStep(stack, loss, rows, optimizer, divergence, towards, lam, frozen, still), optimizer
 
     if waits(start.device) or stack.graphs is not None:
+        assert isinstance(out, Tensor)
         key = (repr(solver), solver.lr_at(plan.round), loss) if divergence is None and moving is None else None
         if solver.decay < 1.0 and solver.decay_every < _WORTH_RECORDING:
             key = None
@@ -265,27 +268,31 @@ def train_locally(
         )  # fmt: skip
         return
     rows = stack.load(start, len(plan.steps), place=place)
-    ends = Ends((plan.steps - 1).tolist(), place.tolist(), out, less, kept, sums)
-    if divergence is None and moving is None and loss is cross_entropy:
-        affine = solver.affine_step(plan.round, lam)
-        if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
-            rule = Rule(*affine, rows_of(anchor, place))
-            if _run_by_products(stack, data, plan, rows, rule, ends):
-                return
-    step, _ = build(rows, rows_of(anchor, place), rows_of(lam, place))
-    for number, batch in enumerate(plan.batches()):
-        x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
-        address = address_of(plan.keys[: batch.active], plan.round, number) if stack.has_dropout else None
-        step(batch.active, x, y, batch.mask, address)
-        if rows.shape[1] >= _ONE_BY_ONE:
-            write_ends(number, rows, *ends)
-        elif len(batch.done):
-            done = rows[batch.done]
-            out.index_copy_(0, place[batch.done], done if less is None else done - less)
-            if kept is not None:
-                kept.index_copy_(0, place[batch.done], done)
-            if sums is not None:
-                sums.index_copy_(0, place[batch.done], done.sum(1))
+    ends = Ends((plan.steps - 1).tolist(), place.tolist(), None, less, kept, sums)
+    with nullcontext() if isinstance(out, Tensor) else out.part() as cells:
+        ends = ends._replace(out=out) if isinstance(out, Tensor) else ends._replace(cells=cells, limits=out.limits)
+        if divergence is None and moving is None and loss is cross_entropy:
+            affine = solver.affine_step(plan.round, lam)
+            if affine is not None and (
+                anchor is not None or affine[2] == 0.0
+            ):  # else the optimizer says what is missing
+                rule = Rule(*affine, rows_of(anchor, place))
+                if _run_by_products(stack, data, plan, rows, rule, ends):
+                    return
+        step, _ = build(rows, rows_of(anchor, place), rows_of(lam, place))
+        for number, batch in enumerate(plan.batches()):
+            x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
+            address = address_of(plan.keys[: batch.active], plan.round, number) if stack.has_dropout else None
+            step(batch.active, x, y, batch.mask, address)
+            if rows.shape[1] >= _ONE_BY_ONE or not isinstance(out, Tensor):
+                write_ends(number, rows, *ends)
+            elif len(batch.done):
+                done = rows[batch.done]
+                out.index_copy_(0, place[batch.done], done if less is None else done - less)
+                if kept is not None:
+                    kept.index_copy_(0, place[batch.done], done)
+                if sums is not None:
+                    sums.index_copy_(0, place[batch.done], done.sum(1))
 
 
 @dataclass(frozen=True)

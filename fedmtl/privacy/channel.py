@@ -32,7 +32,7 @@ from ..errors import PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
 from .chain import Head
-from .clip import MARGIN, Clip, clip_rows, contributions, largest_norm, row_norms, sum_width
+from .clip import MARGIN, Clip, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
 from .gradients import GradientPlan, NoiseTerms, first_law
 from .local_steps import LocalSteps
 from .noise.banded import CorrelatedNoise
@@ -63,12 +63,13 @@ from .sums import (
     in_order,
     turns_of,
 )
+from .totals import RowTotal
 
 Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
 """(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
 before clip and noise, also where a replay forces the released value. It is private: for audits and tests alone."""
-Message = Tensor | GradientMessage | GradientChunks | ClientVectors
+Message = Tensor | RowTotal | GradientMessage | GradientChunks | ClientVectors
 GRADIENT, FIRST = "gradient", "first"
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 _APART = 1 << 22  # numbers of noise drawn for repetitions that do not wait for one another
@@ -354,8 +355,9 @@ class Channel:
         Args:
             name: a declared release of rows, once a round; ``"gradient"``, or ``"first"`` for a warm start.
             message: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0; (R, k, D) of
-                R > 1 repetitions. A row with a NaN or infinity counts as zero and the denominator stays; an empty
-                cohort still releases noise. Or gradients of records, see :mod:`.sums`.
+                R > 1 repetitions; or the sum that they were added to, of :meth:`total`. A row with a NaN or infinity
+                counts as zero and the denominator stays; an empty cohort still releases noise. Or gradients of records,
+                see :mod:`.sums`.
             clients: (k,) whose the rows are, each client once; of one local step, whose gradients they are.
             count: of gradients of clients that act one at a time: so many activations at once, where they do not wait
                 for one another's releases.
@@ -371,7 +373,9 @@ class Channel:
                 of the wrong shape, or more rows than clients drawn; a mean beyond the bound of the domain.
             BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
-        if not isinstance(message, Tensor) and name != (FIRST if isinstance(message, ClientVectors) else GRADIENT):
+        if not isinstance(message, (Tensor, RowTotal)) and name != (
+            FIRST if isinstance(message, ClientVectors) else GRADIENT
+        ):
             raise PrivacyError(
                 f"Release {name!r} is of rows; gradients of records are {GRADIENT!r}, vectors {FIRST!r}."
             )
@@ -383,9 +387,28 @@ class Channel:
             raise PrivacyError(f"Release {name!r} needs the clients that it is of.")
         if isinstance(message, GradientChunks):
             return self._release_local(message, clients)
+        if isinstance(message, RowTotal):
+            return self._release_total(name, message, clients)
         return self._release_rows(name, message, clients)
 
     # Rows of a cohort
+
+    def total(self, name: str) -> RowTotal | None:
+        """Return where clients of the round that has begun may add their rows as they make them, for :meth:`release`;
+        None where it needs the rows: short ones, those of several repetitions, matrices, and where a clip follows the
+        norms, clients add noise themselves, or somebody listens.
+
+        Args:
+            name: a declared release.
+        """
+        plan, clip, step = self._plans[name], self._clip(name), self._step
+        if clip is None or step is None or self.sampler is None or self.replicates > 1 or plan.form != "vector":
+            return None
+        listening = self.tap is not None or self._replay is not None or name in self.rows
+        if listening or isinstance(self._adaptive, QuantileClip) or not are_long(plan.dimension):
+            return None
+        width = (self._widths(name) or [sum_width(clip.bound, self.sampler.n)])[0]
+        return RowTotal(name, step, plan.dimension, clip, width)
 
     def _release_rows(self, name: str, rows: Tensor, clients: Tensor) -> Tensor:
         step = self._checked_step(name, rows, clients)
@@ -403,6 +426,19 @@ class Channel:
         self._note(step, name, value)
         if isinstance(self._adaptive, QuantileClip):
             self._adapt(name, rows, step, self._adaptive)
+        return value
+
+    def _release_total(self, name: str, total: RowTotal, clients: Tensor) -> Tensor:
+        if (total.name, total.step) != (name, self._step) or total.count != clients.numel():
+            raise PrivacyError(
+                f"Release {name!r} of step {self._step} got a sum of {total.count} rows, made for {total.name!r} of "
+                f"step {total.step}; it needs one row from each of {clients.numel()} clients."
+            )
+        step = self._checked_step(name, total, clients)
+        self._released.add(name)
+        whole = self.ranks.sum(total.sum())
+        value = self.ranks.share(lambda: self._noised_sum(name, whole, step))
+        self._note(step, name, value)
         return value
 
     def _sum(self, name: str, rows: Tensor, clients: Tensor, widths: Sequence[float] = ()) -> Tensor:
@@ -581,16 +617,18 @@ class Channel:
         noise = torch.from_numpy(self.source.normal(f"noise/{key}", step, 1)) * std
         return privatize(total, noise, self.source, bound=bound, norm="l2", scale=std)[0] / self.denominator
 
-    def _checked_step(self, name: str, rows: Tensor, clients: Tensor) -> int:
+    def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is reserved for it.")
-        self._checked_rows(name, rows)
+        if isinstance(rows, Tensor):
+            self._checked_rows(name, rows)
+        count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
-        if clients.shape != rows.shape[-2:-1] or torch.unique(clients).numel() != clients.numel():
+        if clients.shape != (count,) or torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
-        if rows.shape[-2] > self._cohort:
-            raise PrivacyError(f"Release {name!r} got {rows.shape[-2]} rows, but {self._cohort} clients were drawn.")
+        if count > self._cohort:
+            raise PrivacyError(f"Release {name!r} got {count} rows, but {self._cohort} clients were drawn.")
         return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:

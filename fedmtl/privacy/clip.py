@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
+from .._clipped import add_clipped
 from .._compiled import without_interpreter
 from .._devices import known, waits
 from .._threads import Threads
@@ -97,6 +98,16 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
         clip: the bound, or None.
     """
     return _factors(norms, _limit(clip))
+
+
+def bounds_of(clip: Clip | None) -> tuple[float, float]:
+    """Return the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
+    return _limit(clip), 1.0 if clip is not None and clip.norm == "l1" else 2.0
+
+
+def are_long(dimension: int) -> bool:
+    """Return whether rows (k, D) on the CPU are clipped and added one by one."""
+    return dimension >= _LONG
 
 
 def _limit(clip: Clip | None) -> float:
@@ -181,13 +192,13 @@ def clipped_sum(
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))
     rows = rows.detach().cpu() if rows.device.type == "mps" else rows.detach()  # which has no float64
-    order = 1.0 if clip is not None and clip.norm == "l1" else 2.0
+    limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
-        return whole_cells(rows, _limit(clip), order, width, _block_rows(rows)).cpu().mul_(width)
-    program = without_interpreter(whole_cells if rows.shape[1] < _LONG else whole_cells_by_row)
+        return whole_cells(rows, limit, order, width, _block_rows(rows)).cpu().mul_(width)
+    program = without_interpreter(whole_cells_by_row if are_long(rows.shape[1]) else whole_cells)
 
     def cells(part: Tensor) -> Tensor:
-        return program(part, _limit(clip), order, width, _block_rows(part))
+        return program(part, limit, order, width, _block_rows(part))
 
     if threads is None or rows.numel() < _WORTH_THREADS:
         return cells(rows).mul_(width)
@@ -228,12 +239,8 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float, block: i
 def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float, block: int) -> Tensor:
     """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays in the cache."""
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
-    wide = torch.empty([rows.shape[1]], dtype=torch.float64)
     for row in rows.unbind(0):
-        norm = float(torch.linalg.vector_norm(wide.copy_(row), order))
-        factor = 1.0 if norm <= limit * (1 + 2.0**-30) else limit / norm  # as of _factors
-        if math.isfinite(norm) and factor >= 2.0**-1022:
-            cells.add_(wide.mul_(factor / width).trunc_())
+        add_clipped(cells, row, limit, order, width)
     return cells
 
 

@@ -481,10 +481,12 @@ def run_image_steps(
     anchor: Optional[Tensor],  # noqa: UP045 - what TorchScript can read in every version
     last: list[int],
     where: list[int],
-    out: Tensor,
+    out: Optional[Tensor],  # noqa: UP045
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
     sums: Optional[Tensor],  # noqa: UP045
+    cells: Optional[Tensor],  # noqa: UP045
+    limits: list[float],
 ) -> None:
     """Make the local steps of :meth:`ConvolutionalNetwork.run`, whose arguments these are."""
     for step in range(len(active)):
@@ -499,7 +501,7 @@ def run_image_steps(
         )  # fmt: skip
         if anchor is not None and towards != 0.0:
             rows.add_(anchor, alpha=towards)
-        write_ends(step, rows, last, where, out, less, kept, sums)
+        write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from .._clipped import add_clipped
 from .._compiled import without_interpreter
 from .kernels import hooked
 from .losses import Loss, Pull, client_means, cross_entropy, example_losses, softmax_divergence
@@ -185,18 +186,23 @@ class Ends(NamedTuple):
     Attributes:
         last: the number of that step, by copy; one that is not among the steps goes nowhere.
         where: its row of ``out``.
-        out: (n, D).
-        less: (D,), what is subtracted from it; None for nothing.
+        out: (n, D); None for nowhere.
+        less: (D,), what is subtracted from it there; None for nothing.
         kept: (n, D), where it goes as it is, beside; None for nowhere.
         sums: (n,), where the sum of its numbers goes, which is finite where they are; None for nowhere.
+        cells: float64 (D,), a clipped sum that what would go to ``out`` is added to, see
+            :func:`~fedmtl._clipped.add_clipped`; None for none.
+        limits: its limit, order and width.
     """
 
     last: list[int]
     where: list[int]
-    out: Tensor
+    out: Tensor | None
     less: Tensor | None = None
     kept: Tensor | None = None
     sums: Tensor | None = None
+    cells: Tensor | None = None
+    limits: list[float] = [0.0, 2.0, 1.0]  # noqa: RUF012 - nobody changes it
 
 
 def values_of(x: Tensor, weights: list[Tensor], biases: list[Tensor], functions: list[int]) -> list[Tensor]:
@@ -341,10 +347,12 @@ def run_steps(
     anchor: Optional[Tensor],  # noqa: UP045 - what TorchScript can read in every version
     last: list[int],
     where: list[int],
-    out: Tensor,
+    out: Optional[Tensor],  # noqa: UP045
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
     sums: Optional[Tensor],  # noqa: UP045
+    cells: Optional[Tensor],  # noqa: UP045
+    limits: list[float],
 ) -> None:
     """Make the local steps of :meth:`Perceptron.run`, whose arguments these are."""
     for step in range(len(active)):
@@ -359,7 +367,7 @@ def run_steps(
         move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
-        write_ends(step, rows, last, where, out, less, kept, sums)
+        write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
 
 
 def inputs_of(x: Tensor, taken: Tensor, scale: float, shift: float, rows: Tensor) -> Tensor:
@@ -377,18 +385,24 @@ def write_ends(
     rows: Tensor,
     last: list[int],
     where: list[int],
-    out: Tensor,
+    out: Optional[Tensor],  # noqa: UP045
     less: Optional[Tensor],  # noqa: UP045
     kept: Optional[Tensor],  # noqa: UP045
     sums: Optional[Tensor],  # noqa: UP045
+    cells: Optional[Tensor],  # noqa: UP045
+    limits: list[float],
 ) -> None:
     """Write out the copies whose last step this was, see :class:`Ends`."""
     for copy in range(len(last)):
         if last[copy] == step:
-            if less is None:
-                out[where[copy]].copy_(rows[copy])
-            else:
-                torch.sub(rows[copy], less, out=out[where[copy]])
+            if out is not None:
+                if less is None:
+                    out[where[copy]].copy_(rows[copy])
+                else:
+                    torch.sub(rows[copy], less, out=out[where[copy]])
+            if cells is not None:
+                row = rows[copy] if less is None else rows[copy] - less
+                add_clipped(cells, row, limits[0], limits[1], limits[2])
             if kept is not None:
                 kept[where[copy]].copy_(rows[copy])
             if sums is not None:

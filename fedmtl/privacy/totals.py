@@ -1,0 +1,65 @@
+"""Sums of rows that are made where the rows are, so that nobody keeps the rows of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from .clip import Clip, add_clipped, bounds_of
+
+
+class RowTotal:
+    """The clipped sum of one release of one round, to which rows are added as clients make them.
+
+    It is the sum of :func:`~fedmtl.privacy.clip.clipped_sum` to the last bit: sums of rows on their grid are exact, in
+    any order and any parts. It is private, and :meth:`fedmtl.privacy.Channel.release` takes it in place of the rows.
+
+    Args:
+        name: of the release.
+        step: the round.
+        dimension: D, of a row.
+        clip: of the rows.
+        width: of the grid.
+
+    Attributes:
+        limits: limit, order of the norm and width, as :func:`~fedmtl._clipped.add_clipped` takes them.
+        count: how many rows have been added; who adds them to a :meth:`part` says so.
+    """
+
+    def __init__(self, name: str, step: int, dimension: int, clip: Clip, width: float) -> None:
+        self.name, self.step, self.dimension = name, step, dimension
+        self.limits = [*bounds_of(clip), width]
+        self.count = 0
+        self._parts: list[Tensor] = []
+        self._free: SimpleQueue[Tensor] = SimpleQueue()
+
+    @contextmanager
+    def part(self) -> Iterator[Tensor]:
+        """Borrow a part of the sum, float64 (D,), to which nobody else adds meanwhile."""
+        try:
+            cells = self._free.get_nowait()
+        except Empty:
+            cells = torch.zeros(self.dimension, dtype=torch.float64)
+            self._parts.append(cells)
+        try:
+            yield cells
+        finally:
+            self._free.put(cells)
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (k, D) that are there already, any float dtype, on the CPU."""
+        with self.part() as cells:
+            for row in rows:
+                add_clipped(cells, row, *self.limits)
+        self.count += len(rows)
+
+    def sum(self) -> Tensor:
+        """Return the sum, float64 (D,), whole multiples of the width."""
+        total = torch.zeros(self.dimension, dtype=torch.float64)
+        for cells in self._parts:
+            total += cells
+        return total.mul_(self.limits[2])

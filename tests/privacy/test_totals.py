@@ -1,0 +1,164 @@
+"""Sums of rows that are made where the rows are: the same numbers as of rows that are handed over, to the last bit."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmtl import APFL, PMTL, ClientPrivacy, Ditto, FedAvg, FedProx, LocalOptimizer, LocalSGD, PoissonSampling, Trainer
+from fedmtl.data import FederatedDataset
+from fedmtl.errors import PrivacyError
+from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
+from fedmtl.privacy.channel import Channel
+from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum, sum_width
+from fedmtl.privacy.totals import RowTotal
+
+SIZE = 40
+PLAN = ReleasePlan(name="update", dimension=SIZE, uses=3, stateful=False)
+
+
+@pytest.fixture(autouse=True)
+def all_rows_are_long(monkeypatch):
+    monkeypatch.setattr(clip, "_LONG", 0)
+
+
+def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Channel, Tensor]:
+    """A channel whose first round has begun, and its cohort."""
+    given = {"clip_norm": 1.5, "noise_multiplier": 0.8, "delta": 1e-5} | settings
+    channel = open_channel(ClientPrivacy(**given), (plan,), PoissonSampling(6).bind(clients), seed=0, steps=3)
+    cohort = channel.draw(0)
+    channel.begin(0, cohort)
+    return channel, cohort
+
+
+def rows_of(count: int) -> Tensor:
+    rows = torch.randn(count, SIZE, generator=torch.Generator().manual_seed(3))
+    rows[1] *= 1e-3
+    rows[2, 5], rows[3, 0] = math.nan, -math.inf
+    return rows
+
+
+@pytest.mark.parametrize("bound", [L2Clip(1.5), L1Clip(4.0)])
+def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
+    rows, width = rows_of(60), sum_width(bound.bound, 60)
+    total = RowTotal("update", 0, SIZE, bound, width)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(total.add, rows[torch.randperm(60)].split(7)))
+    assert total.count == 60
+    assert torch.equal(total.sum(), clipped_sum(rows, bound, width))
+
+
+@pytest.mark.parametrize("settings", [{}, {"mechanism": "laplace"}, {"mechanism": "discrete_gaussian"}])
+def test_a_release_of_a_sum_is_that_of_its_rows(settings) -> None:
+    (by_rows, cohort), (by_sum, _) = begun(**settings), begun(**settings)
+    rows, total = rows_of(len(cohort)), by_sum.total("update")
+    assert total is not None
+    total.add(rows)
+    assert torch.equal(by_sum.release("update", total, cohort), by_rows.release("update", rows, cohort))
+
+
+def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
+    channel, cohort = begun()
+    total = channel.total("update")
+    assert total is not None
+    with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
+        channel.release("update", total, cohort)
+    total.add(rows_of(len(cohort)))
+    with pytest.raises(PrivacyError, match="each client once"):
+        channel.release("update", total, torch.zeros(len(cohort), dtype=torch.int64))
+    other = RowTotal("update", 1, SIZE, L2Clip(1.5), 1e-9)
+    other.count = len(cohort)
+    with pytest.raises(PrivacyError, match="of step 1"):
+        channel.release("update", other, cohort)
+    channel.release("update", total, cohort)
+    with pytest.raises(PrivacyError, match="happened already"):
+        channel.release("update", total, cohort)
+    total.add(torch.zeros(1, SIZE))
+    with pytest.raises(PrivacyError, match="needs one row from each"):
+        channel.release("update", total, cohort)
+
+
+def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
+    channel, _ = begun()
+    assert channel.total("update") is not None
+    channel.tap = lambda *_: None
+    assert channel.total("update") is None
+    assert begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].total("update") is None
+    matrices = ReleasePlan(name="update", dimension=SIZE, uses=3, stateful=False, form="symmetric")
+    assert begun(matrices)[0].total("update") is None
+    monkeypatch.setattr(clip, "_LONG", SIZE + 1)
+    assert begun()[0].total("update") is None
+
+
+def images(clients: int, extreme: float) -> FederatedDataset:
+    """Clients of 3 to 18 examples; the features of the fourth are ``extreme`` times those of the others."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [3 + 5 * (i % 4) for i in range(clients)]
+    given = {
+        f"client-{i}": (
+            torch.rand(n, 1, 8, 8, generator=generator) * (extreme if i == 3 else 1.0),
+            torch.randint(0, 4, (n,), generator=generator),
+        )
+        for i, n in enumerate(sizes)
+    }
+    return FederatedDataset.from_tensors(given, test_fraction=0.25, classes=4)
+
+
+MODELS = {
+    "perceptron": lambda spec: torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)
+    ),
+    "convolutions": lambda spec: torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(48, 4),
+    ),
+    "dropout": lambda spec: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)),
+}
+SGD = LocalSGD(lr=0.2, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"),
+    [
+        (FedAvg(local=SGD), "perceptron"),
+        (FedAvg(local=LocalOptimizer(lr=0.01, batch_size=4)), "dropout"),
+        (FedAvg(local=LocalSGD(lr=0.3, epochs=2, batch_size=4)), "perceptron"),
+        (FedProx(mu=0.3, local=SGD), "convolutions"),
+        (PMTL(lam=0.3, local=SGD), "perceptron"),
+        (Ditto(lam=0.3, local=SGD), "dropout"),
+        (APFL(local=SGD), "perceptron"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
+    hot = algorithm.local.epochs > 1
+
+    def run():
+        trainer = Trainer(
+            algorithm=algorithm, model=MODELS[model], data=images(24, 1e30 if hot else 1.0), rounds=3,
+            schedule=PoissonSampling(20), privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.5, delta=1e-5),
+            seed=4, progress=False,
+        )  # fmt: skip
+        return trainer.fit()
+
+    released = []
+    sum_of = RowTotal.sum
+    monkeypatch.setattr(RowTotal, "sum", lambda self: released.append(self.count) or sum_of(self))
+    summed = run()
+    assert len(released) == 3
+    assert all(released)
+    monkeypatch.setattr(Channel, "total", lambda self, name: None)
+    by_rows = run()
+    assert len(released) == 3
+    assert torch.equal(summed.shared.nan_to_num(7.0), by_rows.shared.nan_to_num(7.0))
+    assert torch.equal(summed.personal.nan_to_num(7.0), by_rows.personal.nan_to_num(7.0))
+    lost = "diverged_trainings"
+    assert summed.final.get(lost) == by_rows.final.get(lost)
+    assert (summed.final.get(lost) is not None) == hot
