@@ -812,7 +812,7 @@ class Channel:
         if self.terms is not None:
             start, last = self._place - window.first, int(steps.max())
             if not window.drawn <= start <= last < window.drawn + len(window.noise):
-                self._draw_noise(window, start, min(self._end - self._place, self.apart))
+                self._draw_noise(window, start, self.apart)
             value += window.noise[steps - window.drawn, where]
         value /= window.divisors[steps, where][:, None]
         ahead = ahead + counts
