@@ -265,6 +265,38 @@ def noise_alone(repeats: int, clock: Clock) -> None:
         print(f"  {law:<10} x {size:<3} {1e6 * median(ours):5.2f}, {1e6 * median(theirs):5.2f}")
 
 
+def bounds_alone(repeats: int, clock: Clock) -> None:
+    """Print what an event cannot do without: the products of clipped records, and the decompositions of PP-DMTL."""
+    rng, runs = np.random.default_rng(0), 100
+    points, x = rng.standard_normal((10, runs // 10, 10)), rng.standard_normal((10, 90, 10))
+    across, limit = np.ascontiguousarray(x.swapaxes(1, 2)), torch.ones(10, 1, 90, dtype=torch.float64)
+
+    def clipped() -> None:
+        factors = torch.from_numpy(np.matmul(points, across))
+        np.matmul(torch.clamp(factors, -limit, limit, out=factors).numpy(), x)
+
+    wide = rng.standard_normal((runs, 20, 28))
+    gram = np.matmul(wide, wide.swapaxes(1, 2))
+    double = torch.from_numpy(gram)
+    single = double.float()
+    print(f"parts of an event alone, microseconds each, of {runs}")
+    for title, run in {
+        "clipped records, 10 owners x 90 x 10, as many runs of each: products and clip": clipped,
+        "20 x 20, torch.linalg.eigh of all": lambda: torch.linalg.eigh(double),
+        "20 x 20, torch.linalg.eigh of all, single precision": lambda: torch.linalg.eigh(single),
+        "20 x 20, numpy.linalg.eigh of all": lambda: np.linalg.eigh(gram),
+        "20 x 28, numpy.linalg.svd, one after another": lambda: [
+            np.linalg.svd(one, full_matrices=False) for one in wide
+        ],
+    }.items():
+        seconds = []
+        for _ in range(20 * repeats):
+            began = clock()
+            run()
+            seconds.append((clock() - began) / runs)
+        print(f"  {title}: {1e6 * median(seconds):.2f}")
+
+
 def main() -> None:
     """Parse the command line and run the workloads."""
     workloads = {
@@ -274,7 +306,7 @@ def main() -> None:
         "tasks": tasks,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", nargs="+", choices=["noise", *workloads], default=list(workloads))
+    parser.add_argument("--workloads", nargs="+", choices=["noise", "bounds", *workloads], default=list(workloads))
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 100, 300])
     parser.add_argument("--events", type=int, help="of a run; default: 1,000, and 10,000 for a single run of the tasks")
     parser.add_argument("--repeats", type=int, default=5, help="timed repeats, at least 5")
@@ -286,8 +318,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     print(f"{machine()}, NumPy {np.__version__}")
     for name in arguments.workloads:
-        if name == "noise":
-            noise_alone(arguments.repeats, CLOCKS[arguments.clock])
+        if name in ("noise", "bounds"):
+            alone = noise_alone if name == "noise" else bounds_alone
+            alone(arguments.repeats, CLOCKS[arguments.clock])
             continue
         began = time.perf_counter()
         work = workloads[name]()
