@@ -425,7 +425,8 @@ class Places:
     def of(cls, first: int, clients: Array, counts: Array, dimension: int) -> Places:
         """Return the places of who acts, ``clients`` (S, R), of clients with ``counts`` records of ``dimension``."""
         repetitions = clients.shape[1]
-        order = np.argsort(clients, axis=1, kind="stable")
+        few = clients.astype(np.int16) if len(counts) < 1 << 15 else clients  # is sorted by its digits
+        order = np.argsort(few, axis=1, kind="stable")
         ranked, step = np.take_along_axis(clients, order, 1), np.arange(len(clients))[:, None]
         at = np.arange(repetitions)
         starts = np.ones(clients.shape, dtype=bool)
