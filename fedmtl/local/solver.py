@@ -17,7 +17,7 @@ from .._devices import sent, waits
 from ..errors import ConfigError
 from ..privacy.totals import RowTotal
 from ..stacked.losses import Loss, Pull, client_means, cross_entropy, example_losses
-from ..stacked.perceptron import Ends, Examples, Rule, output_gradient, write_ends
+from ..stacked.perceptron import Ends, Examples, Perceptron, Rule, output_gradient, write_ends
 from .batches import BatchPlan, batches_per_epoch
 from .device import train_on_device
 from .optimizers import (
@@ -267,18 +267,22 @@ def train_locally(
             anchor=anchor, lam=lam, build=build, key=key
         )  # fmt: skip
         return
-    rows = stack.load(start, len(plan.steps), place=place)
+    rule = None
+    if divergence is None and moving is None and loss is cross_entropy:
+        affine = solver.affine_step(plan.round, lam)
+        if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
+            rule = Rule(*affine, rows_of(anchor, place))
+    if rule is not None and less is start and kept is None and _runs_apart(stack, data, rule, start):
+        rule, less = rule._replace(anchor=start, apart=True), None
+        stack.reserve(len(plan.steps))
+        rows = stack.rows[: len(plan.steps)]
+    else:
+        rows = stack.load(start, len(plan.steps), place=place)
     ends = Ends((plan.steps - 1).tolist(), place.tolist(), None, less, kept, sums)
     with nullcontext() if isinstance(out, Tensor) else out.part() as cells:
         ends = ends._replace(out=out) if isinstance(out, Tensor) else ends._replace(cells=cells, limits=out.limits)
-        if divergence is None and moving is None and loss is cross_entropy:
-            affine = solver.affine_step(plan.round, lam)
-            if affine is not None and (
-                anchor is not None or affine[2] == 0.0
-            ):  # else the optimizer says what is missing
-                rule = Rule(*affine, rows_of(anchor, place))
-                if _run_by_products(stack, data, plan, rows, rule, ends):
-                    return
+        if rule is not None and _run_by_products(stack, data, plan, rows, rule, ends):
+            return
         step, _ = build(rows, rows_of(anchor, place), rows_of(lam, place))
         for number, batch in enumerate(plan.batches()):
             x, y = data.gather("train", batch.index, dtype=rows.dtype, device=rows.device)
@@ -343,6 +347,14 @@ class LocalStep:
             self.optimizer.step(active=slice(0, active))
         if self.frozen is not None and self.still is not None:
             rows[:active, self.frozen] = self.still[:active]
+
+
+def _runs_apart(stack: StackedModule, data: FederatedDataset, rule: Rule, start: Tensor) -> bool:
+    """Return whether :func:`_run_by_products` can make all steps in one call, by differences from the ``start``."""
+    network = stack.perceptron
+    if not isinstance(network, Perceptron) or data.spec.targets or data.stored("train", start.device) is None:
+        return False
+    return network.runs_apart(data.spec, rule, start)
 
 
 @torch.no_grad()

@@ -232,7 +232,7 @@ class ConvolutionalNetwork:
         perceptron's."""
         program: Callable[..., None] = without_interpreter(run_image_steps)
         tensors = (*self._tensors(rows), *self.head.tensors(rows))
-        program(*examples, rows, *tensors, *rule, *ends)
+        program(*examples, rows, *tensors, *rule[:4], *ends)
 
     def _tensors(self, rows: Tensor) -> tuple[list[Tensor], list[Tensor], list[list[int]], list[list[Tensor]]]:
         """Return weights, biases, forms and tables of the convolutions."""

@@ -144,8 +144,27 @@ class Perceptron:
             rule: of a step.
             ends: where the copies go.
         """
-        program: Callable[..., None] = without_interpreter(run_steps) if rows.device.type == "cpu" else run_steps
-        program(*examples, rows, *self.tensors(rows), *rule, *ends)
+        keep, rate, towards, anchor, apart = rule
+        steps: Callable[..., None] = run_apart if apart else run_steps
+        program: Callable[..., None] = without_interpreter(steps) if rows.device.type == "cpu" else steps
+        if not apart:
+            program(*examples, rows, *self.tensors(rows), keep, rate, towards, anchor, *ends)
+            return
+        assert anchor is not None
+        (weight,), (bias,), _ = self.tensors(rows)
+        (common,), (shift,), _ = self.tensors(anchor[None])
+        program(*examples, rows, weight, bias, common, shift, keep, rate, *ends)
+
+    def runs_apart(self, spec: DataSpec, rule: Rule, start: Tensor) -> bool:
+        """Return whether copies that ``start`` (D,) at one point can be computed by their differences from it: those of
+        one layer, under a rule that leaves the start where it is without a gradient.
+
+        The point's share of the outputs is a product with weights that all copies have in common; the pull is a factor
+        of the difference, no pass over the rows; and in the first step there is no difference yet.
+        """
+        layer = self.layers[0]
+        alone = len(self.layers) == 1 and layer.function < 0 and start.dim() == 1 and self.takes(spec, start)
+        return alone and (rule.anchor is None or rule.anchor is start) and abs(rule.keep + rule.towards - 1) < 1e-12
 
 
 class Examples(NamedTuple):
@@ -172,12 +191,17 @@ class Examples(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """w <- keep w - rate gradient + towards anchor; the anchor is (D,), (K, D) or None."""
+    """w <- keep w - rate gradient + towards anchor; the anchor is (D,), (K, D) or None.
+
+    Where the copies are ``apart``, the rows become their differences from the anchor (D,), at which all of them start,
+    whatever the rows held; see :meth:`Perceptron.runs_apart`.
+    """
 
     keep: float
     rate: float
     towards: float
     anchor: Tensor | None
+    apart: bool = False
 
 
 class Ends(NamedTuple):
@@ -367,6 +391,51 @@ def run_steps(
         move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
+        write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
+
+
+def run_apart(
+    x: Tensor,
+    y: Tensor,
+    scale: float,
+    shift: float,
+    used: Tensor,
+    mask: Tensor,
+    active: list[int],
+    widths: list[int],
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    common_weight: Tensor,
+    common_bias: Tensor,
+    keep: float,
+    rate: float,
+    last: list[int],
+    where: list[int],
+    out: Optional[Tensor],  # noqa: UP045
+    less: Optional[Tensor],  # noqa: UP045
+    kept: Optional[Tensor],  # noqa: UP045
+    sums: Optional[Tensor],  # noqa: UP045
+    cells: Optional[Tensor],  # noqa: UP045
+    limits: list[float],
+) -> None:
+    """Make the local steps of :meth:`Perceptron.run` where the rows are differences from a point, whose weight
+    (1, outputs, inputs) and bias (1, 1, outputs) all copies have in common."""
+    for step in range(len(active)):
+        copies, width = active[step], widths[step]
+        taken = used[step, :copies, :width].reshape(-1)
+        inputs = inputs_of(x, taken, scale, shift, rows).view(copies, width, -1)
+        outputs = torch.bmm(inputs, common_weight.expand(copies, -1, -1).mT)
+        if common_bias.shape[2] > 0:
+            outputs.add_(common_bias)
+        if step > 0:
+            outputs.baddbmm_(inputs, weight[:copies].mT)
+            if bias.shape[2] > 0:
+                outputs.add_(bias[:copies])
+        classes = y.index_select(0, taken).view(copies, width)
+        signal = cross_entropy_signal(outputs, classes, mask[step, :copies, :width])
+        before = keep if step > 0 else 0.0  # of rows that hold no differences yet
+        move([inputs], [signal], [weight[:copies]], [bias[:copies]], before, rate)
         write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
 
 

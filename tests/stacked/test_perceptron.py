@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 import fedmtl.stacked.perceptron as perceptron_of
 from fedmtl._compiled import without_interpreter
+from fedmtl.data import DataSpec
 from fedmtl.stacked import Layout, StackedModule, client_means, set_trainable
 from fedmtl.stacked.losses import LOSSES, Pull, example_losses, softmax_divergence
 from fedmtl.stacked.perceptron import Ends, Examples, Linear, Perceptron, Rule, output_gradient
@@ -110,6 +111,57 @@ def test_local_steps_in_one_call_are_single_steps(name: str, compiled: bool, mon
     assert torch.equal(kept[[4, 2, 0, 1]] - less[0], out[[4, 2, 0, 1]])
     assert not out[[3, 5, 6]].any()
     assert not kept[[3, 5, 6]].any()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_copies_by_their_differences_from_a_common_start(
+    bias: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ends as of whole copies, whatever the rows held, also of copies whose steps end before others' do."""
+    if not compiled:
+        monkeypatch.setattr(perceptron_of, "without_interpreter", lambda function: function)
+    network = Perceptron((Linear(0, 24 if bias else None, 4, 6),), flattens=False)
+    start = torch.randn(28 if bias else 24, dtype=torch.float64)
+    x, y, index = torch.randn(50, 6, dtype=torch.float64), torch.randint(4, (50,)), torch.randint(50, (3, K, B))
+    mask = torch.rand(3, K, B) > 0.4
+    mask[..., 0] = True
+    examples = Examples(x, y, 0.5, 1.0, index, mask, [K, K, 2], [B, B, B])
+    found = []
+    for rule, less in (
+        (Rule(keep=0.9, rate=0.3, towards=0.1, anchor=start), start),
+        (Rule(keep=0.9, rate=0.3, towards=0.1, anchor=start, apart=True), None),
+    ):
+        rows = torch.full((K, len(start)), torch.nan) if rule.apart else start.expand(K, -1).clone()
+        out, sums = torch.zeros(K, len(start), dtype=torch.float64), torch.zeros(K, dtype=torch.float64)
+        cells = torch.zeros(len(start), dtype=torch.float64)
+        ends = Ends([2, 2, *[1] * (K - 3), -1], list(range(K)), out, less, None, sums, cells, [0.3, 2.0, 2.0**-40])
+        network.run(rows.double(), examples, rule, ends)
+        found.append((out, cells * 2.0**-40))
+        assert torch.isfinite(sums).all()
+    (plain, total), (apart, other) = found
+    assert plain[:-1].abs().min() > 0
+    assert not apart[-1].any()
+    torch.testing.assert_close(apart, plain, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(other, total, rtol=1e-9, atol=1e-9)
+
+
+def test_copies_are_computed_by_differences_only_from_their_start() -> None:
+    start = torch.randn(28)
+    one = Perceptron((Linear(0, 24, 4, 6),), flattens=False)
+    two = Perceptron((Linear(0, 24, 4, 6), Linear(0, 24, 4, 6)), flattens=False)
+    spec = DataSpec(shape=(6,), classes=4, clients=K)
+    pulled, free = Rule(0.9, 0.3, 0.1, start), Rule(1.0, 0.3, 0.0, None)
+    assert one.runs_apart(spec, pulled, start)
+    assert one.runs_apart(spec, free, start)
+    for network, rule, at in (
+        (two, pulled, start),
+        (one, pulled._replace(anchor=start.clone()), start),
+        (one, pulled._replace(keep=0.85), start),  # weight decay
+        (one, free._replace(keep=0.99), start),
+        (one, free, start[None]),
+    ):
+        assert not network.runs_apart(spec, rule, at)
 
 
 def test_compiled_steps_have_the_bits_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
