@@ -20,14 +20,13 @@ HERE = Path(__file__).parent
 
 def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     """Name of the output -> command, without the interpreter."""
-    others = ["--pfl-python", given.pfl_python] if given.pfl_python else []
-    others += ["--flower-python", given.flower_python] if given.flower_python else []
-    rounds = ["rounds.py", "--root", str(given.root), "--repetitions", str(given.repetitions), *others]
-    rounds += ["--rounds", str(given.rounds)]
+    rounds = ["rounds.py", "--root", str(given.root), "--repetitions", str(given.repetitions)]
+    rounds += ["--rounds", str(given.rounds), *(["--pfl-python", given.pfl_python] if given.pfl_python else [])]
+    flower = ["--flower-python", given.flower_python] if given.flower_python else []
     chosen = ["--workloads", *given.workloads] if given.workloads else []
     single = ["--clock", "cpu", "--threads", "1"]
     return {
-        "rounds": [*rounds, *chosen, "--out", str(given.out)],
+        "rounds": [*rounds, *flower, *chosen, "--out", str(given.out)],
         "rounds-busy": [*rounds, "--busy", "2", "--workloads", "W2", "W2-fedprox", "--out", str(given.out / "busy")],
         "frozen": ["frozen.py", "--rounds", "7"],
         "asynchronous": ["asynchronous.py", "--workloads", "learner", "statistics", "--runs", "1", "100", *single],
