@@ -274,7 +274,7 @@ class Problem:
                 with self.executor.products():
                     self.executor.map(work, len(place), grain=grain, examples=width)
         if into is not None:
-            into.count += len(clients) - len(idle)
+            into.has(clients)
         return self._counted(result, number, sums)
 
     def send_change(

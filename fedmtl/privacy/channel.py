@@ -370,7 +370,8 @@ class Channel:
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, nothing that has begun, rows
-                of the wrong shape, or more rows than clients drawn; a mean beyond the bound of the domain.
+                of the wrong shape, or more rows than clients drawn; a sum with other limits than that of :meth:`total`;
+                a mean beyond the bound of the domain.
             BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
         if not isinstance(message, (Tensor, RowTotal)) and name != (
@@ -400,7 +401,11 @@ class Channel:
 
         Args:
             name: a declared release.
+
+        Raises:
+            PrivacyError: an undeclared name.
         """
+        self._check_declared(name)
         plan, clip, step = self._plans[name], self._clip(name), self._step
         if clip is None or step is None or self.sampler is None or self.replicates > 1 or plan.form != "vector":
             return None
@@ -433,6 +438,11 @@ class Channel:
             raise PrivacyError(
                 f"Release {name!r} of step {self._step} got a sum of {total.count} rows, made for {total.name!r} of "
                 f"step {total.step}; it needs one row from each of {clients.numel()} clients."
+            )
+        asked = self.total(name)
+        if asked is None or (total.dimension, total.limits) != (asked.dimension, asked.limits):
+            raise PrivacyError(
+                f"Release {name!r} got a sum of other rows, or with another clip, than Channel.total makes."
             )
         step = self._checked_step(name, total, clients)
         self._released.add(name)
@@ -631,9 +641,12 @@ class Channel:
             raise PrivacyError(f"Release {name!r} got {count} rows, but {self._cohort} clients were drawn.")
         return self._step
 
-    def _checked_rows(self, name: str, rows: Tensor) -> None:
+    def _check_declared(self, name: str) -> None:
         if name not in self._plans:
             raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self._plans)}.")
+
+    def _checked_rows(self, name: str, rows: Tensor) -> None:
+        self._check_declared(name)
         dimension, lead = self._plans[name].dimension, () if self.replicates == 1 else (self.replicates,)
         if (
             rows.ndim != 2 + len(lead)

@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
+from ..errors import PrivacyError
 from .clip import Clip, add_clipped, bounds_of
 
 
@@ -27,13 +28,12 @@ class RowTotal:
 
     Attributes:
         limits: limit, order of the norm and width, as :func:`~fedmtl._clipped.add_clipped` takes them.
-        count: how many rows have been added; who adds them to a :meth:`part` says so.
     """
 
     def __init__(self, name: str, step: int, dimension: int, clip: Clip, width: float) -> None:
         self.name, self.step, self.dimension = name, step, dimension
         self.limits = [*bounds_of(clip), width]
-        self.count = 0
+        self._clients: list[Tensor] = []
         self._parts: list[Tensor] = []
         self._free: SimpleQueue[Tensor] = SimpleQueue()
 
@@ -55,7 +55,21 @@ class RowTotal:
         with self.part() as cells:
             for row in rows:
                 add_clipped(cells, row, *self.limits)
-        self.count += len(rows)
+
+    def has(self, clients: Tensor) -> None:
+        """Say that the rows of ``clients``, int64 (k,), have been added; who adds them to a :meth:`part` says so.
+
+        Raises:
+            PrivacyError: one of a client was added before.
+        """
+        self._clients.append(clients)
+        if torch.cat(self._clients).unique().numel() < self.count:
+            raise PrivacyError(f"Release {self.name!r}: a client's row was added twice; each client sends one.")
+
+    @property
+    def count(self) -> int:
+        """Return how many rows have been added."""
+        return sum(map(len, self._clients))
 
     def sum(self) -> Tensor:
         """Return the sum, float64 (D,), whole multiples of the width."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
+from fedmtl._threads import Threads
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PriorLayers, PrivatePrior, private_prior
 from fedmtl.algorithms.async_learner import once
 from fedmtl.algorithms.base import Problem
@@ -58,6 +60,7 @@ from fedmtl.privacy import (
     row_noise,
     samplers,
     sums,
+    totals,
 )
 from fedmtl.privacy import channel as channel_module
 from fedmtl.privacy.account import Account
@@ -69,8 +72,9 @@ from fedmtl.privacy.noise import grid, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.noise.discrete import DiscreteGaussianNoise
 from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
+from fedmtl.privacy.totals import RowTotal
 from fedmtl.schedules import UniformLatency
-from fedmtl.stacked import Layout
+from fedmtl.stacked import Layout, perceptron
 from fedmtl.trainer.audit.suite import audit_trainer
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
@@ -641,6 +645,41 @@ def _sum_on(cells: Callable, finer: float = 1.0) -> _Patch:
         return cells(_clip_rows(rows.double(), bound) / (width * finer)).sum(0) * (width * finer)
 
     return _set(clip, "clipped_sum", make)
+
+
+def _in_place(change: _Patch) -> _Patch:
+    """Rows of any length are added up where they are made, and all noise is drawn ahead."""
+
+    def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        patch.setattr(clip, "_LONG", 0)
+        patch.setattr(channel_module, "_WORTH_A_THREAD", 0)
+        change(patch, trainer)
+
+    return apply
+
+
+def _added_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The leading client of every stack."""
+    write = perceptron.write_ends
+
+    def twice(step, rows, last, *of):
+        write(step, rows, last, *of)
+        write(step, rows, last[:1], *of)
+
+    patch.setattr(perceptron, "without_interpreter", lambda function: function)
+    patch.setattr(perceptron, "write_ends", twice)
+
+
+def _part_lost(total):
+    del total._parts[-1]
+    return _total_sum(total)
+
+
+def _ahead(change: Callable[..., Any]) -> _Patch:
+    return _in_place(_set(Threads, "begin", lambda self, work: _begin(self, partial(change, work))))
+
+
+_total_sum, _begin = RowTotal.sum, Threads.begin
 
 
 def _away_from_zero(cells):
@@ -1523,6 +1562,7 @@ NO_OP = [
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
 EXACT = ("exact sum",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
+RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
 BANDS = ("bands", "bands, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
@@ -1841,6 +1881,15 @@ MUTANTS = [
     Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
     Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSETS),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
+    Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
+    Mutant("a part of a sum lost", _in_place(_set(RowTotal, "sum", _part_lost)), RELEASES, *_LONG),
+    Mutant(
+        "clip skipped where rows are made",
+        _in_place(_set(totals, "bounds_of", lambda bound: (np.inf, 2.0))),
+        RELEASES,
+        *_LONG,
+    ),
+    Mutant("noise halved where it is drawn ahead", _ahead(lambda draw: 0.5 * draw()), RELEASES, *_LONG),
     Mutant("clip norm from the raw count", _clip_from_the_raw_count, TRANSCRIPT, ("adaptive",)),
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant(

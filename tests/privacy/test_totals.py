@@ -12,10 +12,12 @@ from torch import Tensor
 from fedmtl import APFL, PMTL, ClientPrivacy, Ditto, FedAvg, FedProx, LocalOptimizer, LocalSGD, PoissonSampling, Trainer
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
-from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
+from fedmtl.privacy import QuantileClip, ReleasePlan, channel, clip, open_channel
+from fedmtl.privacy.audit import Effort
 from fedmtl.privacy.channel import Channel
 from fedmtl.privacy.clip import L1Clip, L2Clip, clipped_sum, sum_width
 from fedmtl.privacy.totals import RowTotal
+from fedmtl.trainer.audit.suite import audit_trainer
 
 SIZE = 40
 PLAN = ReleasePlan(name="update", dimension=SIZE, uses=3, stateful=False)
@@ -48,7 +50,6 @@ def test_a_sum_in_parts_is_the_sum_of_the_rows(bound) -> None:
     total = RowTotal("update", 0, SIZE, bound, width)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(total.add, rows[torch.randperm(60)].split(7)))
-    assert total.count == 60
     assert torch.equal(total.sum(), clipped_sum(rows, bound, width))
 
 
@@ -58,6 +59,7 @@ def test_a_release_of_a_sum_is_that_of_its_rows(settings) -> None:
     rows, total = rows_of(len(cohort)), by_sum.total("update")
     assert total is not None
     total.add(rows)
+    total.has(cohort)
     assert torch.equal(by_sum.release("update", total, cohort), by_rows.release("update", rows, cohort))
 
 
@@ -68,18 +70,42 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     with pytest.raises(PrivacyError, match=f"sum of 0 rows.* each of {len(cohort)} clients"):
         channel.release("update", total, cohort)
     total.add(rows_of(len(cohort)))
+    total.has(cohort)
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", total, torch.zeros(len(cohort), dtype=torch.int64))
     other = RowTotal("update", 1, SIZE, L2Clip(1.5), 1e-9)
-    other.count = len(cohort)
+    other.has(cohort)
     with pytest.raises(PrivacyError, match="of step 1"):
         channel.release("update", other, cohort)
     channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="happened already"):
         channel.release("update", total, cohort)
-    total.add(torch.zeros(1, SIZE))
+    total.has(torch.tensor([9]))
     with pytest.raises(PrivacyError, match="needs one row from each"):
         channel.release("update", total, cohort)
+
+
+@pytest.mark.parametrize(
+    ("size", "bound", "width"),
+    [(SIZE, L2Clip(1.6), 1.0), (SIZE, L1Clip(1.5), 1.0), (SIZE, L2Clip(1.5), 0.5), (SIZE + 1, L2Clip(1.5), 1.0)],
+)
+def test_a_sum_with_other_limits_is_refused(size, bound, width) -> None:
+    channel, cohort = begun()
+    other = RowTotal("update", 0, size, bound, width * sum_width(1.5, 9))
+    other.has(cohort)
+    with pytest.raises(PrivacyError, match="another clip"):
+        channel.release("update", other, cohort)
+
+
+def test_a_client_is_in_a_sum_once() -> None:
+    channel, cohort = begun()
+    total = channel.total("update")
+    assert total is not None
+    total.has(cohort[:3])
+    with pytest.raises(PrivacyError, match="'update': a client's row was added twice"):
+        total.has(cohort[2:5])
+    with pytest.raises(PrivacyError, match="'other' was not declared"):
+        channel.total("other")
 
 
 def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
@@ -162,3 +188,17 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
     lost = "diverged_trainings"
     assert summed.final.get(lost) == by_rows.final.get(lost)
     assert (summed.final.get(lost) is not None) == hot
+
+
+def test_an_audit_compares_what_a_run_adds_up_with_its_rows(monkeypatch) -> None:
+    monkeypatch.setattr(channel, "_WORTH_A_THREAD", 0)
+    trainer = Trainer(
+        algorithm=FedAvg(local=SGD), model=MODELS["convolutions"], data=images(12, 1e30), rounds=3,
+        schedule=PoissonSampling(6), privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.5, delta=1e-5),
+        progress=False,
+    )  # fmt: skip
+    asked, sum_of = [], RowTotal.sum
+    monkeypatch.setattr(RowTotal, "sum", lambda self: asked.append(self.count) or sum_of(self))
+    findings = audit_trainer(trainer, rounds=2, effort=Effort(checks=("transcript",)))
+    assert [finding.refuted for finding in findings if finding.check == "transcript: releases"] == [False]
+    assert sum(asked) > 0

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str]) -> list[Finding]:
-    """Check the sensitivity of first releases, and the charge of an early stop, of a trainer on the CPU."""
+    """Check first releases, what a run releases of rows, and the charge of an early stop, of a trainer on the CPU."""
     findings = []
     if setup.first is not None and "sensitivity" in checks:
         findings.append(first_sensitivity(trainer, setup, seed))
@@ -42,7 +43,53 @@ def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str])
         findings.append(stopping_rule(trainer, seed))
     if setup.gradients is None and "charges" in checks:
         findings += stateless_rows(trainer, setup, seed)
+    if "transcript" in checks and setup.gradients is None:
+        findings.append(released_rows(trainer, setup))
     return findings
+
+
+def released_rows(trainer: Trainer, setup: Setup, *, rounds: int = 2) -> Finding:
+    """Check that a run releases, to the last bit, what the channel releases of the same rows when it is handed them.
+
+    All other checks hand rows to releases. A run may add up long rows where clients make them, and draws noise in
+    threads meanwhile. It is run as it is, and again with a tap, whose rows another channel releases. With its own clip
+    norm, and with one of 2^-10 of it, so that rows are clipped.
+
+    Args:
+        trainer: the configuration.
+        setup: of it.
+        rounds: with each clip norm.
+    """
+    given = _seeded(trainer)
+    assert given is not None
+    norms: list[Any] = [given.clip_norm]
+    if isinstance(given.clip_norm, float) and all(plan.form == "vector" for plan in setup.releases):
+        norms.append(given.clip_norm * 2.0**-10)
+    wrong = sum(_released_otherwise(replace(trainer, privacy=replace(given, clip_norm=norm)), rounds) for norm in norms)
+    detail = "releases of a run that are not those of its rows handed to the channel"
+    return exact("transcript: releases", wrong, detail)
+
+
+def _released_otherwise(trainer: Trainer, rounds: int) -> int:
+    """Return how many releases of a run differ from those of its rows."""
+    recorded: list[tuple[int, str, Tensor]] = []
+    again: list[tuple[int, str, Tensor]] = []
+    for _ in states(trainer, trainer.data, rounds, record=recorded):
+        pass
+    problem = trainer.problem(device="cpu")
+    with closing(problem.executor), closing(trainer.open(problem, "audit")[0]) as channel:
+        channel.record, begun = again, {-1}
+
+        def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+            if step not in begun:
+                channel.begin(step, channel.draw(step))
+                begun.add(step)
+            channel.release(name, rows, clients)
+
+        for _ in states(trainer, trainer.data, rounds, tap=tap):
+            pass
+    pairs = itertools.zip_longest(recorded, again, fillvalue=(-1, "", torch.zeros(0)))
+    return sum(one[:2] != other[:2] or not torch.equal(one[2], other[2]) for one, other in pairs)
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
