@@ -128,6 +128,13 @@ def test_uses_of_clients_never_overlap():
     assert len(np.unique(words)) == len(words) == 2 * 27 * 36
 
 
+def test_the_first_use_does_not_follow_the_last() -> None:
+    uses, keys = torch.tensor([-1, 0]), torch.tensor([5, 5])
+    _, both = SeededSource(3).tails("update", uses, 7, keys)
+    each = [SeededSource(3).tails("update", uses[i : i + 1], 7, keys[:1])[1] for i in range(2)]
+    np.testing.assert_array_equal(both, np.concatenate(each))
+
+
 def test_the_bits_of_clients_are_fair():
     address = np.full(50, 11, np.uint64), np.arange(50, dtype=np.uint64), np.arange(50, dtype=np.uint64) * np.uint64(3)
     first, more = sources.client_words(*address, 40)

@@ -242,6 +242,7 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
     """
     words, generator = np.empty((len(uses), size), dtype=np.uint64), np.random.Philox(key=0)
     apart = (keys[1:] != keys[:-1]) | (clients[1:] != clients[:-1]) | (uses[1:] != uses[:-1] + np.uint64(1))
+    apart |= uses[1:] == 0  # which does not follow 2**64 - 1
     starts = [0, *(np.flatnonzero(apart) + 1).tolist()] if words.size else []
     each = zip(starts, [*starts[1:], len(uses)], *(one[starts].tolist() for one in (keys, clients, uses)), strict=True)
     for start, stop, key, client, use in each:
