@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmtl._clipped import add_clipped
 from fedmtl._threads import Threads
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import clip as module
@@ -277,3 +278,18 @@ def test_a_row_that_is_clipped_stays_as_it_is(clip, clients):
         for row in rows:
             once = clipped_sum(row[None], clip, width)
             assert torch.equal(clipped_sum(once[None], clip, width), once)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0])
+def test_a_long_row_counts_the_same_whatever_the_number_of_threads(order) -> None:
+    rows = torch.randn(6, 1 << 17, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        cells = torch.zeros(6, rows.shape[1], dtype=torch.float64)
+        for row, own in zip(rows, cells, strict=True):
+            add_clipped(own, row, 1.0, order, 2.0**-200)  # so fine that every bit of the factor shows
+        found.append(cells)
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
