@@ -326,7 +326,7 @@ def client_ranks(data: FederatedDataset) -> tuple[Tensor, Tensor]:
     return order, rank
 
 
-ARITHMETIC = 7
+ARITHMETIC = 8
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases
