@@ -74,10 +74,19 @@ def run(script: str, python: str, work: Path, threads: int, root: Path, *more: s
     return line
 
 
+_LOOP = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # also where that one was killed
+    for _ in range(1_000_000):
+        pass
+"""
+
+
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """Keep ``count`` cores busy with other work inside the block."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count)]
     try:
         yield
     finally:
