@@ -217,8 +217,8 @@ class Problem:
             PrivacyError: single records are protected, and there is no way out: a number in place of the round.
         """
         number = round if isinstance(round, int) else round.number
-        kept_rows = len(clients) if into is None else 0
-        result = self.initial.new_empty(kept_rows, self.dimension) if out is None else out
+        count = len(clients) if into is None else 0
+        result = self.initial.new_empty(count, self.dimension) if out is None else out
         if self.protects_records:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
@@ -313,8 +313,8 @@ class Problem:
         gone into a sum."""
         if self.tally is not None and round != PERSONALIZE_ROUND:
             self.tally.trained += len(models) if sums is None else len(sums)
-            known = sums if sums is not None and (len(models) < len(sums) or bool(torch.isfinite(sums).all())) else None
-            self.tally.diverged = self.tally.diverged + not_finite(models if known is None else known[:, None])
+            whole = sums is None or (len(models) == len(sums) and not bool(torch.isfinite(sums).all()))
+            self.tally.diverged = self.tally.diverged + not_finite(models if whole or sums is None else sums[:, None])
         return models
 
     def _train_privately(

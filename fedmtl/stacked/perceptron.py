@@ -144,16 +144,13 @@ class Perceptron:
             rule: of a step.
             ends: where the copies go.
         """
+        program: Callable[..., None] = without_interpreter(run_steps) if rows.device.type == "cpu" else run_steps
         keep, rate, towards, anchor, apart = rule
-        steps: Callable[..., None] = run_apart if apart else run_steps
-        program: Callable[..., None] = without_interpreter(steps) if rows.device.type == "cpu" else steps
-        if not apart:
-            program(*examples, rows, *self.tensors(rows), keep, rate, towards, anchor, *ends)
-            return
-        assert anchor is not None
-        (weight,), (bias,), _ = self.tensors(rows)
-        (common,), (shift,), _ = self.tensors(anchor[None])
-        program(*examples, rows, weight, bias, common, shift, keep, rate, *ends)
+        common: list[Tensor] = []
+        if apart and anchor is not None:  # the pull to it is in what is kept of a difference
+            weights, biases, _ = self.tensors(anchor[None])
+            common, towards = weights + biases, 0.0
+        program(*examples, rows, *self.tensors(rows), keep, rate, towards, anchor, common, *ends)
 
     def runs_apart(self, spec: DataSpec, rule: Rule, start: Tensor) -> bool:
         """Return whether copies that ``start`` (D,) at one point can be computed by their differences from it: those of
@@ -372,6 +369,7 @@ def run_steps(
     rate: float,
     towards: float,
     anchor: Optional[Tensor],  # noqa: UP045 - what TorchScript can read in every version
+    common: list[Tensor],
     last: list[int],
     where: list[int],
     out: Optional[Tensor],  # noqa: UP045
@@ -381,65 +379,46 @@ def run_steps(
     cells: Optional[Tensor],  # noqa: UP045
     limits: list[float],
 ) -> None:
-    """Make the local steps of :meth:`Perceptron.run`, whose arguments these are."""
+    """Make the local steps of :meth:`Perceptron.run`, whose arguments these are; ``common`` is empty, or where rows are
+    differences what :func:`values_apart` takes."""
     for step in range(len(active)):
         copies, width = active[step], widths[step]
         leading = [weight[:copies] for weight in weights]
         shifts = [bias[:copies] for bias in biases]
         taken = used[step, :copies, :width].reshape(-1)
-        inputs = inputs_of(x, taken, scale, shift, rows)
-        values = values_of(inputs.view(copies, width, -1), leading, shifts, functions)
+        inputs = inputs_of(x, taken, scale, shift, rows).view(copies, width, -1)
+        moved = len(common) == 0 or step > 0
+        if len(common) == 0:
+            values = values_of(inputs, leading, shifts, functions)
+        else:
+            values = values_apart(inputs, leading, shifts, common, moved)
         classes = y.index_select(0, taken).view(copies, width)
         signal = cross_entropy_signal(values[-1], classes, mask[step, :copies, :width])
-        move(values, signals_of(signal, values, leading, functions), leading, shifts, keep, rate)
+        signals = signals_of(signal, values, leading, functions)
+        move(values, signals, leading, shifts, keep if moved else 0.0, rate)
         if anchor is not None and towards != 0.0:
             rows[:copies].add_(anchor if anchor.dim() == 1 else anchor[:copies], alpha=towards)
         write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
 
 
-def run_apart(
-    x: Tensor,
-    y: Tensor,
-    scale: float,
-    shift: float,
-    used: Tensor,
-    mask: Tensor,
-    active: list[int],
-    widths: list[int],
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    common_weight: Tensor,
-    common_bias: Tensor,
-    keep: float,
-    rate: float,
-    last: list[int],
-    where: list[int],
-    out: Optional[Tensor],  # noqa: UP045
-    less: Optional[Tensor],  # noqa: UP045
-    kept: Optional[Tensor],  # noqa: UP045
-    sums: Optional[Tensor],  # noqa: UP045
-    cells: Optional[Tensor],  # noqa: UP045
-    limits: list[float],
-) -> None:
-    """Make the local steps of :meth:`Perceptron.run` where the rows are differences from a point, whose weight
-    (1, outputs, inputs) and bias (1, 1, outputs) all copies have in common."""
-    for step in range(len(active)):
-        copies, width = active[step], widths[step]
-        taken = used[step, :copies, :width].reshape(-1)
-        inputs = inputs_of(x, taken, scale, shift, rows).view(copies, width, -1)
-        outputs = torch.bmm(inputs, common_weight.expand(copies, -1, -1).mT)
-        if common_bias.shape[2] > 0:
-            outputs.add_(common_bias)
-        if step > 0:
-            outputs.baddbmm_(inputs, weight[:copies].mT)
-            if bias.shape[2] > 0:
-                outputs.add_(bias[:copies])
-        classes = y.index_select(0, taken).view(copies, width)
-        signal = cross_entropy_signal(outputs, classes, mask[step, :copies, :width])
-        before = keep if step > 0 else 0.0  # of rows that hold no differences yet
-        move([inputs], [signal], [weight[:copies]], [bias[:copies]], before, rate)
-        write_ends(step, rows, last, where, out, less, kept, sums, cells, limits)
+def values_apart(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], common: list[Tensor], moved: bool
+) -> list[Tensor]:
+    """Return :func:`values_of` of one layer whose parameters are differences from those that all copies have in common.
+
+    Args:
+        x, weights, biases: as there; of one layer.
+        common: its weight (1, outputs, inputs) and bias (1, 1, outputs), or (1, 1, 0) without one.
+        moved: whether there are differences yet; else what the rows hold is not read.
+    """
+    outputs = torch.bmm(x, common[0].expand(x.shape[0], -1, -1).mT)
+    if common[1].shape[2] > 0:
+        outputs.add_(common[1])
+    if moved:
+        outputs.baddbmm_(x, weights[0].mT)
+        if biases[0].shape[2] > 0:
+            outputs.add_(biases[0])
+    return [x, outputs]
 
 
 def inputs_of(x: Tensor, taken: Tensor, scale: float, shift: float, rows: Tensor) -> Tensor:
