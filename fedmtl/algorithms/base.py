@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +86,8 @@ class Problem:
         tally: counts local trainings, for whoever runs the simulation; private.
         ranks: the processes that compute the run.
         owner: int64 (n,), the rank that computes each client; None in a single process.
+        prepared: what algorithms have made of the data and the model, see :func:`~.linear.data.prepared`; the same
+            object in every problem that is derived from this one.
         clients: number of clients, the public nominal population.
     """
 
@@ -101,6 +103,7 @@ class Problem:
     tally: Tally | None = None
     ranks: Ranks = ALONE
     owner: Tensor | None = None
+    prepared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def clients(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from fedmtl import models
+from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData, LinearLoss, prepared, probe_linear
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, ModelError
@@ -169,15 +172,18 @@ def test_smoothness_bounds_the_curvature() -> None:
         LinearLoss("huber")  # type: ignore[arg-type]
 
 
-def test_what_is_prepared_dies_with_its_data() -> None:
+@pytest.mark.parametrize("holds_problem", [False, True])
+def test_what_is_prepared_dies_with_its_problem(holds_problem: bool) -> None:
     class Big:
-        pass
+        def __init__(self, problem: Problem | None = None) -> None:
+            self.problem = problem
 
     problem = problem_of(dataset())
-    built = prepared(problem, "big", Big)
-    assert prepared(problem, "big", Big) is built
+    built = prepared(problem, "big", partial(Big, problem if holds_problem else None))
+    assert prepared(replace(problem, rounds=problem.rounds + 1), "big", Big) is built
     assert prepared(problem, "other", Big) is not built
-    alive = weakref.ref(built)
+    assert prepared(replace(problem, data=problem.data.subset([0])), "big", Big) is not built
+    alive = [weakref.ref(one) for one in (built, problem.data, problem.module)]
     del built, problem
     gc.collect()
-    assert alive() is None
+    assert [one() for one in alive] == [None] * 3

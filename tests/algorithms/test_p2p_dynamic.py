@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import AsyncLearner, Callback, Latencies, PoissonClocks, RecordPrivacy, Trainer, models
+from fedmtl import AsyncLearner, Callback, Latencies, PoissonClocks, RecordPrivacy, Trainer, load_data, models
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
@@ -225,6 +227,25 @@ def test_a_linear_model_by_its_gradients_is_the_linear_path(loss: str, replicate
         assert torch.allclose(first.public["theta"], second.public["theta"], rtol=1e-9, atol=1e-11)
         objective = rows.objective(problem, first)
         assert torch.allclose(either.objective(problem, second), objective, rtol=1e-9)
+
+
+def test_data_and_model_of_a_run_die_with_it() -> None:
+    def references() -> list[weakref.ref[object]]:
+        data = load_data("synthetic_agents", agents=4, features=3)
+        result = Trainer(
+            algorithm=PeerToPeer(row_norm=1.0, graph=Ring(), loss="model", smoothness=1.0),
+            data=data,
+            model=models.linear_regression(bias=False),
+            schedule=PoissonClocks(per_client=1),
+            privacy=None,
+            rounds=5,
+            progress=False,
+        ).fit()
+        return [weakref.ref(data), weakref.ref(result.module)]
+
+    alive = references()
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
 
 
 def test_a_network_descends_and_its_gradients_are_clipped_one_by_one() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -301,16 +300,13 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...]) -> bool:
     return bias
 
 
-_PREPARED: WeakKeyDictionary[FederatedDataset, WeakKeyDictionary[nn.Module, dict[Hashable, Any]]] = WeakKeyDictionary()
-
-
 def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Built:
-    """Return ``build()``, made once for a pair of data and model and kept as long as both live; build must be a
+    """Return ``build()``, made once for a pair of data and model and held by :attr:`Problem.prepared`; build must be a
     function of these two and ``key`` alone."""
-    entries = _PREPARED.setdefault(problem.data, WeakKeyDictionary()).setdefault(problem.module, {})
-    if key not in entries:
-        entries[key] = build()
-    built: Built = entries[key]
+    key = (problem.data, problem.module, key)
+    if key not in problem.prepared:
+        problem.prepared[key] = build()
+    built: Built = problem.prepared[key]
     return built
 
 
