@@ -260,12 +260,10 @@ class Account:
             for earlier in drawn:  # no ledger remembers who took part: draw again
                 assert draw is not None
                 self._uses[:, draw(earlier).numpy()] += 1
-        elif (before := self.ledger.charged(before=step)) < step:
-            raise ResumeError(
-                f"The run continues at step {step}, but its ledger has charged only {before} of the steps before."
-            )
+        elif (missing := self.ledger.uncharged(step)) is not None:
+            raise ResumeError(f"The run continues at step {step}, and in its ledger step {missing} is not charged.")
         elif self.ledger.replays_free:
-            self._base = before
+            self._base = step
             if self.by_client:
                 self._uses[0] = self.ledger.uses(before=step)
         self._started = True

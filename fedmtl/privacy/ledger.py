@@ -139,16 +139,16 @@ class Ledger:
         """Whether the noise of ``step`` is paid for: in this session, or (seeded mode) in any."""
         return step in self._paid
 
-    def charged(self, before: int | None = None) -> int:
-        """Return charged steps: distinct ones in seeded mode, every reservation of every session in secure mode.
-
-        Args:
-            before: count only steps below this one.
-        """
+    def charged(self) -> int:
+        """Return charged steps: distinct ones in seeded mode, every reservation of every session in secure mode."""
         if self._free:
-            return Spans((first, end) for _, first, end in self._charges).count(before)
-        ends = ((first, end if before is None else min(end, before)) for _, first, end in self._charges)
-        return sum(max(0, end - first) for first, end in ends)
+            return Spans((first, end) for _, first, end in self._charges).count()
+        return sum(end - first for _, first, end in self._charges)
+
+    def uncharged(self, before: int) -> int | None:
+        """Return the first step below ``before`` that no session has charged, or None."""
+        gaps = Spans((first, end) for _, first, end in self._charges).gaps(0, before)
+        return gaps[0][0] if gaps else None
 
     @property
     def reached(self) -> int:

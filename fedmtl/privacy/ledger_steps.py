@@ -48,9 +48,9 @@ class Spans:
             first, at = self._end[at], at + 1
         return found
 
-    def count(self, before: int | None = None) -> int:
-        """Return how many there are, below ``before``."""
-        return sum(max(0, (end if before is None else min(end, before)) - first) for first, end in self)
+    def count(self) -> int:
+        """Return how many there are."""
+        return sum(end - first for first, end in self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,6 +77,20 @@ def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
     assert second.report.epsilon == second.epsilon_at(STEPS)
 
 
+def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(tmp_path: Path) -> None:
+    """Steps 0 to 3 twice are eight charges, and none of them is for steps 4 to 6."""
+    path = tmp_path / "ledger.jsonl"
+    for resume in (False, True):
+        channel = door(path, resume=resume, source="secure", block=4)
+        advance(channel, 0, 4)
+        crash(channel)
+    late = door(path, resume=True, source="secure", block=4)
+    with pytest.raises(ResumeError, match=r"continues at step 7.*step 4 is not charged"):
+        late.start(7)
+    late.start(4)
+    assert late.account.charged == 8
+
+
 def test_seeded_replay_on_other_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = door(path)
@@ -160,7 +174,7 @@ def test_a_ledger_torn_in_its_header_begins_again(tmp_path: Path) -> None:
 def test_missing_charges_are_noticed(tmp_path: Path) -> None:
     for source in ("seeded", "secure"):
         channel = door(tmp_path / source, resume=True, source=source)
-        with pytest.raises(ResumeError, match="charged only 0"):
+        with pytest.raises(ResumeError, match="step 0 is not charged"):
             channel.draw(7)
 
 
