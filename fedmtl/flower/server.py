@@ -63,7 +63,8 @@ def server_app(trainer: Trainer, *, patience: float = 600.0, gather: float = 60.
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_as_flower()
-        folder = context.run_config.get("folder", trainer.folder)
+        given = context.run_config.get("folder")
+        folder = trainer.folder if given is None else str(given)
         result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather, hello=hello)
         logger.info("%s\n%s", _head(result), result.privacy.text())
 
@@ -267,7 +268,7 @@ class _Rounds(Loop):
 
     def contents(self, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
         """Return what is sent to each of ``clients``."""
-        facts = {"run": self.run, "round": step, "settings": self.fingerprint}
+        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": self.fingerprint}
         common = pack({}, public=state.public, channel=self.channel.state())
         counted = state.private.gather(COUNTED, clients).tolist()
         names = [self.problem.data.ids[client] for client in clients.tolist()]

@@ -165,6 +165,7 @@ class Channel:
         self._plans = {plan.name: plan for plan in plans}
         self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
         self._adaptive = settings[0].clip_norm if settings else None
+        self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
         self._correlated: dict[str, CorrelatedNoise] = {}
         self._begun: dict[tuple[int, str, int], Future[np.ndarray]] = {}
         self._step: int | None = None
@@ -322,6 +323,8 @@ class Channel:
         clients = self._members(drawn)
         self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
         self._step, self._cohort, self._released = step, members.numel(), set()
+        for name, norm in self._norms.items():
+            self.releases[name] = self.releases[name].clipped_at(norm)
         self.local = None if self.gradients is None else LocalSteps(self, step, clients)
 
     def _charge(self, step: int, drawn: Tensor, clients: Tensor) -> int:
@@ -611,7 +614,7 @@ class Channel:
         return (values,) if self.replicates == 1 else values.unbind()
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
-        """Release how many rows were not clipped, and move the clip norm of the next round."""
+        """Release how many rows were not clipped, and compute the clip norm of the next round."""
         release, key = self.releases[name], f"{name}/count"
         value = self._replayed(step, key)
         if value is None:
@@ -619,8 +622,7 @@ class Channel:
             total = self.ranks.sum(count)
             value = self.ranks.share(lambda: self._noised_count(key, total, step, settings, release))
         self._note(step, key, value)
-        norm = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
-        self.releases[name] = release.clipped_at(norm)
+        self._norms[name] = settings.updated_norm(release.clip.bound, float(value) + COUNT_BOUND)
 
     def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
         std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
@@ -1205,10 +1207,11 @@ class Channel:
         return channel_report(self)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep of the channel: the clip norms, where they adapt, and the charges of
-        repetitions, which no file holds."""
+        """Return what a checkpoint must keep of the channel: the clip norms of the last round and of the next one (2,),
+        where they adapt, and the charges of repetitions, which no file holds."""
         if isinstance(self._adaptive, QuantileClip):
-            return {name: torch.tensor(r.clip.bound, dtype=torch.float64) for name, r in self.releases.items()}
+            norms = {name: (r.clip.bound, self._norms.get(name, r.clip.bound)) for name, r in self.releases.items()}
+            return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
         return self.account.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -1216,8 +1219,9 @@ class Channel:
         if not isinstance(self._adaptive, QuantileClip):
             self.account.restore(state)
             return
-        for name, norm in state.items():
-            self.releases[name] = self.releases[name].clipped_at(float(norm))
+        for name, pair in state.items():
+            last, self._norms[name] = pair.tolist()
+            self.releases[name] = self.releases[name].clipped_at(last)
 
     def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was seen: everything planned is charged, see the account."""

@@ -19,7 +19,7 @@ from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.mp_mtl.sharing import SHARING, budget_weights
 from fedmtl.data.synthetic.tasks import make_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import SecureSource, SeededSource, open_channel
+from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, channel, open_channel
 from fedmtl.schedules import Block
 from tests.trainer.settings import quick_figures
 
@@ -359,6 +359,28 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     first, second = (noise.added(rows, torch.arange(TASKS), 0, SecureSource()) for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(torch.round(first * 2.0**24), first * 2.0**24)
+
+
+def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts(monkeypatch) -> None:
+    problem = linear(4, features=20)
+    clip = QuantileClip(initial=50.0, quantile=0.1, lr=1.0, count_noise=4.0)
+    added, stated = [], []
+
+    def privatize(total: Tensor, noise: Tensor, *args: Any, **options: Any) -> Any:
+        if noise.numel() > 1:  # that of the count is one number
+            added.append(float(noise.square().mean().sqrt()))
+        return real(total, noise, *args, **options)
+
+    def server(self: MPMTL, problem: Problem, public: Any, released: Any) -> Any:
+        stated.append(float(released.noise_std("covariance")) * released.denominator)
+        return serve(self, problem, public, released)
+
+    real, serve = channel.privatize, MPMTL.server
+    monkeypatch.setattr(channel, "privatize", privatize)
+    monkeypatch.setattr(MPMTL, "server", server)
+    run(MPMTL(row_norm=1.0, alpha=0.0), problem, privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0))
+    assert stated == pytest.approx(added, rel=0.2)  # of 210 numbers
+    assert added[0] > 2 * added[1] > 4 * added[2]
 
 
 # Budgets

@@ -624,7 +624,7 @@ def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
         bound = self.releases[name].clip.bound
         adapt(self, name, rows, step, settings)
         share = float((rows.norm(dim=1) <= bound).sum()) / self.denominator
-        self.releases[name] = self.releases[name].clipped_at(settings.updated_norm(bound, share))
+        self._norms[name] = settings.updated_norm(bound, share)
 
     patch.setattr(Channel, "_adapt", raw)
 

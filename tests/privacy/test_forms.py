@@ -216,8 +216,31 @@ def test_the_clip_norm_follows_the_quantile_of_the_norms() -> None:
         ranks = begin(channel, step)
         rows = torch.nn.functional.normalize(torch.ones(len(ranks), D), dim=1) * ranks_norms[ranks][:, None]
         channel.release("update", rows, ranks)
-    norms = [float(channel.state()["update"])]
+    norms = [float(channel.state()["update"][-1])]
     assert norms[0] == pytest.approx(float(ranks_norms.quantile(0.75)), rel=0.25)
+
+
+def test_a_round_speaks_of_the_clip_norm_of_its_release_until_the_next_one_begins() -> None:
+    channel = door(adaptive(lr=1.0))
+    norms = [1.0]
+    for step in range(STEPS):
+        ranks = begin(channel, step)
+        rows = torch.full((len(ranks), D), 1e-3)
+        channel.release("update", rows, ranks)
+        release = channel.releases["update"]
+        assert release.noise is not None
+        expected = release.noise.multiplier * norms[-1] / CLIENTS
+        assert float(channel.noise_std("update")) == pytest.approx(expected, rel=1e-12)
+        assert (channel.report.noise_std, channel.report.clip_norm) == pytest.approx((expected, norms[-1]), rel=1e-12)
+        long = torch.full((1, D), 100.0)
+        assert float(channel.clip("update", long).norm()) == pytest.approx(norms[-1], rel=1e-5)
+        norms.append(float(channel.state()["update"][-1]))
+    assert len(set(norms)) == len(norms)
+    again = door(adaptive(lr=1.0))
+    again.restore(channel.state())
+    assert again.report.clip_norm == norms[-2]
+    begin(again)
+    assert again.report.clip_norm == norms[-1]
 
 
 def test_update_and_count_together_cost_the_given_multiplier() -> None:
@@ -257,14 +280,14 @@ def test_each_step_clips_and_noises_at_its_own_norm() -> None:
     for step in range(STEPS):
         ranks = begin(channel, step)
         silent.begin(step, silent.draw(step))
-        silent.restore({"update": torch.tensor(expected)})
+        silent.restore({"update": torch.tensor([expected, expected], dtype=torch.float64)})
         channel.record = []
         clear = channel.release("update", torch.full((len(ranks), D), 9.0), ranks)
         blank = silent.release("update", torch.zeros(len(ranks), D), ranks)
         assert float((clear - blank).norm()) == pytest.approx(expected, rel=1e-5)
         fraction = float(channel.record[1][2]) + 0.5
         expected = expected * math.exp(-settings.lr * (fraction - settings.quantile))
-        assert float(channel.state()["update"]) == pytest.approx(expected, rel=1e-12)
+        assert float(channel.state()["update"][-1]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_adaptive_clip_needs_gaussian_noise_and_room_for_the_count() -> None:
