@@ -192,13 +192,13 @@ class _Charges:
 class _Verifier:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        whole = next((p.parent for p in folder.root.absolute().parents if p.name == "private"), None)
+        if whole is not None and RunFolder(whole).started:
+            raise DataError(f"{folder.root} is a part of the run in {whole}; fedmtl verify {whole}")
+        if folder.started and not (folder.private / "result.json").is_file():
+            raise DataError(f"{folder.root} is unfinished; fedmtl resume {folder.root}")
         if not folder.public.is_dir():
             raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")
-        if folder.private.is_dir() and not (folder.private / "result.json").is_file():
-            raise DataError(
-                f"{folder.root} holds no finished run: private/result.json is missing. Go on with fedmtl resume, or "
-                f"name the run's own folder (a baseline and a candidate of a search are parts of one)."
-            )
         self.report = read_json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
         self.result = read_json(folder.private / "result.json") if self.private else {}

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fedmtl import (
+    PMTL,
     ClientPrivacy,
     CyclicCohorts,
     EarlyStopping,
@@ -464,12 +465,29 @@ def test_the_grid_itself() -> None:
 def test_other_folders_are_refused_in_one_line(tmp_path: Path, copy: Path) -> None:
     with pytest.raises(DataError, match=r"is not the folder of a run: it has no public"):
         verify(tmp_path / "nothing")
-    (copy / "private/result.json").unlink()
-    with pytest.raises(DataError, match="holds no finished run"):
-        verify(copy)
     (copy / "private/result.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
         verify(copy)
+
+
+def test_an_unfinished_run_is_named_with_the_command_that_finishes_it(tmp_path: Path) -> None:
+    from .test_copies import run as interrupted
+
+    folder = tmp_path / "run"
+    interrupted(folder, after=3)
+    with pytest.raises(DataError, match=f"^{folder} is unfinished; fedmtl resume {folder}$"):
+        verify(folder)
+    interrupted(folder, resume=True)
+    assert verify(folder).fits
+    (folder / "private/result.json").unlink()  # as before its last files were written
+    with pytest.raises(DataError, match="is unfinished"):
+        verify(folder)
+
+
+def test_a_baseline_is_named_as_a_part_of_its_run(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", baselines=("fedavg",), algorithm=PMTL(lam=0.5, local=SOLVER))
+    with pytest.raises(DataError, match=f"part of the run in {folder}"):
+        verify(folder / "private/baselines/fedavg")
 
 
 def test_a_ledger_without_what_is_needed_fails_in_its_lines(copy: Path) -> None:
