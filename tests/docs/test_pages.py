@@ -6,12 +6,16 @@ import importlib.util
 import re
 import shutil
 from pathlib import Path
+from textwrap import dedent
 
+import pandas as pd
 import pytest
+import torch
 import yaml
+from torch.utils.data import TensorDataset
 
 import fedmtl
-from tests.docs.pages import DOCS, FOLDER, PAGES, ROOT, blocks, run_commands, run_python, write
+from tests.docs.pages import DOCS, FOLDER, PAGES, ROOT, Block, blocks, run_commands, run_python, write
 from tests.trainer.settings import quick_figures
 
 NAMES = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md"))
@@ -34,6 +38,30 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
         else:
             # sh: commands of other programs, which scripts/deploy.py runs
             assert block.language in ("text", "yaml", "json", "csv", "sh"), f"what is {block.language}?"
+
+
+SMALL = {
+    "PeerToPeer": "features=20 -> agents=6, features=4; per_client=30 -> per_client=3; replicates=100 -> replicates=2",
+    "FedAvg": "rounds=100 -> rounds=2; epochs=20 -> epochs=1; cohort=100 -> cohort=10; "
+    '"digits") -> "digits", clients=20)',
+    "from_tensors": "",
+}
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    Path("visits.csv").write_text("ward,days,age\n" + "".join(f"w{i % 2},{i}.0,{i % 5}\n" for i in range(20)))
+    x, y = torch.randn(10, 3), torch.randn(10)
+    namespace: dict[str, object] = {"__name__": "__page__", "dataset": TensorDataset(x, y)}
+    namespace |= {"x": x, "y": y, "test_x": x, "test_y": y}
+    namespace["table"] = pd.DataFrame({"user": ["a", "b"] * 5, "label": [0, 1] * 5, "image": x.tolist()})
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## In Python\n")[1].split("\n## ")[0]
+    found = [dedent(text) for text in re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE) if text.strip()]
+    assert len(found) == len(SMALL)
+    for text in found:
+        small = next(changes for name, changes in SMALL.items() if name in text)
+        run_python(Block("python", text, small=small), namespace)
 
 
 def test_every_link_leads_to_something() -> None:
