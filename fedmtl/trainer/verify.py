@@ -752,7 +752,7 @@ def _of_gradients(header: Mapping[str, Any], charges: _Charges) -> _Costs:
     n, kinds, rounds = header["clients"], header["kinds"], "schedule" in header
     of = np.array(_kind_of(header, n), dtype=np.int64)
     uses, (caps, steps) = charges.participations(n), np.array([(kind["cap"], kind["repeats"]) for kind in kinds])[of].T
-    problems = _cohort_problems(header["schedule"], charges, clients=True) if rounds else []
+    problems = _cohort_problems(header["schedule"], charges, clients=True, caps=caps) if rounds else []
     if len(uses) != n:
         problems.append("a client is charged that the run does not have")
     elif (uses > caps).any():
@@ -804,11 +804,19 @@ def _band_problems(header: Mapping[str, Any], charges: _Charges) -> list[str]:
     return problems
 
 
-def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges, *, clients: bool = False) -> list[str]:
-    """Return the cohorts that the sampler does not draw, of ranks or of ``clients``, whose order is not known."""
-    n, problems = schedule["n"], []
+def _cohort_problems(
+    schedule: Mapping[str, Any], charges: _Charges, *, clients: bool = False, caps: np.ndarray | None = None
+) -> list[str]:
+    """Return the cohorts that the sampler does not draw, of ranks or of ``clients``, whose order is not known; from
+    full participation those are missing who have reached their ``caps`` (n,)."""
+    n, problems, taken = schedule["n"], [], np.zeros(schedule["n"], dtype=np.int64)
+
+    def everybody(step: int, ranks: tuple[int, ...]) -> bool:
+        missing = np.setdiff1d(np.arange(n), ranks)
+        return not len(missing) or (caps is not None and bool((taken >= caps)[missing].all()))
+
     fits: dict[str, Callable[[int, tuple[int, ...]], bool]] = {
-        "BoundFull": lambda step, ranks: len(ranks) == n,
+        "BoundFull": everybody,
         "BoundCyclic": lambda step, ranks: (
             len(ranks) <= schedule["cohort"]
             if clients
@@ -820,8 +828,10 @@ def _cohort_problems(schedule: Mapping[str, Any], charges: _Charges, *, clients:
     for step, ranks in charges.charged:
         if ranks is None or len(set(ranks)) < len(ranks) or not all(0 <= rank < n for rank in ranks):
             problems.append(f"step {step} has no cohort of distinct clients")
-        elif not fit(step, ranks):
+            continue
+        if not fit(step, ranks):
             problems.append(f"step {step} has a cohort that {schedule['class'].removeprefix('Bound')} does not draw")
+        taken[list(ranks)] += 1
     return problems
 
 

@@ -24,6 +24,7 @@ from fedmtl import (
     EarlyStopping,
     FedAvg,
     FixedCohort,
+    FullParticipation,
     PeerToPeer,
     PoissonClocks,
     RecordPrivacy,
@@ -134,6 +135,30 @@ def test_runs_that_were_interrupted_or_stopped_early_fit(tmp_path: Path) -> None
     records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
     run(tmp_path / "records", privacy=records, early_stopping=stopping, eval_every=1)
     assert failed(tmp_path / "records") == {}
+
+
+def test_a_crash_under_full_participation_uses_up_the_last_rounds(tmp_path: Path) -> None:
+    """Rounds that were charged twice leave no charge for the last ones, in which nobody takes part."""
+    from .test_copies import Stop
+
+    folder = tmp_path / "run"
+    settings = {
+        "privacy": RecordPrivacy(clip_norm=0.7, epsilon=4.0, delta=DELTA, source="secure"),
+        "schedule": FullParticipation(),
+        "rounds": 8,
+        "checkpoint_every": 4,
+    }
+    with pytest.raises(RuntimeError, match="gone"):
+        run(folder, **settings, callbacks=(Stop(6),))
+    trainer(folder=folder, algorithm=FedAvg(local=SOLVER), **settings).fit(resume=True)
+    assert [line["cohorts"] for line in map(json.loads, ledger(folder)) if line.get("first") in (6, 7)] == [[[]], [[]]]
+    assert failed(folder) == {}
+
+    def without_one(lines: list[dict]) -> list[dict]:  # a client that could still take part is not charged
+        return [line | {"cohorts": [line["cohorts"][0][1:]]} if line.get("first") == 2 else line for line in lines]
+
+    rewrite(folder, without_one)
+    assert "step 2 has a cohort that Full does not draw" in failed(folder)["charges"]
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
