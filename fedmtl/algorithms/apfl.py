@@ -2,15 +2,17 @@
 
 Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", 2020.
 
-    vbar_k = alpha v_k + (1 - alpha) w,   v_k minimizes l_k(vbar_k),   w minimizes (1/K) sum_k l_k(w)
+    vbar_k = alpha_k v_k + (1 - alpha_k) w_k,   v_k minimizes l_k(vbar_k),   w minimizes (1/K) sum_k l_k(w)
 
-A member of a cohort trains w, whose clipped change it sends, and v_k with the gradient of l_k at the mixture, alpha
-grad l_k(vbar_k). During a local run the w in the mixture is the one that was received; with one local step a round
-that is the published algorithm, whose further local steps mix with the client's own copy of w. Only w is released, so
-v_k and alpha cost nothing at the client level; where single records are protected, both trainings are charged.
+A local step of a member of a cohort moves its copy w_k of the global model and v_k at the same time and by the same
+batch (Algorithm 1):
 
-The step of v_k moves the mixture by alpha^2 times the step size along its own gradient, so it is computed as a local
-run of the mixture with that step size.
+    w_k <- w_k - lr grad l_k(w_k),   v_k <- v_k - lr alpha_k grad l_k(alpha_k v_k + (1 - alpha_k) w_k)
+
+so that v_k follows the mixture with the copy as it moves. Where alpha adapts, it makes a step once in a local run, by
+the first batch: alpha_k <- alpha_k - lr <v_k - w_k, grad l_k(vbar_k)>, within [0, 1]. The member sends the clipped
+change of w_k, which v_k and alpha_k do not touch; they stay with their client and cost no epsilon. Where single records
+are protected, w_k is trained by DP-SGD, and v_k and alpha_k are moved by the same records without noise.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from .._check import positive
+from .._check import boolean, positive
 from ..errors import ConfigError
-from ..local import LocalSGD
+from ..local import LocalSolver, Mixture
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.channel import Message
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
@@ -32,77 +35,59 @@ from .server import GlobalModel
 
 @dataclass(frozen=True, kw_only=True)
 class APFL(GlobalModel):
-    """Mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1, with one public alpha).
+    """Mixtures of a global and a personal model (Deng et al. 2020, Algorithm 1).
 
     Args:
-        alpha: the weight of the personal model, in [0, 1]: 0 is federated averaging, 1 local training.
-        local: the clients' local solver, of both trainings; :class:`LocalSGD` without weight decay.
+        alpha: the weight of the personal model, in [0, 1]: 0 is federated averaging, 1 local training. With
+            ``adaptive`` the one that every client begins with.
+        adaptive: whether every client adapts its own alpha, which it does not send.
+        local: the clients' local solver, of both trainings; its step size is that of alpha as well.
         server_lr: step size of the server.
         server_optimizer: used instead of the plain server step.
 
     Raises:
-        ConfigError: a value outside these ranges, or another solver.
+        ConfigError: a value outside these ranges.
     """
 
     alpha: float = 0.5
+    adaptive: bool = False
 
     name = "apfl"
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not 0.0 <= self.alpha <= 1.0:
             raise ConfigError(f"APFL.alpha is {self.alpha!r}; it must be in [0, 1].")
+        boolean(self, adaptive=self.adaptive)
         positive(self, server_lr=self.server_lr)
-        check_plain(self, self.local)
+        LocalSolver.check_given(self, self.local)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, rounds, trainings = problem.dimension, problem.rounds, 1 if self.alpha == 0.0 else 2
-        return (
-            ReleasePlan(
-                name="update", dimension=size, uses=rounds, stateful=False, from_training=True, trainings=trainings
-            ),
-        )
+        size, rounds = problem.dimension, problem.rounds
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))
+        fields = {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}
+        return State({"global": problem.initial.clone()}, problem.client_store(fields))
 
     def client(
         self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor, round: Round
     ) -> tuple[dict[str, Message], Own]:
         shared, start = public["global"], starting_models(own, problem.initial)
-        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared)
-        models = self._train_own(problem, shared, start, clients, round)
-        return {"update": update}, keep_models(own, models, start)
+        mixture = Mixture(start.clone(), self._weights(own), self.adaptive)
+        update = problem.send_change("update", self.local, shared, clients, round=round, less=shared, mixture=mixture)
+        return {"update": update}, keep_models(own, mixture.models, start) | {"alpha": mixture.weights}
 
-    def _train_own(
-        self, problem: Problem, shared: Tensor, start: Tensor, clients: Tensor, round: Round | int
-    ) -> Tensor:
-        """Return (k, D): the clients' v_k after a local run from ``start`` (k, D)."""
-        if self.alpha == 0.0:
-            return start
-        mixture = self._mixture(start, shared)
-        solver = replace(self.local, lr=self.alpha**2 * self.local.lr)
-        return start + (problem.train_locally(solver, mixture, clients, round=round) - mixture) / self.alpha
-
-    def _mixture(self, models: Tensor, shared: Tensor) -> Tensor:
-        return self.alpha * models + (1.0 - self.alpha) * shared
+    def _weights(self, own: Own) -> Tensor:
+        """Return a copy of the clients' alpha (k,); one that never took part has the first."""
+        return torch.where(own["seen"], own["alpha"], self.alpha)
 
     def personal(self, problem: Problem, public: Mapping[str, Tensor], own: Own, clients: Tensor) -> Tensor:
         """Return the mixtures; a client that never took part trains its own part once, from the public start."""
-        shared, models = public["global"], starting_models(own, problem.initial).clone()
+        shared, models, weights = public["global"], starting_models(own, problem.initial).clone(), self._weights(own)
         new = (~own["seen"]).nonzero()[:, 0]
         if len(new):
-            models[new] = self._train_own(problem, shared, models[new], clients[new.cpu()], PERSONALIZE_ROUND)
-        return self._mixture(models, shared)
-
-
-def check_plain(owner: object, solver: object) -> None:
-    """Refuse a local solver whose steps are not a step size times a sum of gradients.
-
-    Raises:
-        ConfigError: another solver than :class:`LocalSGD`, or one with weight decay.
-    """
-    if not isinstance(solver, LocalSGD) or solver.weight_decay:
-        raise ConfigError(
-            f"{type(owner).__name__}.local is {solver!r}; it must be LocalSGD without weight_decay, since the personal "
-            "part follows the gradients that moved the shared one."
-        )
+            mixture = Mixture(models[new], weights[new], self.adaptive)
+            alone = replace(problem, protects_records=False)  # it sends nothing
+            alone.train_locally(self.local, shared, clients[new.cpu()], round=PERSONALIZE_ROUND, mixture=mixture)
+            models[new], weights[new] = mixture.models, mixture.weights
+        return shared.lerp(models, weights[:, None])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._devices import sent, waits
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, PrivacyError
-from ..local import BatchPlan, Executor, LocalSolver, plan_batches, train_locally
+from ..local import BatchPlan, Executor, LocalSolver, Mixture, plan_batches, train_locally
 from ..local.batches import batch_widths, plannable
 from ..local.executor import by_decreasing
 from ..local.optimizers import Strength, rows_of
@@ -187,6 +187,7 @@ class Problem:
         anchor: Tensor | None = None,
         divergence: Loss | None = None,
         moving: Tensor | None = None,
+        mixture: Mixture | None = None,
         less: Tensor | None = None,
         kept: Tensor | None = None,
         out: Tensor | None = None,
@@ -208,6 +209,9 @@ class Problem:
             divergence: what the pull measures in place of the squared distance, see
                 :func:`fedmtl.local.train_locally`; not where records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
+            mixture: personal models (k, D) that are trained beside, at the same batches, see
+                :class:`fedmtl.local.Mixture`; changed in place, and without noise where records are protected, since
+                nothing of them is sent. None without.
             less: (D,), what is subtracted from every model; None for nothing.
             kept: (k, D), where the models themselves go beside the result; None for nowhere.
             out: (k, D), where the result goes; may be ``start``.
@@ -225,7 +229,7 @@ class Problem:
         if self.protects_records:
             if divergence is not None:
                 raise ConfigError("A pull that is measured on a client's records has no release; use privacy=client.")
-            self._train_privately(solver, start, clients, result, round, lam, anchor, moving)
+            self._train_privately(solver, start, clients, result, round, lam, anchor, moving, mixture)
             if kept is not None:
                 kept.copy_(result)
             return self._counted(result if less is None else result.sub_(less), number)
@@ -272,12 +276,15 @@ class Problem:
                         anchor=anchor,
                         divergence=divergence,
                         moving=moving,
+                        mixture=mixture,
                     )
 
                 with self.executor.products():
                     self.executor.map(work, len(place), grain=grain, examples=width)
         if into is not None:
             into.has(clients)
+        if mixture is not None:
+            self._counted(mixture.models, number)
         return self._counted(result, number, sums)
 
     def send_change(
@@ -292,18 +299,20 @@ class Problem:
         lam: Strength = 0.0,
         anchor: Tensor | None = None,
         kept: Tensor | None = None,
+        mixture: Mixture | None = None,
     ) -> Tensor | RowTotal:
         """Return what clients send who send how far they are from ``less`` after their local run: rows (k, D), or their
         clipped sum where nobody needs the rows.
 
         Args:
             name: of the release.
-            solver, start, clients, round, less, lam, anchor, kept: see :meth:`train_locally`.
+            solver, start, clients, round, less, lam, anchor, kept, mixture: see :meth:`train_locally`.
         """
         total = round.total(name) if round.total is not None and self._by_processor else None
         rows = self.train_locally(
-            solver, start, clients, round=round, lam=lam, anchor=anchor, less=less, kept=kept, into=total
-        )
+            solver, start, clients, round=round, lam=lam, anchor=anchor, less=less, kept=kept, into=total,
+            mixture=mixture
+        )  # fmt: skip
         return rows if total is None else total
 
     @property
@@ -330,6 +339,7 @@ class Problem:
         lam: Strength,
         anchor: Tensor | None,
         moving: Tensor | None,
+        mixture: Mixture | None,
     ) -> Tensor:
         if round == PERSONALIZE_ROUND:
             return result.copy_(start if start.dim() == 2 else start.expand(len(clients), -1))
@@ -345,6 +355,7 @@ class Problem:
         def work(stack: StackedModule, part: slice) -> None:
             own = order[part]
             place = own.to(start.device)
+            beside = None if mixture is None else mixture.of(place)
             result[place] = train_privately(
                 stack,
                 self.data,
@@ -358,7 +369,10 @@ class Problem:
                 lam=rows_of(lam, place),
                 anchor=rows_of(anchor, place),
                 moving=moving,
+                mixture=beside,
             )
+            if mixture is not None and beside is not None:
+                mixture.write(place, beside)
 
         with self.executor.products():
             self.executor.map(work, len(clients), grain=1 if alone else None)

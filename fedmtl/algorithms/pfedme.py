@@ -7,6 +7,9 @@ T Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", N
 The gradient of the envelope is lam (w - theta_k(w)). A member of a cohort makes R local rounds from w_0 = w^t, each
 with a local run that solves for theta_k(w_r), and w_{r+1} = w_r - eta lam (w_r - theta_k(w_r)); it sends the clipped
 w_R - w^t, and keeps theta_k (Algorithm 1). With R = 1 and eta = 1 / lam the global model is that of FedProx.
+
+The K steps of a local run here go over K batches. The paper's local round draws one batch and solves for theta_k on it,
+by K steps on the same batch; with ``batch_size=None`` the two are the same.
 """
 
 from __future__ import annotations

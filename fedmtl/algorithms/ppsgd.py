@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .._check import non_negative, positive
+from ..errors import ConfigError
+from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
-from .apfl import check_plain
 from .base import PERSONALIZE_ROUND, Own, Problem, Round, State
 from .personal import keep_models, personal_fields
 from .server import GlobalModel
@@ -47,7 +48,11 @@ class PPSGD(GlobalModel):
     def __post_init__(self) -> None:
         non_negative(self, ratio=self.ratio)
         positive(self, server_lr=self.server_lr)
-        check_plain(self, self.local)
+        if not isinstance(self.local, LocalSGD) or self.local.weight_decay:
+            raise ConfigError(
+                f"PPSGD.local is {self.local!r}; it must be LocalSGD without weight_decay, since the personal part "
+                "follows the gradients that moved the shared one."
+            )
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return (

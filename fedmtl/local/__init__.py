@@ -2,6 +2,7 @@
 
 from .batches import BatchPlan
 from .executor import Execution, Executor, operation_threads
+from .mixture import Mixture
 from .nuclear import NuclearProx
 from .optimizers import Elementwise, MeanRegularizedSGD, StackedOptimizer, StackedSGD
 from .private import train_privately
@@ -18,6 +19,7 @@ __all__ = [
     "LocalSGD",
     "LocalSolver",
     "MeanRegularizedSGD",
+    "Mixture",
     "NuclearProx",
     "Penalty",
     "StackedOptimizer",

@@ -7,6 +7,7 @@ after such a run is post-processing of what the run released.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch.nn.functional import pad
 
 from ..stacked.losses import Loss
 from ..stacked.per_example import example_gradients, gradients_in_pieces
+from .mixture import Mixture, MixtureSteps
 from .optimizers import Strength, rows_of
 from .solver import LocalSolver, address_of, frozen_part
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from ..data import FederatedDataset
     from ..privacy import LocalSteps
     from ..stacked import StackedModule
+
+GradientChunks = Iterator[tuple[Tensor, Tensor]]
+"""Gradients of examples (N, D) and the numbers of their copies, int64 (N,), a chunk at a time."""
 
 
 def train_privately(
@@ -39,6 +44,7 @@ def train_privately(
     lam: Strength = 0.0,
     anchor: Tensor | None = None,
     moving: Tensor | None = None,
+    mixture: Mixture | None = None,
 ) -> Tensor:
     """Train one stack of clients on their own data by DP-SGD.
 
@@ -61,6 +67,8 @@ def train_privately(
             one strength for each coordinate, or a precision matrix.
         moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
             clipped without them. None trains all.
+        mixture: of the k clients, see :mod:`.mixture`; its models follow the gradients of the records drawn as they
+            are, and nothing of them is released. None without.
 
     Returns:
         (k, D), in the order of ``clients``; may be a view of the stack's buffer: copy it before the stack is used.
@@ -77,6 +85,8 @@ def train_privately(
     optimizer = solver.optimizer(rows, round=round, lam=lam, anchor=anchor)
     frozen, still = frozen_part(rows, moving)
     first, keys = data.train.offsets[clients], data.keys[clients]
+    place = torch.arange(len(order)) if sorted_already else order
+    beside = None if mixture is None else MixtureSteps(mixture, solver, round, rows, steps, place)
     begin, most = records.begin_training(clients), int(steps[0]) if len(steps) else 0
     for step in range(begin, begin + most):
         active = int((steps > step - begin).sum())
@@ -87,11 +97,22 @@ def train_privately(
         x, y = data.gather("train", first[:active, None] + index, dtype=rows.dtype, device=rows.device)
         address = address_of(keys[:active], round, step) if stack.has_dropout else None
         of = example_gradients if width is None else partial(gradients_in_pieces, width=width)
-        chunks = of(stack, x, y, loss, mask=mask, address=address, position=index)
+        gradients = partial(of, stack, x, y, loss, mask=mask, address=address, position=index)
+        if beside is not None:
+            beside(active, partial(_means, gradients, mask.sum(1), stack.grads[:active]))
+        chunks = gradients()
         if frozen is not None:
-            chunks = ((gradients.index_fill(1, frozen, 0.0), owner) for gradients, owner in chunks)
+            chunks = ((part.index_fill(1, frozen, 0.0), owner) for part, owner in chunks)
         stack.grads[:active].copy_(records.release(clients[:active], step, chunks))
         optimizer.step(active=slice(0, active))
         if frozen is not None and still is not None:
             rows[:active, frozen] = still[:active]
     return rows if sorted_already else rows[torch.argsort(order).to(rows.device)]
+
+
+def _means(gradients: Callable[[], GradientChunks], counts: Tensor, out: Tensor) -> Tensor:
+    """Return in ``out`` (A, D) the mean gradients of copies with ``counts``, int64 (A,), examples; 0 without any."""
+    out.zero_()
+    for part, owner in gradients():
+        out.index_add_(0, owner, part)
+    return out.div_(counts.clamp(min=1).to(out.device)[:, None])

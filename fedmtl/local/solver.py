@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from ..stacked.losses import Loss, Pull, client_means, cross_entropy, example_lo
 from ..stacked.perceptron import Ends, Examples, Perceptron, Rule, output_gradient, write_ends
 from .batches import BatchPlan, batches_per_epoch
 from .device import train_on_device
+from .mixture import Mixture, MixtureSteps
 from .optimizers import (
     Elementwise,
     StackedOptimizer,
@@ -227,6 +229,7 @@ def train_locally(
     anchor: Tensor | None = None,
     divergence: Loss | None = None,
     moving: Tensor | None = None,
+    mixture: Mixture | None = None,
 ) -> None:
     """Train one stack of clients on their own data, and write each client's model after its own last step.
 
@@ -249,17 +252,22 @@ def train_locally(
         divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
             outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number.
         moving: bool (D,), the coordinates that are trained; all others keep their start. None trains all.
+        mixture: personal models of the n clients that are trained beside, see :mod:`.mixture`; None without.
     """
+    plain = divergence is None and moving is None and mixture is None
 
     def build(rows: Tensor, anchor: Tensor | None, lam: Strength) -> tuple[LocalStep, StackedOptimizer]:
         towards = None if divergence is None or anchor is None else anchor.expand(len(rows), -1).contiguous()
         optimizer = solver.optimizer(rows, round=plan.round, lam=lam if towards is None else 0.0, anchor=anchor)
         frozen, still = frozen_part(rows, moving)
-        return LocalStep(stack, loss, rows, optimizer, divergence, towards, lam, frozen, still), optimizer
+        beside = None
+        if mixture is not None:
+            beside = MixtureSteps(mixture, solver, plan.round, rows, plan.steps, place)
+        return LocalStep(stack, loss, rows, optimizer, divergence, towards, lam, frozen, still, beside), optimizer
 
     if waits(start.device) or stack.graphs is not None:
         assert isinstance(out, Tensor)
-        key = (repr(solver), solver.lr_at(plan.round), loss) if divergence is None and moving is None else None
+        key = (repr(solver), solver.lr_at(plan.round), loss) if plain else None
         if solver.decay < 1.0 and solver.decay_every < _WORTH_RECORDING:
             key = None
         train_on_device(
@@ -268,7 +276,7 @@ def train_locally(
         )  # fmt: skip
         return
     rule = None
-    if divergence is None and moving is None and loss is cross_entropy:
+    if plain and loss is cross_entropy:
         affine = solver.affine_step(plan.round, lam)
         if affine is not None and (anchor is not None or affine[2] == 0.0):  # else the optimizer says what is missing
             rule = Rule(*affine, rows_of(anchor, place))
@@ -310,6 +318,7 @@ class LocalStep:
         divergence, towards, lam: see there; ``towards`` (K, D) are the anchors that predictions are pulled to, where
             there is a divergence.
         frozen, still: from :func:`frozen_part`.
+        beside: the personal models that move with these rows; None without.
     """
 
     stack: StackedModule
@@ -321,6 +330,7 @@ class LocalStep:
     lam: Strength
     frozen: Tensor | None
     still: Tensor | None
+    beside: MixtureSteps | None = None
 
     def __call__(self, active: int, x: Tensor, y: Tensor, mask: Tensor, address: Tensor | None) -> None:
         """Move the first A rows by their batches.
@@ -332,6 +342,8 @@ class LocalStep:
             address: int64 (A, 3), of dropout masks.
         """
         stack, rows, pull = self.stack, self.rows, None
+        if self.beside is not None:
+            self.beside(active, partial(_gradients, stack, x, y, mask, self.loss, address))
         if self.divergence is not None and self.towards is not None:
             assert not isinstance(self.lam, Precision)
             anchors = self.towards[:active]
@@ -381,6 +393,18 @@ def _run_by_products(
             examples = Examples(*stored, index[part], mask[part], active, widths)
         network.run(rows, examples, rule, ends._replace(last=last))
     return True
+
+
+def _gradients(stack: StackedModule, x: Tensor, y: Tensor, mask: Tensor, loss: Loss, address: Tensor | None) -> Tensor:
+    """Return the gradients (A, D) of the mean losses of the leading copies, of batches (A, B, ...)."""
+    rows = stack.rows[: len(x)]
+    values = None if stack.perceptron is None else stack.perceptron.forward(rows, x)
+    if stack.perceptron is None or values is None:
+        with torch.enable_grad():
+            return stack.backward(client_means(example_losses(loss, stack.forward(x, address=address), y), mask))
+    signal = output_gradient(loss, values[-1], y, mask, None)
+    stack.perceptron.backward(rows, values, signal, stack.grads[: len(rows)])
+    return stack.grads[: len(rows)]
 
 
 @torch.no_grad()

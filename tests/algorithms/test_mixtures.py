@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from torch.func import functional_call
 
 from fedmtl import (
     APFL,
@@ -21,7 +26,9 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
+from fedmtl.algorithms.base import PERSONALIZE_ROUND
 from fedmtl.errors import ConfigError
+from fedmtl.local import Execution, plan_batches
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from fedmtl.trainer.audit.suite import audit_trainer
 from tests.algorithms.harness import everyone, problem_of, run
@@ -79,23 +86,103 @@ def test_pfedme_solves_for_the_proximal_points() -> None:
     np.testing.assert_allclose(theta.mean(0), w, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("alpha", [0.25, 0.7])
-def test_apfl_rounds_by_hand(alpha: float) -> None:
-    """Deng et al. 2020, Algorithm 1, with one local step: v moves by alpha times the gradient at the mixture."""
+def test_apfl_rounds_by_hand(alpha: float, adaptive: bool) -> None:
+    """Deng et al. 2020, Algorithm 1: w and v step at the same time, and the mixture has the client's own w."""
     problem = problem_of(regression(clients=5), rounds=5)
-    algorithm = APFL(alpha=alpha, local=LocalSGD(lr=0.05, steps=1, batch_size=None))
+    algorithm = APFL(alpha=alpha, adaptive=adaptive, local=STEPS)
     state = run(algorithm, problem)
-    w, v = np.zeros(4), np.zeros((5, 4))
+    w, v, a = np.zeros(4), np.zeros((5, 4)), np.full(5, alpha)
     for _ in range(5):
         updates = []
         for k, (x, y) in enumerate(blocks(problem.data)):
-            mixture = alpha * v[k] + (1 - alpha) * w
-            v[k] = v[k] - 0.05 * alpha * gradient(x, y, mixture)
-            updates.append(-0.05 * gradient(x, y, w))
+            copy = w.copy()
+            for step in range(3):
+                g = gradient(x, y, a[k] * v[k] + (1 - a[k]) * copy)
+                slope = (v[k] - copy) @ g
+                copy, v[k] = copy - 0.05 * gradient(x, y, copy), v[k] - 0.05 * a[k] * g
+                if adaptive and step == 0:
+                    a[k] = np.clip(a[k] - 0.05 * slope, 0.0, 1.0)
+            updates.append(copy - w)
         w = w + np.mean(updates, axis=0)
+    assert not adaptive or np.ptp(a) > 0.01
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
-    expected = alpha * v + (1 - alpha) * w
+    np.testing.assert_allclose(state.private.whole("alpha").numpy(), a, rtol=1e-10)
+    expected = a[:, None] * v + (1 - a[:, None]) * w
     np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["momentum", "adam"])
+@pytest.mark.parametrize(
+    "execution", [Execution("stacked"), Execution("threads", chunk=1), Execution("threads")], ids=str
+)
+def test_apfl_by_a_loop_over_clients_and_batches(execution: Execution, solver: str) -> None:
+    """Clients of different sizes that take part in some rounds, by torch's own optimizers and automatic derivatives."""
+    local = BATCHES if solver == "momentum" else LocalOptimizer(optimizer_name="Adam", lr=0.03, epochs=2, batch_size=4)
+    make = (
+        partial(torch.optim.SGD, lr=0.2, momentum=0.5) if solver == "momentum" else partial(torch.optim.Adam, lr=0.03)
+    )
+    data, model, cohorts = ragged_classification(), models.mlp(hidden=3), []
+    problem = problem_of(data, rounds=4, model=model, loss="auto", execution=execution)
+    algorithm = APFL(alpha=0.4, adaptive=True, local=local)
+
+    def loss(row, x, y):
+        outputs = functional_call(problem.module, problem.layout.views(row), (x,))
+        return torch.nn.functional.cross_entropy(outputs, y)
+
+    def train(client, w, v, alpha, round):
+        """One participation: the client's own copy of w, its v and its alpha."""
+        w, v = w.clone().requires_grad_(), v.clone().requires_grad_()
+        moves = [make([w]), make([v])]
+        plan = plan_batches(data, local, torch.tensor([client]), seed=problem.seed, round=round)
+        for number, batch in enumerate(plan.batches()):
+            x, y = data.gather("train", batch.index[0][batch.mask[0]], dtype=torch.float64, device=torch.device("cpu"))
+            (w.grad,) = torch.autograd.grad(loss(w, x, y), w)
+            (v.grad,) = torch.autograd.grad(loss(alpha * v + (1 - alpha) * w.detach(), x, y), v)
+            slope = (v - w).detach() @ v.grad / alpha  # v's gradient is alpha times that of the mixture
+            for one in moves:
+                one.step()
+            if number == 0:
+                alpha = (alpha - local.lr * slope).clamp(0.0, 1.0)
+        return w.detach(), v.detach(), alpha
+
+    start = torch.tensor(0.4, dtype=torch.float64)
+    shared, own = problem.initial, {}
+    states = []
+    run(algorithm, problem, sampler=FixedCohort(3), watch=lambda step, state: states.append(copy.deepcopy(state)))
+    for round, (before, after) in enumerate(pairwise(states)):
+        torch.testing.assert_close(before.public["global"], shared, rtol=1e-10, atol=1e-11)
+        moved = (before.private.whole("model") != after.private.whole("model")).any(1).nonzero()[:, 0].tolist()
+        cohorts.append(moved)
+        updates = []
+        for client in moved:
+            w, *own[client] = train(client, shared, *own.get(client, (problem.initial, start)), round)
+            updates.append(w - shared)
+        shared = shared + torch.stack(updates).mean(0)
+    assert [len(one) for one in cohorts] == [3] * 4
+    torch.testing.assert_close(states[-1].public["global"], shared, rtol=1e-10, atol=1e-11)
+    found = everyone(problem, algorithm, states[-1])
+    for client in range(len(data)):
+        if client in own:
+            v, alpha = own[client]
+        else:  # it trains once from the model of today, and sends nothing
+            _, v, alpha = train(client, shared, problem.initial, start, PERSONALIZE_ROUND)
+        torch.testing.assert_close(found[client], alpha * v + (1 - alpha) * shared, rtol=1e-9, atol=1e-10)
+
+
+def test_apfl_with_single_records_protected_charges_the_shared_model_alone() -> None:
+    """The personal part is trained on the records as they are, and nothing of it is sent: w is FedAvg's to the bit."""
+    solver = LocalSGD(lr=0.2, epochs=2, batch_size=4)
+    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
+
+    def fit(algorithm):
+        return trainer(algorithm=algorithm, privacy=privacy, schedule=FullParticipation(), rounds=2, eval_every=2).fit()
+
+    apfl, fedavg = fit(APFL(local=solver)), fit(FedAvg(local=solver))
+    assert apfl.epsilon == fedavg.epsilon
+    assert torch.equal(apfl.shared, fedavg.shared)
+    assert not torch.equal(apfl.personal[0] - apfl.shared, apfl.personal[1] - apfl.shared)
 
 
 def classified():
@@ -154,7 +241,7 @@ def test_every_training_of_a_record_is_charged() -> None:
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
     for algorithm, trainings in (
         (PFedMe(local=solver, local_rounds=3), 3),
-        (APFL(local=solver), 2),
+        (APFL(local=solver), 1),
         (PPSGD(local=solver), 1),
     ):
         found = trainer(
@@ -180,7 +267,7 @@ def test_impossible_settings_are_refused_by_name() -> None:
         (lambda: PFedMe(eta=3.0, lam=1.0), r"PFedMe\.eta \* lam"),
         (lambda: PFedMe(local_rounds=0), r"PFedMe\.local_rounds"),
         (lambda: APFL(alpha=1.5), r"APFL\.alpha"),
-        (lambda: APFL(local=LocalOptimizer(lr=0.1)), r"APFL\.local"),
+        (lambda: APFL(adaptive=1), r"APFL\.adaptive"),
         (lambda: PPSGD(ratio=-1.0), r"PPSGD\.ratio"),
         (lambda: PPSGD(local=LocalSGD(lr=0.1, weight_decay=0.1)), r"PPSGD\.local"),
     ):
