@@ -61,7 +61,7 @@ class Contender:
         self.algorithm = ALGORITHMS[arguments.algorithm](local=LocalSGD(lr=0.1, batch_size=10))  # type: ignore[call-arg]
         privacy = (RecordPrivacy if records else ClientPrivacy)(clip_norm=0.5, epsilon=8.0, delta=1e-5)
         sampler = FullParticipation().bind(len(data))
-        plans = releases_of(self.algorithm, self.problem, sampler, privacy)
+        plans = releases_of(self.algorithm, self.problem, sampler)
         self.channel = open_channel(privacy, plans, sampler, seed=0, steps=total)
         self.state = self.algorithm.init(self.problem)
         self.rank = torch.argsort(torch.argsort(data.keys.cpu(), stable=True))

@@ -51,7 +51,7 @@ class NodeAccount:
         self.trainer, self.problem, self.folder = trainer, problem, folder
         self.sampler = sampler_of(trainer.algorithm, trainer.schedule, population.clients)
         privacy = trainer.privacy
-        self.records = privacy if isinstance(privacy, RecordPrivacy) else None
+        self.records = privacy if isinstance(privacy, RecordPrivacy) and problem.protects_records else None
         if self.records is not None:
             if isinstance(self.records.epsilon, Mapping):
                 budgets = dict(zip(population.data.ids, self.records.budgets(population.data.ids), strict=True))
@@ -115,7 +115,7 @@ class NodeAccount:
         asked = BoundAsked(1, self.sampler.describe(), most)
         return open_channel(
             privacy,
-            releases_of(trainer.algorithm, problem, asked, privacy),
+            releases_of(trainer.algorithm, problem, asked),
             asked,
             seed=trainer.seed,
             steps=problem.rounds,

@@ -206,7 +206,10 @@ def open_channel(
 
 def _opened(settings: tuple[Privacy, ...], run: _Run, gradients: GradientPlan | None) -> Channel:
     rows, sampler = run.plans, run.sampler
-    if any(isinstance(one, RecordPrivacy) for one in settings) or sampler is None:
+    of_records = any(isinstance(one, RecordPrivacy) for one in settings)
+    if of_records and sampler is not None and not rows and gradients is None:
+        settings, of_records = (), False  # nothing is released, so no gradient has noise
+    if of_records or sampler is None:
         return _open_gradients(settings, run, gradients)
     assert sampler is not None
     if not settings:

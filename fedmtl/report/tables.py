@@ -387,7 +387,7 @@ def _row(
         run=str(run),
         algorithm=name.lower() + (" + finetuning" if outcome.get("finetune") else ""),
         comparison=comparison,
-        unit=str(outcome.get("unit") or ""),
+        unit=str(outcome.get("unit") or "") if epsilon > 0 else "",  # what sends nothing protects every unit
         epsilon=epsilon,
         delta=_optional(file, "delta", outcome.get("delta")) if 0 < epsilon < math.inf else None,
         seed=seed,

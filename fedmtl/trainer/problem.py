@@ -299,7 +299,7 @@ def training_plan(problem: Problem, algorithm: Algorithm, plans: Sequence[Releas
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
-            f"use pmtl, ditto, fedavg, fedprox or local."
+            f"use pmtl, ditto, fedavg or fedprox."
         )
     data, trainings = problem.data, max((plan.trainings for plan in plans), default=1)
     counts = data.train.counts

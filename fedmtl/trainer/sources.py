@@ -19,7 +19,6 @@ from ..privacy import (
     ClientPrivacy,
     GradientPlan,
     Privacy,
-    RecordPrivacy,
     ReleasePlan,
     Sampler,
     open_channel,
@@ -202,7 +201,7 @@ def bind_schedule(schedule: AsynchronousSchedule, problem: Problem) -> BoundSche
 
 
 def releases_of(
-    algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule, privacy: Privacy | None
+    algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
     """Every release of a run: the algorithm's own, and the gradients of local training where records are protected.
 
@@ -211,7 +210,7 @@ def releases_of(
         PrivacyError: clients train more often in a participation than the algorithm declares.
     """
     plans = tuple(algorithm.plan(problem, schedule))
-    if algorithm.one_at_a_time or not isinstance(privacy, RecordPrivacy):
+    if not problem.protects_records:
         return plans
     rows = [plan for plan in plans if isinstance(plan, ReleasePlan)]
     if type(algorithm).step is Algorithm.step:
@@ -243,11 +242,10 @@ def open_run(
     """
     check_idle(algorithm, problem)
     options |= {"seed": seed, "replicates": replicates, "notes": problem.notes, "ranks": problem.ranks}
-    one = privacy[0] if isinstance(privacy, Sequence) else privacy
     if isinstance(schedule, AsynchronousSchedule):
         bound = bind_schedule(schedule, problem)
         stop = min(problem.rounds, bound.steps)
-        plans = releases_of(algorithm, replace(problem, rounds=stop), bound, one)
+        plans = releases_of(algorithm, replace(problem, rounds=stop), bound)
         channel = open_channel(privacy, plans, bound.describe(), **options)
 
         def table(start: int, end: int) -> Block:
@@ -256,6 +254,6 @@ def open_run(
         return channel, Activations(channel, stop, every, table, cuts)
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
-    plans = releases_of(algorithm, problem, sampler, one)
+    plans = releases_of(algorithm, problem, sampler)
     channel = open_channel(privacy, plans, sampler, steps=problem.rounds, **options)
     return channel, Rounds(channel, problem.rounds, every, order, ranks)

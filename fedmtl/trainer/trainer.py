@@ -62,7 +62,8 @@ class Trainer:
         schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
             whose clients act one at a time.
         privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
-            is one record of a client (local training is then DP-SGD); ``None`` means no clip and no noise.
+            is one record of a client (local training is then DP-SGD, but for :class:`~fedmtl.Local`, which sends
+            nothing); ``None`` means no clip and no noise.
         rounds: number of rounds, or most activations where clients act one at a time.
         trainable: names of the model's parameters or modules that are trained, such as ``("head",)`` or
             ``("*.lora_B",)``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files. All others are
@@ -188,8 +189,9 @@ class Trainer:
 
     @property
     def protects_records(self) -> bool:
-        """Whether the protected unit is one record, in rounds: local training is then DP-SGD."""
-        return isinstance(self.privacy, RecordPrivacy) and not self.algorithm.one_at_a_time
+        """Whether the protected unit is one record, in rounds, and something is sent: local training is then DP-SGD."""
+        sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
+        return sends and isinstance(self.privacy, RecordPrivacy)
 
     def problem(
         self,

@@ -163,7 +163,7 @@ class _RecordClient(_Client):
     def __init__(self, algorithm, problem, client: int) -> None:
         super().__init__(algorithm, replace(problem, protects_records=True), client)
         one = FullParticipation().bind(1)
-        plans = releases_of(algorithm, self.problem, one, RECORDS)
+        plans = releases_of(algorithm, self.problem, one)
         self.channel = open_channel(RECORDS, plans, one, seed=3, steps=ROUNDS)
 
     def train(self, public, step: int):
@@ -172,13 +172,13 @@ class _RecordClient(_Client):
         return self.send(public, self.round)
 
 
-@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto", "local"])
+@pytest.mark.parametrize("name", ["pmtl", "fedavg", "fedprox", "ditto"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
     algorithm = ALGORITHMS[name]
     problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
     problem = replace(problem, protects_records=True)
     everyone = FullParticipation().bind(problem.clients)
-    plans = releases_of(algorithm, problem, everyone, RECORDS)
+    plans = releases_of(algorithm, problem, everyone)
     stacked, server = (open_channel(RECORDS, plans, everyone, seed=3, steps=ROUNDS) for _ in range(2))
     stacked.record = []
     order, ranks = client_ranks(problem.data)

@@ -85,7 +85,6 @@ def answers(folder: Path) -> list[int]:
         ("ditto", "full"),
         ("fedprox", "poisson"),
         ("apfl", "full"),
-        ("local", "full"),
     ],
 )
 def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
@@ -111,6 +110,18 @@ def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
     assert found.privacy.headline == "no account here: every node keeps its own, see fedmtl verify nodes/NAME there"
     assert "clip only" not in found.privacy.text()
     assert any("the accounts of the nodes" in line for line in found.privacy.outside)
+
+
+def test_nodes_that_train_alone_release_nothing_and_keep_no_account(tmp_path: Path) -> None:
+    trainer = protected("local", "full")
+    expected = replace(trainer, folder=tmp_path / "one").fit()
+    server, grid = apart(trainer, tmp_path)
+    found = run(server, grid)
+    assert found.epsilon == expected.epsilon == 0.0
+    assert found.privacy.headline == "nothing is released: epsilon = 0"
+    for client in expected.ids:
+        same(expected.model_for(client).state_dict(), own_models(tmp_path, client), 1e-10)
+        assert not (tmp_path / "nodes" / client / "private/ledger.jsonl").exists()
 
 
 def test_nothing_is_amplified_by_what_the_server_controls(tmp_path: Path) -> None:

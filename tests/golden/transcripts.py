@@ -48,7 +48,9 @@ RUNS = {
     "pmtl, published accounting of cohorts in turn": f"algorithm=pmtl {_DIGITS} schedule=cyclic guarantee=paper",
     "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none privacy.observer=public",
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
-    "local, records, Laplace": f"{_DIGITS} algorithm=local privacy=record privacy.mechanism=laplace privacy.epsilon=20",
+    "pmtl without a pull, records, Laplace": (
+        f"{_DIGITS} algorithm=pmtl algorithm.lam=0 privacy=record privacy.mechanism=laplace privacy.epsilon=20"
+    ),
     "fedavg, no privacy": f"{_DIGITS.replace('privacy.delta=1e-5', 'privacy=none')} algorithm=fedavg finetune=none",
     "mp_mtl": f"{_MP_MTL} {_TASKS} rounds=4 algorithm.row_norm=1.0 algorithm.start_ridge=0.1",
     "mp_mtl, squared loss, P + Q, curator": (

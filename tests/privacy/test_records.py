@@ -429,9 +429,9 @@ def test_impossible_requests_are_refused_by_name() -> None:
     plan = ReleasePlan(name="statistics", dimension=3, uses=2, stateful=False)
     with pytest.raises(PrivacyError, match="'statistics' is not made of locally trained models"):
         open_channel(NOISED, (plan, plan_of()), FullParticipation().bind(5), seed=0, steps=2)
-    with pytest.raises(PrivacyError, match="needs a GradientPlan"):
-        open_channel(NOISED, (), FullParticipation().bind(5), seed=0, steps=2)
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
+    with pytest.raises(PrivacyError, match="needs a GradientPlan"):
+        open_channel(NOISED, (update,), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="2 GradientPlans"):
         open_channel(NOISED, (update, plan_of(), plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="5 clients, and the sampler 6"):

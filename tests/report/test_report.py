@@ -52,6 +52,15 @@ def sweep(tmp_path: Path) -> Path:
     return root
 
 
+def test_what_releases_nothing_protects_no_unit_of_its_own(tmp_path: Path) -> None:
+    """Local training is one row beside runs of both units."""
+    local = {"local": {"epsilon": 0.0, "accuracy": 0.75}}
+    for unit in ("client", "record"):
+        write_run(tmp_path / unit, unit=unit, baselines=local)
+    rows, _, _ = tables.collect([tmp_path])
+    assert [(row.algorithm, row.unit) for row in rows] == [("pmtl", "client"), ("local", ""), ("pmtl", "record")]
+
+
 def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> None:
     rows, unfinished, _ = tables.collect([sweep])
     assert not unfinished

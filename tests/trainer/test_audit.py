@@ -53,6 +53,12 @@ def test_the_public_state_is_a_function_of_the_releases(name: str, sampler: str)
     assert found.skipped == (name == "local")
 
 
+def test_local_training_beside_records_that_are_protected_has_nothing_to_audit() -> None:
+    run = trainer("local", "full", privacy=RecordPrivacy(clip_norm=0.5, noise_multiplier=1.0))
+    assert setup_of(run).gradients is None  # type: ignore[union-attr]
+    assert transcript(run, rounds=2).skipped
+
+
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, source="secure")])
 def test_the_transcript_holds_without_privacy_and_with_secret_coins(privacy: ClientPrivacy | None) -> None:
     assert not transcript(trainer("pmtl", "poisson", privacy=privacy), rounds=5).refuted

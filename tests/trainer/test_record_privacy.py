@@ -86,15 +86,37 @@ def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
     assert result.epsilon == math.inf
 
 
-def test_local_training_spends_too_and_ends_where_its_noise_leads():
-    result = run_of(algorithm=Local(local=SOLVER))
+def test_local_training_sends_nothing_and_is_on_raw_records():
+    """Its models are those of a run without privacy, also as a baseline beside models that are finetuned so."""
+    alone, plain = (run_of(algorithm=Local(local=SOLVER), privacy=privacy) for privacy in (PRIVACY, None))
+    assert torch.equal(alone.personal, plain.personal)
+    assert alone.epsilon == alone.history[-1]["epsilon"] == 0.0
+    assert alone.privacy.headline == "nothing is released: epsilon = 0"
+    assert alone.privacy.publication == "nothing is released"
+    result = run_of(algorithm=FedAvg(local=SOLVER), baselines=["local"])
+    assert torch.equal(result.baselines["local"].personal, plain.personal)
+    assert result.baselines["local"].epsilon == 0.0 < result.epsilon < math.inf
+
+
+def test_models_that_are_trained_alone_with_noise_are_those_of_a_pull_of_zero():
+    """PMTL with lam = 0 charges every local step, and no other client has a part in its personal models."""
+    algorithm = PMTL(lam=0.0, local=SOLVER)
+    result = run_of(algorithm=algorithm)
     assert 0 < result.epsilon < math.inf
-    report = result.privacy
-    assert report.unit == "record"
-    assert report.names == ("gradient",)
-    assert report.releases == 3 * int(SOLVER.step_counts(DATA.train.counts).sum())
+    assert result.privacy.unit == "record"
+    assert result.privacy.releases == 3 * int(SOLVER.step_counts(DATA.train.counts).sum())
     assert result.history[-1]["epsilon"] == result.epsilon
-    assert "which are public" in report.text()
+    assert "which are public" in result.privacy.text()
+    other = run_of(algorithm=algorithm, data=replace(DATA, train=replace(DATA.train, x=_other_first(DATA))))
+    assert not torch.equal(result.personal[0], other.personal[0])
+    assert torch.equal(result.personal[1:], other.personal[1:])
+
+
+def _other_first(data):
+    """The features with those of the first client negated."""
+    x = data.train.x.clone()
+    x[: int(data.train.offsets[1])].neg_()
+    return x
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from sweep import Run, existing, launch, markdown, outcomes, replace_section, write_csv  # noqa: E402
 
-from fedmtl import PMTL, FedAvg, FullParticipation, Local, LocalSGD, RecordPrivacy, Trainer, models  # noqa: E402
+from fedmtl import PMTL, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, Trainer, models  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
 from fedmtl.data.readers.school import standardized  # noqa: E402
 
@@ -43,6 +43,12 @@ COLUMNS = ("splits", "method", "epsilon", "seeds", "weighted_mse", "weighted_mse
 
 def own_splits(method: str, private: bool) -> Run:
     """One row on fedmtl's splits: the words after ``fedmtl``."""
+    name = WORDS[method]
+    ways = {
+        "fedavg": "algorithm=fedavg finetune=none",
+        "local": f"algorithm={'pmtl algorithm.lam=0' if private else 'local'}",  # algorithm=local is on raw records
+        "pmtl": "algorithm=pmtl algorithm.lam=1",
+    }
     budget = f"privacy=record privacy.epsilon={EPSILON:g} privacy.delta={DELTA:g} privacy.clip_norm={CLIP:g}"
     words = [
         "data=school",
@@ -50,9 +56,7 @@ def own_splits(method: str, private: bool) -> Run:
         "data.targets=unit",
         "model=linear_regression",
         "loss=half_mse",
-        f"algorithm={WORDS[method]}",
-        *(["finetune=none"] if WORDS[method] == "fedavg" else []),
-        *(["algorithm.lam=1"] if WORDS[method] == "pmtl" else []),
+        *ways[name].split(),
         f"algorithm.local.lr={LR:g}",
         "algorithm.local.epochs=1",
         f"algorithm.local.batch_size={BATCH}",
@@ -62,7 +66,7 @@ def own_splits(method: str, private: bool) -> Run:
         f"eval_every={ROUNDS}",
         "baselines=[]",
     ]
-    return Run(f"{WORDS[method]}-{'private' if private else 'free'}", tuple(words), (ROUNDS,))
+    return Run(f"{name}-{'private' if private else 'free'}", tuple(words), (ROUNDS,))
 
 
 def authors_data(root: Path, seed: int) -> FederatedDataset:
@@ -83,7 +87,7 @@ def authors_data(root: Path, seed: int) -> FederatedDataset:
 def train_on_authors_splits(root: Path, out: Path) -> None:
     """Every method on the authors' splits, privately; the outcome of each is one JSON file."""
     local = LocalSGD(lr=LR, epochs=1, batch_size=BATCH)
-    algorithms = {"FedAvg": FedAvg(local=local), "Local": Local(local=local),
+    algorithms = {"FedAvg": FedAvg(local=local), "Local": PMTL(lam=0.0, local=local),
                   "Mean-regularized λ 1": PMTL(lam=1.0, local=local)}  # fmt: skip
     for split, seed in dict.fromkeys(pair for pairs in AUTHORS.values() for pair in pairs):
         missing = {name: a for name, a in algorithms.items() if not authors_file(out, name, split, seed).exists()}

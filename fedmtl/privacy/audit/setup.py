@@ -79,8 +79,8 @@ class Setup:
         """Return the releases of gradients under these settings, where the protected unit is one record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
-        found = next(plan for plan in self.plans if isinstance(plan, GradientPlan))
-        return found.under((self.privacy,))
+        found = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
+        return None if found is None else found.under((self.privacy,))
 
     @property
     def records(self) -> GradientPlan:

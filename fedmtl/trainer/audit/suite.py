@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.base import Algorithm, Problem, State
+from ...algorithms.local import Local
 from ...data import FederatedDataset
 from ...data.examples import Examples
 from ...data.rows import csr, offsets_of
@@ -86,7 +87,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
             bound = schedule.bind(problem.clients)
         return Setup(
             privacy=trainer.privacy,
-            plans=releases_of(trainer.algorithm, problem, bound, trainer.privacy),
+            plans=releases_of(trainer.algorithm, problem, bound),
             schedule=bound if isinstance(bound, BoundSampler) else _clocks(trainer, bound, problem.rounds),
             steps=problem.rounds,
             tensors=tuple(b - a for a, b in itertools.pairwise(problem.layout.offsets)),
@@ -197,7 +198,7 @@ def public_states(
 
     Releases are appended to ``record``, or forced to ``replay``; ``coins`` seeds the secret coins in place of the run.
     """
-    private = isinstance(trainer.privacy, RecordPrivacy)
+    private = isinstance(trainer.privacy, RecordPrivacy) and not isinstance(trainer.algorithm, Local)
     channels: list[Channel] = []
 
     def opened(channel: Channel) -> None:
