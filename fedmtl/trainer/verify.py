@@ -39,8 +39,8 @@ from ..privacy.chain import Chain, Head, read_chain
 from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
 from ..privacy.noise.grid import GridValue, grid_width, whole_width
-from .checkpoint import Checkpoint
-from .folder import MANIFEST, RunFolder
+from .checkpoint import Checkpoint, read_tensors
+from .folder import MANIFEST, OUTCOME, RunFolder
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
@@ -530,32 +530,24 @@ class _Verifier:
         if not self.folder.checkpoint.is_file():
             self._note("model", OPEN, "the checkpoint is not here")
             return
-        with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
-            frozen, tied = json.loads(told.get("frozen", "[]")), json.loads(told.get("tied", "{}"))
-            trained = [name for name in file.keys() if name not in frozen and name not in tied]  # noqa: SIM118
-            parts = [file.get_tensor(name).flatten() for name in trained]
-            loose = [
-                name for name, first in tied.items() if not torch.equal(file.get_tensor(name), file.get_tensor(first))
-            ]
-        with safe_open(self.folder.checkpoint, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith("public.")]  # noqa: SIM118
-            tensors = [file.get_tensor(name) for name in names]
-        if not parts:
-            self._note("model", FAILED, "all its tensors are said to be frozen or tied")
-            return
+        tensors, metadata = read_tensors(path)
+        names = read_json(self.folder.private / OUTCOME)["network"]["names"]  # as they follow in a flat model
+        tied = json.loads(metadata.get("tied", "{}"))
+        loose = [name for name, first in tied.items() if not torch.equal(tensors[name], tensors[first])]
         if loose:
             self._note("model", FAILED, f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers")
             return
-        model = torch.cat(parts)
-        rows = [row for one in tensors for row in _rows(one, model)]
-        same = any(_made_of(row, parts) for row in rows)
-        if rows:
-            text = "model.safetensors has the numbers of the shared model in the checkpoint"
-            text += f"; its {len(frozen)} frozen tensors are public and in no other file" if frozen else ""
-            self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
-        else:
+        model = torch.cat([tensors[name].flatten() for name in names])
+        state = read_tensors(self.folder.checkpoint)[0]
+        rows = [row for name, one in state.items() if name.startswith("public.") for row in _rows(one, model)]
+        frozen = len(tensors) - len({*names, *tied})
+        text = "model.safetensors has the numbers of the shared model in the checkpoint"
+        text += f"; its {frozen} frozen tensors are public and in no other file" if frozen else ""
+        if not rows:
             self._note("model", OPEN, "the checkpoint has no vector of its length")
+        else:
+            same = any(torch.equal(row, model) for row in rows)
+            self._note("model", CONFIRMED if same else FAILED, text if same else f"not so: {text}")
 
 
 def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
@@ -564,19 +556,6 @@ def _rows(tensor: Tensor, model: Tensor) -> Iterator[Tensor]:
         yield tensor.flatten()
     elif tensor.ndim == 2 and tensor.shape[1] == model.numel() and tensor.dtype == model.dtype:
         yield tensor[0]
-
-
-def _made_of(row: Tensor, parts: list[Tensor]) -> bool:
-    """Return whether a flat model ``row`` (D,) is its tensors ``parts`` one after the other, in some order."""
-    if not parts:
-        return not len(row)
-    tried: list[Tensor] = []
-    for place, part in enumerate(parts):
-        begins = torch.equal(row[: len(part)], part) and not any(torch.equal(part, other) for other in tried)
-        tried.append(part)
-        if begins and _made_of(row[len(part) :], parts[:place] + parts[place + 1 :]):
-            return True
-    return False
 
 
 def _noise_scale(header: Mapping[str, Any]) -> float | None:
@@ -851,7 +830,5 @@ def _step(checkpoint: Path) -> int | None:
 
 
 def _grid_values(path: Path) -> dict[str, GridValue]:
-    with safe_open(path, framework="pt") as file:
-        grids = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    return {name: GridValue(value=value, **grids[name]) for name, value in values.items()}
+    values, grids = read_tensors(path)
+    return {name: GridValue(value=value, **json.loads(grids[name])) for name, value in values.items()}

@@ -45,7 +45,7 @@ from fedmtl.stacked import Layout, StackedModule, set_trainable
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.verify import CONFIRMED, FAILED, verify
+from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
 
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, quick_figures, trainer
@@ -369,20 +369,20 @@ def test_the_file_of_the_model_is_complete_and_verified(folder: Path) -> None:
     assert next(c for c in found.checks if c.name == "model").verdict == CONFIRMED
 
 
-@pytest.mark.parametrize("change", ["another number", "all said to be frozen", "no list"])
+@pytest.mark.parametrize("change", ["another number", "no names", "names of frozen tensors", "another order"])
 def test_another_model_in_the_file_fails(folder: Path, change: str) -> None:
-    path = folder / "public/model.safetensors"
-    tensors, frozen = load_file(path), json.dumps(list(FROZEN))
+    path, outcome = folder / "public/model.safetensors", folder / "private/outcome.json"
+    tensors, found = load_file(path), json.loads(outcome.read_text())
+    names = found["network"]["names"]
     if change == "another number":
         tensors["3.bias"] = tensors["3.bias"] + 1
-    elif change == "all said to be frozen":
-        frozen = json.dumps(list(tensors))
+        save_file(tensors, path, {"frozen": json.dumps(list(FROZEN))})
     else:
-        frozen = "3.bias"
-    save_file(tensors, path, {"frozen": frozen})
+        names[:] = {"no names": [], "names of frozen tensors": list(FROZEN), "another order": names[::-1]}[change]
+        outcome.write_text(json.dumps(found))
     verdicts = {check.name: check.verdict for check in verify(folder).checks}
-    assert verdicts["model"] == FAILED
-    assert verdicts["files: public"] == FAILED
+    assert verdicts["model"] == (OPEN if change == "names of frozen tensors" else FAILED)  # no vector of their length
+    assert verdicts[f"files: {'public' if change == 'another number' else 'private'}"] == FAILED
 
 
 def test_files_of_tied_weights_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

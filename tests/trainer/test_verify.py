@@ -306,6 +306,25 @@ def test_the_model_is_another_one(copy: Path) -> None:
     assert "the shared model in the checkpoint" in found["model"]
 
 
+def test_a_model_of_many_tensors_that_begin_alike_is_compared_once(copy: Path) -> None:
+    """30 tensors of zeros, of different lengths, and one wrong number at the end of the model: tried in every order,
+    they would take hours."""
+    place, outcome = copy / "public/model.safetensors", copy / "private/outcome.json"
+    parts = {f"layer {length}": torch.zeros(length, dtype=torch.float64) for length in range(1, 31)}
+    save_file(parts, place)
+    change(outcome, network=json.loads(outcome.read_text())["network"] | {"names": list(parts)})
+    checkpoint = copy / "private/checkpoint.safetensors"
+    with safe_open(checkpoint, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {name: one for name, one in load_file(checkpoint).items() if not name.startswith("public.")}
+    flat = torch.zeros(30 * 31 // 2, dtype=torch.float64)
+    save_file(tensors | {"public.model": flat}, checkpoint, metadata)
+    assert verdicts(verify(copy))["model"] == CONFIRMED
+    flat[-1] = 1.0
+    save_file(tensors | {"public.model": flat}, checkpoint, metadata)
+    assert verdicts(verify(copy))["model"] == FAILED
+
+
 @pytest.mark.parametrize("shift", [1e-12, 1e-7, 0.3])
 def test_a_released_value_is_not_on_the_grid(copy: Path, shift: float) -> None:
     place = copy / "public/releases.safetensors"
