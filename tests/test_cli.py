@@ -78,10 +78,9 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["+logger.foo=1"], "logger is {'foo': 1}; accepted: logger=none, or a _target_ with its settings"),
         (["algorithm=pmtll"], "has no option 'pmtll'; did you mean pmtl? accepted: apfl, async_learner, "),
         (["privacy=none", "privacy.epsilon=1"], "privacy.epsilon means nothing here"),
-        (["algorithm=mp_mtl", "algorithm.release=twice"], "algorithm.release is 'twice'; accepted: 'iterative'"),
-        (["algorithm=mp_mtl", "algorithm.rho=0.3"], "algorithm.rho is 0.3; release='once' takes None alone"),
+        (["algorithm=mp_mtl", "algorithm.penalty=l2"], "algorithm.penalty is 'l2'; accepted: 'nuclear'"),
+        (["algorithm=mp_mtl", "algorithm.own_lam=0.3"], "algorithm.own_lam is 0.3, but there is no own_penalty"),
         (["algorithm=private_prior", "algorithm.share=x"], "algorithm.share is 'x'; it must be a number from 0 to 1"),
-        (["algorithm=mp_mtl_layers", "algorithm.release=once", "algorithm.rho=1"], "takes None alone"),
         (["algorithm=prior_layers", "algorithm.side=both"], "algorithm.side is 'both'; accepted: 'auto'"),
         (["data.root=x"], "data.root is no setting; only with data=adult, celeba"),
         (["privacy=adaptive", "privacy.mechanism=laplace"], "is no setting; only with privacy=client, record"),
@@ -209,7 +208,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["algorithm=mp_mtl_layers", "algorithm.layers=[9]"], "algorithm.layers has 9"),
-        (["algorithm=mp_mtl", "rounds=3"], "rounds must be 1, not 3; algorithm.release='iterative' makes one in every"),
+        (["algorithm=private_prior", "rounds=3"], "rounds must be 1, not 3"),
         (["algorithm=prior_layers", "privacy=record"], "has no release for single records"),
         (["algorithm=private_prior", "data=digits"], "digits has 10 classes, and private_prior learns linear models"),
         (["algorithm=async_learner", "data=digits"], "With more, prior_layers and pmtl can be used"),
@@ -331,8 +330,8 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
 def test_replicates_have_no_baselines_unless_they_are_asked_for() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
     assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], ())
-    assert objects("algorithm=mp_mtl")["rounds"] == 1  # its own default
-    assert objects("algorithm=mp_mtl", "algorithm.release=iterative")["rounds"] == 10
+    assert objects("algorithm=private_prior")["rounds"] == 1  # its own default
+    assert objects("algorithm=mp_mtl")["rounds"] == 10
     assert objects("algorithm=mp_mtl")["baselines"] == objects("algorithm=pp_dmtl")["baselines"] == ("local",)
 
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -145,8 +145,6 @@ class PriorLayers(Algorithm):
 
     # What it releases
 
-    _other: ClassVar[str] = ""  # setting of a related method that releases in every round
-
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         """Declare the one release: rows of sqrt(share) u and of sqrt(1 - share) M of every matrix, times ``scale``.
 
@@ -161,7 +159,7 @@ class PriorLayers(Algorithm):
                 "PriorLayers releases what whole clients have learned, and has no release for single records: use "
                 "privacy=client."
             )
-        check_one_round(self, problem, schedule, self._other)
+        check_one_round(self, problem, schedule)
         sizes = self._sizes(problem)
         if not sum(sizes):
             raise ConfigError(

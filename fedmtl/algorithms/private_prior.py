@@ -22,8 +22,8 @@ free, all others are shrunk. Where nothing is outside, R = I, and every task is 
             loss="half_mse", schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0),
             rounds=1).fit()
 
-With ``share=0`` it is MP-MTL (Liang et al. 2020) with a single release of the covariance in place of one in every
-iteration, and the shrinkage that the noise asks for in place of a public shift.
+With ``share=0`` it is :class:`~fedmtl.algorithms.MPMTL` (Liang et al. 2020) with a single release of the covariance in
+place of one in every iteration, and the shrinkage that the noise asks for in place of a public shift.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -119,8 +119,6 @@ class PrivatePrior(LinearAlgorithm):
 
     # What it releases
 
-    _other: ClassVar[str] = ""  # setting of a related method that releases in every round
-
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         """Declare the one release: rows of sqrt(share) u_i and sqrt(1 - share) M_i, times ``scale``.
 
@@ -129,7 +127,7 @@ class PrivatePrior(LinearAlgorithm):
         removed. This is one Gaussian release of both parts: with noise z C on every coordinate, the mean direction
         has noise z / sqrt(share) and the covariance z / sqrt(1 - share) in units in which a task is of length 1.
         """
-        check_one_round(self, problem, schedule, self._other)
+        check_one_round(self, problem, schedule)
         d = self._features(problem)
         if self.form == "symmetric" and self.share < 1 and d > LARGEST:
             raise ConfigError(
@@ -281,13 +279,12 @@ class PrivatePrior(LinearAlgorithm):
         return tasks.dimension - int(tasks.bias)
 
 
-def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler, other: str = "") -> None:
+def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampler) -> None:
     """Refuse a run that is anything but one round of all clients.
 
     Args:
         algorithm: whose name the message gives.
         problem, schedule: of the run.
-        other: setting of a related method that releases in every round, which the message then offers.
 
     Raises:
         ConfigError: another schedule, or more rounds.
@@ -298,10 +295,9 @@ def check_one_round(algorithm: Algorithm, problem: Problem, schedule: BoundSampl
             f"FullParticipation(), not {schedule.describe()}."
         )
     if problem.rounds != 1:
-        more = f"; {other} makes one in every round" if other else ""
         raise ConfigError(
             f"{algorithm.name} makes one release in all, and its clients need no second round: rounds must be 1, not "
-            f"{problem.rounds}{more}."
+            f"{problem.rounds}."
         )
 
 

@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 
-from fedmtl import ClientPrivacy, FullParticipation, MPMTLayers, PriorLayers, RecordPrivacy, Trainer, models
+from fedmtl import ClientPrivacy, FullParticipation, PriorLayers, RecordPrivacy, Trainer, models
 from fedmtl.algorithms import Problem, Round, State
 from fedmtl.algorithms.prior_layers import RELEASE, shrunk_matrix
 from fedmtl.data import FederatedDataset
@@ -325,13 +325,12 @@ def trainer(algorithm: Any, **options: Any) -> Trainer:
     return Trainer(algorithm=algorithm, **(settings | options))
 
 
-def test_one_release_of_mp_mtl_is_the_prior_without_a_mean() -> None:
-    once = trainer(MPMTLayers(layers=("1",), release="once", ridge=RIDGE, local=SHORT)).fit()
+def test_a_trainer_fills_in_twice_the_clip_norm_for_the_scale() -> None:
+    once = trainer(PriorLayers(layers=("1",), ridge=RIDGE, local=SHORT)).fit()
     same = trainer(prior(layers=("1",), share=0.0, scale=2 * 0.7)).fit()
     assert torch.equal(once.personal, same.personal)
     loud = ClientPrivacy(clip_norm=0.7, epsilon=0.01, delta=1e-5)
     assert not torch.equal(once.personal, trainer(prior(layers=("1",)), privacy=loud).fit().personal)
-    assert once.algorithm == "mp_mtl_layers"
 
 
 def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
@@ -379,8 +378,6 @@ def test_what_a_run_refuses(settings: Any, options: Any, message: str) -> None:
         (lambda: prior(edge=0.5), "at least 1"),
         (lambda: prior(side="both"), "side"),
         (lambda: prior(ridge=1.0, local=LocalSGD(lr=0.2)), "proximal"),
-        (lambda: MPMTLayers(layers=("3",), release="once", penalty="l21"), "release='once' takes 'nuclear' alone"),
-        (lambda: MPMTLayers(layers=("3",), release="twice"), "release"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_are_refused(make: Any, message: str) -> None:

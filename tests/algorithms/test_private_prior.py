@@ -15,7 +15,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 from torch import Tensor
 
-from fedmtl import MPMTL, ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, Trainer, models
+from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, PrivatePrior, Trainer, models
 from fedmtl.algorithms import Problem, Round, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.evidence import FACTORS, own_ridges
@@ -312,21 +312,6 @@ def test_a_fit_under_a_prior_is_a_stationary_point(loss: Any, wide: bool) -> Non
 # As a method
 
 
-def test_mp_mtl_in_one_release_is_the_prior_without_a_mean() -> None:
-    def fit(algorithm: Any) -> Any:
-        return Trainer(
-            algorithm=algorithm, data=data(tasks=120), model=models.linear_regression(bias=False), loss="half_mse",
-            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=0.7, epsilon=8.0, delta=1e-5), rounds=1,
-            progress=False, dtype="float64",
-        ).fit()  # fmt: skip
-
-    for penalty, form in (("nuclear", "symmetric"), ("l21", "diagonal")):
-        one = fit(MPMTL(release="once", ridge=RIDGE, penalty=penalty))  # type: ignore[arg-type]
-        other = fit(PrivatePrior(ridge=RIDGE, form=form))  # type: ignore[arg-type]
-        assert torch.equal(one.personal, other.personal)
-        assert 7.9 < one.epsilon <= 8.0
-
-
 def test_repetitions_are_separate_runs() -> None:
     problem, algorithm = linear(bias=True, tasks=60), prior(share=0.2)
     privacy = [ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5) for e in (0.5, 5.0, 50.0)]
@@ -373,9 +358,3 @@ def test_what_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             PrivatePrior(**settings)  # type: ignore[arg-type]
-    for settings in (
-        {"own_penalty": "l1"}, {"curator_epsilon": 1.0}, {"guarantee": "paper"}, {"start": "zero"}, {"rho": 0.3},
-        {"momentum": "nesterov"}, {"alpha": 1.0}, {"q": 0.9}, {"smoothness": 2.0},
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match="release='once' takes"):
-            MPMTL(release="once", **settings)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from fedmtl.cli.config import build, compose, resolve
 
 FILE = Path(__file__).parent / "transcripts.json"
 _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"
-_MP_MTL = "algorithm=mp_mtl algorithm.release=iterative"
+_MP_MTL = "algorithm=mp_mtl"
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
 _STEPS = (

@@ -187,7 +187,7 @@ MATRICES = {
     "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
     "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
-    "prior, diagonal": (MPMTL(release="once", penalty="l21"), replace(_SOUND, epsilon=100.0)),
+    "prior, diagonal": (PrivatePrior(form="diagonal"), replace(_SOUND, epsilon=100.0)),
     "prior, layers": (PriorLayers(share=0.4, local=LocalSGD(lr=0.1)), replace(_SOUND, epsilon=100.0)),
 }
 

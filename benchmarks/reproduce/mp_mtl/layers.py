@@ -7,7 +7,7 @@ every round; the output weights stay with the task. The tasks are the synthetic 
 
     python benchmarks/reproduce/mp_mtl/layers.py
 
-With one release in place of ten (``release="once"``), and beside it every task alone with the same pull to the start;
+With one release in place of ten (``PriorLayers``), and beside it every task alone with the same pull to the start;
 the ridge is chosen for each on other tasks. Writes the section "layers once", and the scores.
 
     python benchmarks/reproduce/mp_mtl/layers.py --once
@@ -31,7 +31,7 @@ from problems import DELTA, PUBLIC, synthetic  # noqa: E402
 from scores import Score, renew_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
-from fedmtl import ClientPrivacy, FullParticipation, Local, LocalSGD, MPMTLayers, Trainer  # noqa: E402
+from fedmtl import ClientPrivacy, FullParticipation, Local, LocalSGD, MPMTLayers, PriorLayers, Trainer  # noqa: E402
 from fedmtl.algorithms.base import Algorithm  # noqa: E402
 
 SEEDS, ROUNDS, CLIP, THRESHOLD = range(5), 10, 4.0, 2.0
@@ -77,7 +77,7 @@ PULLED = LocalSGD(lr=0.3, epochs=20, batch_size=30, proximal=True)
 
 def once(ridge: float, epsilon: float, seed: int) -> float:
     """Test nMSE with one release; with so little epsilon that nothing stands out, that of every task alone."""
-    algorithm = MPMTLayers(layers=("0",), release="once", ridge=ridge, local=PULLED)
+    algorithm = PriorLayers(layers=("0",), ridge=ridge, local=PULLED)
     return error(algorithm, ClientPrivacy(clip_norm=1.0, epsilon=epsilon or 1e-3, delta=DELTA), seed, rounds=1)
 
 

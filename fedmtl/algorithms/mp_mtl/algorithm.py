@@ -19,16 +19,15 @@ With ever more noise every task becomes single-task learning, for a shift ``rho`
 identity, so a task follows gradient descent on its own loss from its own fit. A bias is each task's own: it is neither
 penalized, nor shared, nor part of what is released.
 
-``release="once"`` releases the covariance a single time, with all of the budget, and lets every task solve its own
-regularized problem under what stands out of the noise: :class:`~fedmtl.algorithms.private_prior.PrivatePrior` with
-``share=0``. It is not in the paper.
+:class:`~fedmtl.algorithms.private_prior.PrivatePrior`, which is not in the paper, releases the covariance a single
+time, with all of the budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,23 +39,15 @@ from ...privacy import BoundSampler, Channel, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
 from ...schedules import Block
-from ..base import Algorithm, Own, Problem, Released, Round, State
+from ..base import Own, Problem, Released, Round, State
 from ..linear.data import LinearAlgorithm
 from ..linear.solve import OWN_PENALTIES, OwnPenalty
 from ..linear.stack import TaskLoss, TaskStack
 from ..local_fit import LocalFit
-from ..private_prior import PrivatePrior
 from .sharing import SHARING, Momentum, SharedPenalty, Sharing, budget_weights, momentum_weight
 
 RELEASE = "covariance"
 _BLOCK_ELEMENTS = 1 << 17
-
-
-class OneRelease(PrivatePrior):
-    """MP-MTL with a single release."""
-
-    name = "mp_mtl"
-    _other = "MPMTL.release='iterative'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +59,9 @@ class MPMTL(LinearAlgorithm):
         lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
             ``lam / L``; a tenth of the clip norm is a good one to begin with.
         penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
-        release: ``"iterative"``, one release in every iteration, as in the paper, or ``"once"``, in a single round; the
-            latter has a loss, a penalty (which directions there are), a start ridge and bounds on records, and no use
-            for the other settings.
         own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
             the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
-        own_lam: its strength.
+        own_lam: its strength; None: 0.1.
         momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
             (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
         ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, a local start is where a task alone stays, so
@@ -109,9 +97,8 @@ class MPMTL(LinearAlgorithm):
     loss: TaskLoss = "squared"
     lam: float = 0.1
     penalty: SharedPenalty = "nuclear"
-    release: Literal["iterative", "once"] = "iterative"
     own_penalty: OwnPenalty | None = None
-    own_lam: float = 0.1
+    own_lam: float | None = None
     momentum: Momentum = "none"
     ridge: float = 0.01
     rho: float | None = None
@@ -137,8 +124,7 @@ class MPMTL(LinearAlgorithm):
         one_of(self, ("none", "nesterov", "strongly_convex"), momentum=self.momentum)
         one_of(self, ("local", "zero"), start=self.start)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
-        one_of(self, ("iterative", "once"), release=self.release)
-        non_negative(self, lam=self.lam, own_lam=self.own_lam, ridge=self.ridge)
+        non_negative(self, lam=self.lam, ridge=self.ridge, **given(own_lam=self.own_lam))
         self.check_bounds()
         positive(self, **given(smoothness=self.smoothness, start_ridge=self.start_ridge, q=self.q))
         non_negative(self, **given(rho=self.rho))
@@ -147,34 +133,13 @@ class MPMTL(LinearAlgorithm):
         budget_weights(1, alpha=self.alpha, q=self.q)
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
+        if self.own_penalty is None and self.own_lam is not None:
+            raise ConfigError(f"MPMTL.own_lam is {self.own_lam!r}, but there is no own_penalty that it could weigh.")
         self._rows()
-        if self.release == "once":
-            beyond = {"own_penalty": None, "curator_epsilon": None, "guarantee": "sound", "start": "local"}
-            beyond |= {"momentum": "none", "rho": None, "alpha": None, "q": None, "smoothness": None}  # of iterations
-            for name, only in beyond.items():
-                if getattr(self, name) != only:
-                    raise ConfigError(f"MPMTL.{name} is {getattr(self, name)!r}; release='once' takes {only!r} alone.")
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:  # type: ignore[override]
-        """As the base class; with ``release="once"`` the method that makes a single release."""
-        if self.release == "once":
-            return self._once().resolve_auto(problem, schedule, privacy)
-        return super().resolve_auto(problem, schedule, privacy)
-
-    def _once(self) -> OneRelease:
-        return OneRelease(
-            loss=self.loss,
-            ridge=self._start_ridge,
-            form=self._sharing.form,  # type: ignore[arg-type]
-            row_norm=self.row_norm,
-            target=self.target,
-        )
 
     # What it releases
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        if self.release == "once":
-            return self._once().plan(problem, schedule)
         if not isinstance(schedule, BoundFull):
             raise ConfigError(
                 f"MPMTL: all tasks take part in every round; the schedule must be full, FullParticipation(), "
@@ -288,7 +253,7 @@ class MPMTL(LinearAlgorithm):
             gradient = tasks.gradient(z.transpose(0, 1)).transpose(0, 1)
             torch.add(z * (1 - eta * self.ridge), gradient, alpha=-eta, out=out["model"])
             return
-        own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self.own_lam)
+        own = OWN_PENALTIES[self.own_penalty].prox(kept["own"], eta * self._own_lam)
         y = _ahead(own, kept["own_projected"], weight)
         point = _sum(z, y)
         gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
@@ -322,8 +287,6 @@ class MPMTL(LinearAlgorithm):
 
     def local_baseline(self) -> LocalFit:
         """Return the fit that a local start begins with."""
-        if self.release == "once":
-            return self._once().local_baseline()
         return LocalFit(loss=self.loss, ridge=self._start_ridge, **self.given_bounds)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
@@ -334,10 +297,14 @@ class MPMTL(LinearAlgorithm):
         total = total + self.lam * self._sharing.value(shared[..., :d])
         if self.own_penalty is not None:
             own = state.private.whole("own_projected").transpose(0, 1)
-            total = total + self.own_lam * OWN_PENALTIES[self.own_penalty].value(own)
+            total = total + self._own_lam * OWN_PENALTIES[self.own_penalty].value(own)
         return total
 
     # Inside
+
+    @property
+    def _own_lam(self) -> float:
+        return 0.1 if self.own_lam is None else self.own_lam
 
     @property
     def _start_ridge(self) -> float:

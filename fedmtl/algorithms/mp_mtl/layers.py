@@ -11,39 +11,28 @@ directions keep these, and what only one of them does is shrunk.
             model=models.mlp(hidden=16), schedule=FullParticipation(),
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), rounds=10).fit()
 
-``release="once"`` releases covariances a single time, with all of the budget: one on the input side of every chosen
-matrix, in place of one of all parameters. Every client then trains again under what stands out of the noise:
-:class:`~fedmtl.algorithms.prior_layers.PriorLayers` with ``share=0``. It is not in the paper.
+:class:`~fedmtl.algorithms.prior_layers.PriorLayers` releases covariances a single time, with all of the budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..._check import given, non_negative, one_of, positive
+from ..._check import given, non_negative, one_of
 from ...errors import ConfigError
 from ...local import LocalSGD, LocalSolver
 from ...privacy import BoundSampler, ReleasePlan
 from ..base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from ..personal import keep_models, personal_fields, personal_models, starting_models
-from ..prior_layers import PriorLayers
 from .sharing import SHARING, SharedPenalty, budget_weights
 
 RELEASE = "covariance"
 LARGEST = 2048
 """Most parameters of the chosen layers together, where their whole covariance is released."""
-
-
-class OneReleaseLayers(PriorLayers):
-    """MP-MTL of layers with a single release."""
-
-    name = "mp_mtl_layers"
-    _other = "MPMTLayers.release='iterative'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +48,6 @@ class MPMTLayers(Algorithm):
         rho: the public shift, as for :class:`MPMTL`. None: 1.5.
         alpha: the budget of round t is prop. to t^alpha; another value than 0 needs everybody to take part.
         local: the clients' local solver.
-        release: ``"iterative"``, one release in every round, as in the paper, or ``"once"``, in a single round; the
-            latter has ``layers``, ``ridge`` and ``local``, and no use for the other settings.
-        ridge: of ``release="once"``: the pull (ridge / 2) ||w - w_0||^2 to the public start in learning alone, above 0.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -73,8 +59,6 @@ class MPMTLayers(Algorithm):
     rho: float | None = None
     alpha: float = 0.0
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
-    release: Literal["iterative", "once"] = "iterative"
-    ridge: float = 0.1
 
     name = "mp_mtl_layers"
 
@@ -85,26 +69,8 @@ class MPMTLayers(Algorithm):
         non_negative(self, threshold=self.threshold, **given(rho=self.rho))
         one_of(self, ("nuclear", "l21"), penalty=self.penalty)
         LocalSolver.check_given(self, self.local, 0.0)
-        one_of(self, ("iterative", "once"), release=self.release)
-        positive(self, ridge=self.ridge)
-        if self.release == "once":
-            for name, only in {"penalty": "nuclear", "rho": None, "alpha": 0.0}.items():
-                if getattr(self, name) != only:
-                    raise ConfigError(
-                        f"MPMTLayers.{name} is {getattr(self, name)!r}; release='once' takes {only!r} alone."
-                    )
-            self._once()
-
-    def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> Algorithm:
-        """As the base class; with ``release="once"`` the method that makes a single release."""
-        return self._once().resolve_auto(problem, schedule, privacy) if self.release == "once" else self
-
-    def _once(self) -> OneReleaseLayers:
-        return OneReleaseLayers(layers=self.layers, ridge=self.ridge, share=0.0, local=self.local)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        if self.release == "once":
-            return self._once().plan(problem, schedule)
         size = int(self.places(problem).sum())
         if self.penalty == "nuclear" and size > LARGEST:
             raise ConfigError(
