@@ -226,7 +226,7 @@ def test_what_only_the_data_show_is_refused_by_key(
     Path("table.csv").write_text("who,x,y\n" + "a,1,0\nb,2,1\nc,3,1\n" * 4)
     Path("edges.csv").write_text("agent,neighbour\na,b\n")
     meant = {
-        "TABLE": ["data=table", "data.path=table.csv", "data.client=who", "data.target=y"],
+        "TABLE": ["data=table", "data.path=table.csv", "data.client=who", "data.target=y", "data.classes=2"],
         "EDGES": ["algorithm/graph=edges", "algorithm.graph.path=edges.csv"],
     }
     overrides = [part for word in words for part in meant.get(word, [word])]

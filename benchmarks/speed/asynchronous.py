@@ -136,7 +136,7 @@ def learner(records: int, bound: str = "clip") -> Workload:
     rng, owners, p = np.random.default_rng(0), 10, 10
     x = rng.standard_normal((owners, records, p)) * (1.0 if bound == "clip" else 0.02)
     y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
-    data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)})
+    data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)}, classes=None)
     domain = None if bound == "clip" else DomainBound(x_l1=1.0, y=1.0)
     algorithm = AsyncLearner(kappa=20.0, horizon=1000, bound=bound, domain=domain, theta_max=2.0)  # type: ignore[arg-type]
     clip = 5.0 if algorithm.xi is None else algorithm.xi

@@ -55,7 +55,7 @@ def data_of(clients: int, features: int, classes: int) -> FederatedDataset:
         )
         for k, n in enumerate(counts)
     }
-    return FederatedDataset.from_tensors(rows, test_fraction=0.2, name="invented")
+    return FederatedDataset.from_tensors(rows, test_fraction=0.2, classes=classes, name="invented")
 
 
 def rank(arguments: argparse.Namespace) -> None:

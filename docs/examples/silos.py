@@ -23,7 +23,7 @@ for i in range(words.silos):
     train[f"hospital-{i}"] = (x[: words.patients], y[: words.patients])
     if i % 3:  # a third of them have no test records: they train, and are not scored
         test[f"hospital-{i}"] = (x[words.patients :], y[words.patients :])
-data = FederatedDataset.from_tensors(train, test=test, name="hospitals")
+data = FederatedDataset.from_tensors(train, test=test, classes=2, name="hospitals")
 print(data)
 
 # Half of the hospitals ask for three times the protection.

@@ -42,6 +42,8 @@ class FederatedDataset:
         name: for messages and reports.
         notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
             privacy report must list it as outside its epsilon.
+        inferred: what of the shape of a model was read off the records because it was not given: ``"classes"``, or
+            ``"categories.COLUMN"`` of a column that is coded by its categories. A run with noise refuses it.
         public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
             chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
@@ -62,11 +64,13 @@ class FederatedDataset:
     public: Examples | None = None
     domain: Domain | None = None
     idle: bool = False
+    inferred: tuple[str, ...] = ()
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "inferred", tuple(self.inferred))
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not dataclasses.is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
@@ -214,8 +218,8 @@ class FederatedDataset:
                 example of a client is for training.
             seed: of the split, which is keyed by the client's id.
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
-                and 1.0, else the largest label plus 1 for integer targets and regression for floating ones (what is
-                inferred comes from the data).
+                and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
+                inferred comes from the records, and a run with noise refuses it.
             transform: from storage to float; None for :class:`Cast`.
             domain: public bounds that every example keeps.
             name: for messages and reports.
@@ -253,6 +257,7 @@ class FederatedDataset:
         test_counts = torch.zeros(len(ids), dtype=torch.int64)
         test_counts[[client in test for client in ids]] = offsets_there.diff()
         test_offsets = rows.offsets_of(test_counts)
+        inferred = ("classes",) if classes == "infer" else ()
         if classes == "infer":
             both = torch.cat([offsets, offsets[-1] + test_offsets[1:]])
             classes = infer_classes(torch.cat([y, test_y]), both, (*ids, *ids), name)
@@ -264,6 +269,7 @@ class FederatedDataset:
             classes,
             name,
             domain=domain,
+            inferred=inferred,
         )
 
     @classmethod
@@ -349,13 +355,14 @@ class FederatedDataset:
         if (whole.counts == 0).any():
             client = ids[int((whole.counts == 0).nonzero()[0])]
             raise DataError(f"{name}: client {client!r} has no examples; every client needs at least 1.")
+        inferred = ("classes",) if classes == "infer" else ()
         if classes == "infer":
             classes = infer_classes(y, offsets, ids, name)
         y = as_targets(y, classes, offsets, ids, name)
         checks.check_finite(x, offsets, ids, name, "x")
         train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
         chosen = Cast() if transform is None else transform
-        return cls(train, test, ids, chosen, classes, name, domain=domain, verify=False)
+        return cls(train, test, ids, chosen, classes, name, domain=domain, inferred=inferred, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
         """Return the same clients, each re-split over its training and test examples together."""
@@ -429,6 +436,7 @@ class FederatedDataset:
             "notes": list(self.notes),
             "domain": None if self.domain is None else dataclasses.asdict(self.domain),
             "idle": self.idle,
+            "inferred": list(self.inferred),
         }
         storage.write_folder(Path(folder), meta, self._tensors())
 
@@ -457,10 +465,11 @@ class FederatedDataset:
             chosen,
             meta["classes"],
             meta["name"],
-            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these four
+            tuple(meta.get("notes", ())),  # folders of version 0.1 have none of these five
             Examples(*(tensors[f"public_{field}"] for field in FIELDS)) if "public_x" in tensors else None,
             None if meta.get("domain") is None else Domain(**meta["domain"]),
             bool(meta.get("idle", False)),
+            tuple(meta.get("inferred", ())),
             verify=not memory_map,
         )
 

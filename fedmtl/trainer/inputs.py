@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver
 from ..models import ModelFactory
+from ..privacy import Privacy
 from .callbacks import Callback
 from .stopping import EarlyStopping
 
@@ -103,6 +105,31 @@ def check_kinds(algorithm: Algorithm, early_stopping: Any, seed: Any) -> None:
         raise ConfigError(f"early_stopping is {early_stopping!r}; give EarlyStopping(patience=3) or None.")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise ConfigError(f"seed is {seed!r}; it must be a whole number.")
+
+
+def check_declared(data: FederatedDataset, privacy: Privacy | None, epsilons: Sequence[float] | None) -> None:
+    """Refuse data whose classes or categories were read off the records where a run adds noise: they are the shape of
+    the model that it publishes."""
+    if not data.inferred or privacy is None:
+        return
+    if privacy.noiseless if epsilons is None else min(epsilons) == math.inf:
+        return
+    columns = [name.removeprefix("categories.") for name in data.inferred if name != "classes"]
+    classes = "classes" in data.inferred
+    what = [
+        *["the number of classes"] * classes,
+        *[f"the categories of {', '.join(map(repr, columns))}"] * bool(columns),
+    ]
+    words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
+    if columns:
+        words.append(f"'data.categories={{{', '.join(f'{name}: [A, B, ...]' for name in columns)}}}'")
+        python.append(f"categories={{{', '.join(f'{name!r}: [A, B, ...]' for name in columns)}}}")
+    place = "load_data('table', ..." if columns else "FederatedDataset.from_tensors(clients"
+    raise ConfigError(
+        f"{data.name}: {' and '.join(what)} came from the records, and would be published without noise as the shape "
+        f"of the model. Give them: {' '.join(words)} on the command line, {place}, {', '.join(python)}) in Python"
+        + (" (K classes; null or None for a regression)." if classes else ".")
+    )
 
 
 def a_kind(value: Any) -> str:

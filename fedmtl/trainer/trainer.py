@@ -34,7 +34,7 @@ from .checkpoint import Checkpoint
 from .evaluation import Panel, try_metrics
 from .finetuning import check_finetune, finetuned, held_out
 from .folder import RunFolder
-from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_kinds
+from .inputs import as_callbacks, as_data, as_execution, as_folder, as_model, check_declared, check_kinds
 from .loop import TALLY, Loop
 from .metrics import Metric, MetricFunction, resolve_metrics, usual_metrics
 from .new_clients import Terms
@@ -169,6 +169,7 @@ class Trainer:
             self.schedule.bind(len(self.data))
         named_baselines(self.baselines, self.algorithm)
         self.repeated.check(self.algorithm, self.privacy, self.early_stopping, self.baselines, self.evaluate_clients)
+        check_declared(self.data, self.privacy, self.repeated.epsilons)
         check_finetune(self.finetune, self.algorithm, self.repeated.count)
         resolve_metrics(self.metrics, self.data.spec, self.data.name)
 

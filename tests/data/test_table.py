@@ -348,3 +348,35 @@ def test_images_are_refused_without_printing_them(tmp_path, value, said, role):
     assert "row 0, column 'image' holds " + said in text
     assert len(text) < 260
     assert "\\x" not in text
+
+
+def test_categories_that_are_given_code_a_column_whatever_the_rows_hold():
+    table, options = frame(), {"client": "ward", "target": "cost", "features": ["kind"]}
+    given = read_table(table, categories={"kind": ["c", "a", "b", "d"]}, **options)
+    found = read_table(table, one_hot=["kind"], **options)
+    assert given.spec.shape == (4,)
+    assert torch.equal(given.train.x[:, [1, 2, 0]], found.train.x)  # in the order that was given
+    assert not given.train.x[:, 3].any()
+    with pytest.raises(
+        DataError, match=r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the categories 'b', 'c'\."
+    ):
+        read_table(table, categories={"kind": ["b", "c"]}, **options)
+    with pytest.raises(ConfigError, match=r"read_table\.categories contains 'age', which is not a feature column"):
+        read_table(table, categories={"age": ["1"]}, **options)
+    with pytest.raises(ConfigError, match=r"read_table\.categories\['kind'\] is 'ab'; it must be distinct texts"):
+        read_table(table, categories={"kind": "ab"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "inferred"),
+    [
+        ({"target": "stay", "one_hot": ["kind"]}, ("classes", "categories.kind")),
+        ({"target": "stay", "categories": {"kind": ["a", "b", "c"]}}, ("classes",)),
+        ({"target": "stay", "one_hot": ["kind"], "categories": {"kind": ["a", "b", "c"]}, "classes": 4}, ()),
+        ({"target": "cost", "one_hot": ["kind"], "classes": None}, ("categories.kind",)),
+        ({"target": "kind", "labels": ["a", "b", "c"], "features": ["age"]}, ()),
+    ],
+)
+def test_what_is_read_off_the_rows_is_named(options, inferred):
+    data = read_table(frame(), client="ward", **options)
+    assert data.inferred == data.subset(["north"]).inferred == data.split(0.5).inferred == inferred

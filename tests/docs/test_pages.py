@@ -52,7 +52,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     quick_figures(monkeypatch)
     monkeypatch.chdir(tmp_path)
     Path("visits.csv").write_text("ward,days,age\n" + "".join(f"w{i % 2},{i}.0,{i % 5}\n" for i in range(20)))
-    x, y = torch.randn(10, 3), torch.randn(10)
+    x, y = torch.randn(10, 3), torch.arange(10) % 2
     namespace: dict[str, object] = {"__name__": "__page__", "dataset": TensorDataset(x, y)}
     namespace |= {"x": x, "y": y, "test_x": x, "test_y": y}
     namespace["table"] = pd.DataFrame({"user": ["a", "b"] * 5, "label": [0, 1] * 5, "image": x.tolist()})

@@ -286,7 +286,14 @@ def test_the_command_trains_an_embedding_on_tokens_of_a_file(tmp_path):
         lines.append(f"u{i % 5},{i % 7},{(3 * i) % 7},0,{i % 2}")
     (tmp_path / "x.csv").write_text("\n".join(lines))
     words = ("data=table", "data.path=x.csv", "data.client=user", "data.target=label", "data.integers=true")
-    more = ("model=mean_embedding", "model.vocabulary=7", "schedule.cohort=3", "rounds=2", "hydra.run.dir=run")
+    more = (
+        "data.classes=2",
+        "model=mean_embedding",
+        "model.vocabulary=7",
+        "schedule.cohort=3",
+        "rounds=2",
+        "hydra.run.dir=run",
+    )
     done = command(*words, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "5 clients, 2 rounds" in done.stdout

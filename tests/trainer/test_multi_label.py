@@ -27,7 +27,7 @@ def tagged(clients: int = 5, features: int = 6, labels: int = 9, seed: int = 0) 
     test = {f"user-{i}": draw(3 + i) for i in range(clients)}
     last = f"user-{clients - 1}"
     test[last] = (test[last][0], np.zeros_like(test[last][1]))
-    return FederatedDataset.from_tensors(train, test=test, name="tags")
+    return FederatedDataset.from_tensors(train, test=test, classes=2, name="tags")
 
 
 def fit(data, algorithm, **options):

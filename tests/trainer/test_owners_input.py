@@ -35,7 +35,7 @@ def owners(seed: int = 0) -> FederatedDataset:
     for k, n in enumerate(COUNTS):
         x = rng.normal(size=(n, D)) / 4
         clients[f"o{k}"] = (x, np.where(x.sum(1) < 0, -1.0, 1.0))
-    return FederatedDataset.from_tensors(clients, test=clients)
+    return FederatedDataset.from_tensors(clients, test=clients, classes=2)
 
 
 DATA = owners()

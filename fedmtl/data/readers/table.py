@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ def read_table(
     target: str,
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
     labels: Sequence[str] | None = None,
     classes: Classes = "infer",
     test_fraction: float = 0.2,
@@ -53,7 +54,9 @@ def read_table(
         client: the column with each row's client; its values become the ids, as text.
         target: the column to predict.
         features: the columns to predict from; None for all others.
-        one_hot: feature columns to code as one 0/1 feature a category, categories in order of their text.
+        one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
+            of their text, which a run with noise refuses, unless ``categories`` has the column.
+        categories: feature columns to code likewise, each with its categories in order, as text.
         labels: the target's values in order of their class number, as text; needed where the target is text.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
         test_fraction: share of each client's rows held out for test.
@@ -70,7 +73,8 @@ def read_table(
     """
     positive_int("read_table", min_examples=min_examples)
     check_fraction(test_fraction)
-    table = Table.of(path, (client, *one_hot, *(() if labels is None else (target,))), name)
+    given = dict.fromkeys(one_hot) | dict(categories or {})
+    table = Table.of(path, (client, *given, *(() if labels is None else (target,))), name)
     file = table.file
     if features is None:
         features = [column for column in table.frame.columns if column not in (client, target)]
@@ -79,9 +83,12 @@ def read_table(
     for column in (client, target):
         if column in features:
             raise ConfigError(f"read_table.features contains {column!r}, which is the client or target column.")
-    for column in one_hot:
+    for column, texts in given.items():
+        option = "one_hot" if texts is None else "categories"
         if column not in features:
-            raise ConfigError(f"read_table.one_hot contains {column!r}, which is not a feature column.")
+            raise ConfigError(f"read_table.{option} contains {column!r}, which is not a feature column.")
+        if texts is not None:
+            _check_texts(f"categories[{column!r}]", texts)
     if not features:
         raise DataError(f"{file}: there are no feature columns beside {client!r} and {target!r}.")
     client_of = _texts(table, client, "the name of a client")
@@ -92,7 +99,9 @@ def read_table(
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
     order = np.argsort(number, kind="stable")
     order = order[large_enough[number[order]]]
-    parts = [_feature(table, column, column in one_hot) for column in features]
+    parts = [
+        _coded(table, column, given[column]) if column in given else _feature(table, column) for column in features
+    ]
     for column, part in zip(features, parts, strict=True) if integers else ():
         wrong = (part != part.round()) | (np.abs(part) >= _WHOLE)
         table.refuse(wrong.any(axis=1), column, "with integers=True a whole number below 2^24")
@@ -100,7 +109,7 @@ def read_table(
     y = _target(table, target, labels)[order]
     if labels is not None:
         classes = len(labels)
-    return FederatedDataset.from_flat(
+    data = FederatedDataset.from_flat(
         torch.from_numpy(x.astype(np.int64) if integers else x),
         torch.from_numpy(y),
         offsets_of(torch.from_numpy(counts[large_enough].astype(np.int64))),
@@ -111,13 +120,22 @@ def read_table(
         transform=Integers() if integers and transform is None else transform,
         name=str(file) if name is None else name,
     )
+    found = (f"categories.{column}" for column, texts in given.items() if texts is None)
+    return replace(data, inferred=(*data.inferred, *found), verify=False)
 
 
-def _feature(table: Table, name: str, coded: bool) -> np.ndarray:
-    """Return one column as (rows, 1) float32, or (rows, categories) of 0 and 1."""
-    if coded:
-        values = _texts(table, name)
-        return (values[:, None] == np.unique(values)[None]).astype(np.float32)
+def _coded(table: Table, name: str, categories: Sequence[str] | None) -> np.ndarray:
+    """Return one column as (rows, categories) of 0 and 1, float32; None takes the categories of the rows."""
+    values = _texts(table, name)
+    if categories is None:
+        categories = np.unique(values).tolist()
+    number = codes(values, categories)
+    table.refuse(number < 0, name, f"the categories {', '.join(map(repr, categories))}")
+    return (number[:, None] == np.arange(len(categories))).astype(np.float32)
+
+
+def _feature(table: Table, name: str) -> np.ndarray:
+    """Return one column as (rows, 1) float32."""
     accepted = f"a finite number (or give one_hot=[{name!r}], or leave the row or the column out)"
     return table.numbers(name, typed=True, accepted=accepted).astype(np.float32)[:, None]
 
@@ -129,11 +147,15 @@ def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray
         )
         values = table.numbers(name, typed=True, accepted=accepted)
         return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
-    if len(set(labels)) != len(labels) or not labels:
-        raise ConfigError(f"read_table.labels is {list(labels)!r}; it must be distinct texts, at least one.")
+    _check_texts("labels", labels)
     number = codes(_texts(table, name), labels)
     table.refuse(number < 0, name, f"the labels {', '.join(map(repr, labels))}")
     return number
+
+
+def _check_texts(option: str, texts: Sequence[str]) -> None:
+    if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
+        raise ConfigError(f"read_table.{option} is {texts!r}; it must be distinct texts, at least one.")
 
 
 def _texts(

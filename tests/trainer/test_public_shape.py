@@ -1,0 +1,81 @@
+"""The shape of what a run publishes does not come from private records: it is given, or a run with noise is refused."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, Trainer, models
+from fedmtl.data import FederatedDataset, read_table
+from fedmtl.errors import ConfigError
+from tests.test_cli import command
+
+UNITS = {unit: unit(clip_norm=1.0, epsilon=1.0, source="secure") for unit in (ClientPrivacy, RecordPrivacy)}
+
+
+def table(row=None, column="y", value=None):
+    """Three clients with two cities and three classes; one cell may be another."""
+    made = pd.DataFrame({"who": list("abc") * 6, "city": list("XY") * 9, "n": range(18), "y": [0, 1, 2] * 6})
+    if row is not None:
+        made.loc[row, column] = value
+    return made
+
+
+def shapes(data, privacy, **options):
+    model, schedule = models.softmax_regression(), FullParticipation()
+    given = {"privacy": privacy, "rounds": 1, "progress": False} | options
+    result = Trainer(algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=data, model=model, schedule=schedule, **given).fit()
+    return [tuple(parameter.shape) for parameter in result.shared_model().parameters()]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("cell", [(4, "y", 3), (4, "city", "Z")])
+def test_one_cell_does_not_decide_the_shape_of_a_private_model(unit, cell):
+    for data in (table(), table(*cell)):
+        inferred = read_table(data, client="who", target="y", one_hot=["city"])
+        with pytest.raises(ConfigError) as refused:
+            shapes(inferred, UNITS[unit])
+        assert str(refused.value) == (
+            "table: the number of classes and the categories of 'city' came from the records, and would be published "
+            "without noise as the shape of the model. Give them: data.classes=K 'data.categories={city: [A, B, ...]}' "
+            "on the command line, load_data('table', ..., classes=K, categories={'city': [A, B, ...]}) in Python "
+            "(K classes; null or None for a regression)."
+        )
+        given = read_table(data, client="who", target="y", categories={"city": ["X", "Y", "Z"]}, classes=5)
+        assert shapes(given, UNITS[unit]) == [(5, 4), (5,)]
+
+
+def test_a_cell_that_makes_a_regression_of_classes_is_refused_alike():
+    for data in (table(), table().astype({"y": float})):
+        with pytest.raises(ConfigError, match="the number of classes came from the records"):
+            shapes(read_table(data, client="who", target="y", features=["n"]), UNITS[ClientPrivacy])
+
+
+def test_without_noise_classes_and_categories_may_come_from_the_records():
+    data = read_table(table(), client="who", target="y", one_hot=["city"])
+    for privacy in (None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)):
+        assert shapes(data, privacy) == [(3, 3), (3,)]
+    with pytest.raises(ConfigError, match="the number of classes"):  # the budgets take the place of the epsilon
+        shapes(data, ClientPrivacy(clip_norm=1.0, epsilon=math.inf), epsilons=[1.0])
+
+
+def test_classes_of_tensors_are_given_too(tmp_path):
+    rows = {name: (np.ones((6, 2), dtype="float32"), np.arange(6) % 3) for name in "abc"}
+    FederatedDataset.from_tensors(rows, test=rows).save(tmp_path / "saved")
+    ways = [rows, FederatedDataset.from_tensors(rows), FederatedDataset.load(tmp_path / "saved")]
+    for data in ways:
+        with pytest.raises(ConfigError, match=r"FederatedDataset\.from_tensors\(clients, classes=K\) in Python"):
+            shapes(data, UNITS[ClientPrivacy])
+    assert shapes(FederatedDataset.from_tensors(rows, classes=3), UNITS[ClientPrivacy]) == [(3, 2), (3,)]
+
+
+def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
+    table().to_csv(tmp_path / "t.csv", index=False)
+    words = ["data=table", "data.path=t.csv", "data.client=who", "data.target=y", "data.one_hot=[city]"]
+    words += ["schedule=full", "model=softmax_regression", "rounds=1", "baselines=[]", "finetune=none"]
+    refused = command(*words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "data.classes=K 'data.categories={city: [A, B, ...]}' on the command line" in refused.stderr
+    done = command(*words, "data.classes=3", "data.categories={city: [X, Y]}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
