@@ -497,6 +497,8 @@ def _silent_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 # The channel: scales, silence, and what is released without noise
 
 _release, _prepared, _noised = Channel.release, Channel._prepared, Channel._noised_activations
+_noised_count, _drawn_noise = Channel._noised_count, Channel._drawn_noise
+_noised_local, _noised_sum = Channel._noised_local, Channel._noised_sum
 _release_gradients, _release_local, _vectors, _answers = (
     Channel.release_gradients,
     Channel._release_local,
@@ -614,6 +616,32 @@ def _first_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         return made(self, message)
 
     patch.setattr(Channel, "_release_first", again)
+
+
+def _count_noise_of_the_cohort(self, key, total, step, settings, release):
+    """Noise on the count in proportion to the clients that were drawn, and not to those that are expected."""
+    drawn = settings.count_std(self.denominator) * max(1, self._cohort) / self.denominator
+    return _noised_count(self, key, total, step, replace(settings, count_noise=drawn), release)
+
+
+def _noise_of_the_cohort(self, name, release, source, step):
+    return _drawn_noise(self, name, release, source, step) * (max(1, self._cohort) / self.denominator)
+
+
+def _noise_of_the_local_cohort(self, total, clients, own, round):
+    value = _noised_local(self, total, clients, own, round)
+    return value + (self._cohort / self.sampler.n - 1) * _noised_local(self, 0 * total, clients, own, round)
+
+
+def _addressed_by_the_sum(self, name, total, step):
+    """The noise is that of another step for every other sum."""
+    return _noised_sum(self, name, total, step + int(1e6 * float(total.double().abs().sum())) % 2**30)
+
+
+def _all_that_is_clipped(norms, norm):
+    """Rows far beyond the clip count for more than one."""
+    beyond = torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0)
+    return torch.where(norms <= norm, 0.5, -beyond).to(norms.dtype)[:, None]
 
 
 def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1703,6 +1731,31 @@ MUTANTS = [
     Mutant("norm in float32", _sum(_float32_norm), SENSITIVITY),
     Mutant("rows that are not finite", _set(ClientRows, "of", staticmethod(_all_rows)), SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
+    Mutant(
+        "count noise of the realized cohort",
+        _set(Channel, "_noised_count", _count_noise_of_the_cohort),
+        ("sensitivity: update/count",),
+        ("adaptive",),
+    ),
+    Mutant(
+        "noise of the realized cohort",
+        _set(Channel, "_noised_local", _noise_of_the_local_cohort),
+        ("freshness: noise beside",),
+        RECORDS,
+    ),
+    Mutant("noise addressed by the sum", _set(Channel, "_noised_sum", _addressed_by_the_sum), SENSITIVITY),
+    Mutant(
+        "a client counts for several",
+        _set(channel_module, "count_rows", _all_that_is_clipped),
+        ("sensitivity: update/count",),
+        ("adaptive",),
+    ),
+    Mutant(
+        "noise of the realized cohort",
+        _set(Channel, "_drawn_noise", _noise_of_the_cohort),
+        SENSITIVITY,
+        ("poisson", "full"),
+    ),
     Mutant("data-dependent denominator", _sum(_finite_denominator), SENSITIVITY),
     Mutant("realized-batch denominator", _set(Channel, "denominator", _REALIZED), (*NOISE, *CHARGES)),
     Mutant("mean over the realized batch", _sum(_realized_mean), SENSITIVITY),

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..channel import GRADIENT
+from ..channel import GRADIENT, Channel
 from .findings import Finding, exact, skipped, too_large
-from .play import Noise, Silent, first_cohort, gathered, local_of, noise_of, standardized
+from .play import Noise, Silent, drawing, first_cohort, gathered, local_of, noise_of, rounds, standardized
 from .setup import ACTIVATIONS, CLIENTS, Claims, Setup
 from .statistics import correlations, seeds
 
@@ -53,12 +54,13 @@ def freshness(setup: Setup, claims: Claims, noise: Mapping[str, Noise], seed: in
             findings += fresh_names(
                 {name: one.units for name, one in gathered(setup, claims, first, _STEPS * smallest).items()}
             )
+        findings += _beside_other_cohorts(setup, first)
         steps = max(2, min(setup.steps, 32))
     elif setup.one_at_a_time:
         findings += _of_activations(setup, claims, first)
         steps = min(ACTIVATIONS, int(setup.open(first).caps.sum()), 4 * -(-128 // setup.records.dimension))
     else:
-        findings += [*training_freshness(setup, claims, first), *_address_of_local_steps(setup, first)]
+        findings += [*training_freshness(setup, claims, first), *_beside_other_cohorts(setup, first)]
         steps = min(setup.steps, 4)
     return findings + fresh_elsewhere(setup, sample_of(setup, claims), first, second, steps, processes=processes)
 
@@ -114,28 +116,38 @@ def _of_activations(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     for client in np.flatnonzero(few).tolist():
         own = alone.units[alone.clients == client]
         moved += int((~np.isclose(own, cube[: len(own), np.flatnonzero(there == client)[0]], atol=1e-6)).any(1).sum())
-    return [*findings, _address(moved, len(alone.units))]
+    detail = f"of {len(alone.units)} releases have other noise where fewer clients act"
+    return [*findings, exact("freshness: noise of a client alone", moved, detail)]
 
 
-def _address(moved: int, count: int) -> Finding:
-    return exact(
-        "freshness: noise of a client alone", moved, f"of {count} releases have other noise where fewer clients act"
-    )
+def _beside_other_cohorts(setup: Setup, seed: int) -> list[Finding]:
+    """Check that the noise of a round does not depend on who is drawn: that on a sum of rows, that on the count of
+    unclipped clients, and that of a client's local step."""
+    n, setup = setup.sampler.n, setup.seeded()
+    cohorts = torch.arange(n), torch.arange(0, n, 2), torch.arange(0)
+    whole, *fewer = (_silent_round(setup, drawing(setup.open(seed), ranks), ranks) for ranks in cohorts)
+    pairs = [(value, whole[name]) for one in fewer for name, value in one.items()]
+    if not pairs:
+        return [skipped("freshness: noise beside other cohorts", "no round fits the budget")]
+    moved = sum(not torch.equal(one, two) for one, two in pairs)
+    detail = f"of {len(pairs)} releases have other noise where other clients are drawn"
+    return [exact("freshness: noise beside other cohorts", moved, detail)]
 
 
-def _address_of_local_steps(setup: Setup, seed: int) -> list[Finding]:
-    """Check that a client has its noise whoever else is in the cohort."""
-    if setup.secure:
-        return []
-    channels = setup.open(seed), setup.open(seed)
-    clients = first_cohort(setup, *channels)[:CLIENTS]
-    clients = clients[local_of(channels[0]).steps(clients) > 0] if len(clients) else clients
-    if len(clients) < 2:
-        return []
-    empty = torch.zeros(0, setup.records.dimension), torch.zeros(0, dtype=torch.int64)
-    together = local_of(channels[0]).release(clients, 0, [empty])
-    alone = torch.cat([local_of(channels[1]).release(clients[k : k + 1], 0, [empty]) for k in range(1, len(clients))])
-    return [_address(int((together[1:] != alone).any(1).sum()), len(alone))]
+def _silent_round(setup: Setup, channel: Channel, ranks: Tensor) -> dict[str, Tensor]:
+    """Return what the first round of the cohort ``ranks`` releases of nothing, by name."""
+    noted: list[tuple[int, str, Tensor]] = []
+    channel.record = noted
+    for _, clients in rounds(setup, channel, stop=1):
+        if setup.gradients is None:
+            for plan in channel.plans:
+                channel.release(plan.name, *setup.zeros(plan.dimension, ranks[:0]))
+        else:
+            few = clients[clients < 2 * CLIENTS]
+            few = few[local_of(channel).steps(few) > 0]
+            empty = torch.zeros(0, setup.records.dimension), torch.zeros(0, dtype=torch.int64)
+            local_of(channel).release(few, 0, [empty])
+    return {name: value for _, name, value in noted}
 
 
 def training_freshness(setup: Setup, claims: Claims, seed: int) -> list[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 
@@ -198,6 +199,14 @@ def begin_round(setup: Setup, channel: Channel, step: int) -> Tensor:
     if setup.gradients is None or setup.gradients.ranks is None:
         return ranks
     return torch.argsort(setup.gradients.ranks)[ranks]
+
+
+def drawing(channel: Channel, ranks: Tensor) -> Channel:
+    """Return the channel, which draws the cohort ``ranks`` (k,) in every round."""
+    sampler, drawn = copy(channel.sampler), torch.sort(ranks).values
+    object.__setattr__(sampler, "draw", lambda *address: drawn)
+    channel.sampler = sampler
+    return channel
 
 
 def rounds(setup: Setup, channel: Channel, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:

@@ -14,7 +14,7 @@ from ..channel import GRADIENT, Channel
 from ..settings import ClientPrivacy
 from ..sums import BoundedMeans, GradientMessage, RecordGradients, ScaledRows
 from .findings import Finding, exact, skipped, too_large
-from .play import coordinates, decorrelated, first_cohort, local_of, next_release, play, silence, turns
+from .play import coordinates, decorrelated, drawing, first_cohort, local_of, next_release, play, silence, turns
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup, clip_claim, whole_width
 
 _EVERY_CLIENT = 64
@@ -64,8 +64,11 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
     """Check every release, also where it is clipped and not noised."""
     if setup.gradients is None:
         found = {plan.name: claims.of(plan.name) if claims else clip_claim(setup, plan.name) for plan in setup.releases}
-        one = [_of_rows(setup.seeded(), name, claim, seed, coins) for name, claim in found.items()]
-        return one + [_over_rounds(setup.seeded(), name, claim, seed) for name, claim in found.items() if claim.bands]
+        findings = []
+        for name, claim in found.items():
+            findings += _of_rows(setup.seeded(), name, claim, seed, coins)
+            findings += [_over_rounds(setup.seeded(), name, claim, seed)] if claim.bands else []
+        return findings
     if setup.one_at_a_time:
         return [_of_activations(setup.seeded(), claims, seed, coins), bounded_sensitivity(setup, claims, seed)]
     return [_of_local_steps(setup.seeded(), claims, seed, coins)]
@@ -74,14 +77,21 @@ def sensitivity(setup: Setup, claims: Claims, seed: int, coins: np.random.Genera
 # Rows of cohorts
 
 
-def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
+def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Try random and aligned cohorts with and without an adversary, and every client of a cohort as the adversary.
 
-    Add/remove: the adversary's row is there or is missing. Replace: it is there, or its opposite is.
+    Add/remove: the adversary is drawn and its row is there, or neither. Replace: its row is there, or its opposite is.
+    The count of unclipped clients is compared, too, where the clip norm adapts.
     """
     dimension = setup.release(name).dimension
-    game, worst, step = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension))), Worst(), 0
+    game, step = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension))), 0
     direction = torch.nn.functional.normalize(torch.ones(dimension), dim=0)
+    worst = {name: Worst()} | ({} if setup.adaptive is None else {f"{name}/count": Worst()})
+
+    def see(shares: dict[str, float], where: str) -> None:
+        for released, share in shares.items():
+            worst[released].see(share, where)
+
     for index, adversary in enumerate([*adversaries(dimension), -1e4 * direction]):
         for crowd in ("random", "aligned"):
             ranks, step = game.cohort(seed, step)
@@ -89,14 +99,14 @@ def _of_rows(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.
             if crowd == "random":
                 rows = torch.from_numpy(coins.standard_normal((len(ranks), dimension)).astype(np.float32))
             place = int(coins.integers(len(ranks)))
-            share = game.moved(seed, step, ranks, rows, place, adversary)
-            worst.see(share, f"adversary {index} in a {crowd} cohort")
+            see(game.moved(seed, step, ranks, rows, place, adversary), f"adversary {index} in a {crowd} cohort")
     ranks, step = game.cohort(seed + 1, 0)
     for place in coins.permutation(len(ranks))[:_EVERY_CLIENT].tolist():
         rows = torch.zeros(len(ranks), dimension)
-        share = game.moved(seed + 1, step, ranks, rows, place, -1e4 * direction)
-        worst.see(share, f"client of rank {int(ranks[place])}")
-    return worst.finding(f"sensitivity: {name}", f"largest change over S / m, in {claim.norm} norm")
+        shares = game.moved(seed + 1, step, ranks, rows, place, -1e4 * direction)
+        see(shares, f"client of rank {int(ranks[place])}")
+    what = f"largest change over S / m, in {claim.norm} norm"
+    return [one.finding(f"sensitivity: {released}", what) for released, one in worst.items()]
 
 
 def _over_rounds(setup: Setup, name: str, claim: Claim, seed: int) -> Finding:
@@ -152,13 +162,14 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     game = _Game(setup, name, claim, max(2, min(256, 2 * MOST_ELEMENTS // dimension)))
     ranks, step = game.cohort(seed, 0)
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
-    counted = game.released(seed, step, torch.from_numpy(cells * width)[None], ranks[:1]) * claim.denominator / width
+    counted = game.released(seed, step, torch.from_numpy(cells * width)[None], ranks[:1])[name]
+    counted = counted * claim.denominator / width
     wrong = int((np.abs(counted - np.trunc(cells)) > 1e-6).sum())
     rows = torch.from_numpy(coins.standard_normal((len(ranks), dimension)))
     rows *= claim.bound * torch.logspace(-6, 2, len(ranks), dtype=torch.float64)[:, None]
     order = torch.from_numpy(coins.permutation(len(ranks)))
     one, two = game.released(seed, step, rows, ranks), game.released(seed, step, rows[order], ranks[order])
-    differ = int((one != two).sum())
+    differ = int((one[name] != two[name]).sum())
     detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
     return exact(f"exact sum: {name}", wrong + differ, detail)
 
@@ -177,8 +188,8 @@ def _exact_with_noise(setup: Setup, name: str, claim: Claim, seed: int, coins: n
     if most < 2:
         return skipped(f"exact sum: {name} with noise", "rows within the clip are shorter than a cell")
     cells = coins.integers(-most, most, size) + coins.choice([0.25, 0.75], size)
-    with_rows = game.released(seed, step, torch.from_numpy(cells * width), ranks)
-    without = game.released(seed, step, torch.zeros(size), ranks)
+    with_rows = game.released(seed, step, torch.from_numpy(cells * width), ranks)[name]
+    without = game.released(seed, step, torch.zeros(size), ranks)[name]
     moved = (with_rows - without) * claim.denominator / width
     wrong = int((~(np.abs(moved - np.trunc(cells).sum(0)) < 0.01)).sum())
     detail = f"{wrong} of {claim.size:,} coordinates are not moved by the whole numbers of {len(ranks):,} rows"
@@ -203,8 +214,11 @@ class _Game:
                 return ranks[: self.count], later
         raise AssertionError("no client was drawn in 10,000 steps")
 
-    def moved(self, seed: int, step: int, ranks: Tensor, rows: Tensor, place: int, adversary: Tensor) -> float:
-        """Return the norm of the difference of the two releases over S / m; infinite if a release is not finite."""
+    def moved(
+        self, seed: int, step: int, ranks: Tensor, rows: Tensor, place: int, adversary: Tensor
+    ) -> dict[str, float]:
+        """Return the norm of the difference of the two releases over S / m, by release; infinite if one is not
+        finite."""
         present = rows.clone()
         present[place] = adversary
         if self.claim.relation == "replace":
@@ -213,9 +227,15 @@ class _Game:
         else:
             keep = torch.arange(len(ranks)) != place
             other, there = rows[keep], ranks[keep]
-        change = self.released(seed, step, present, ranks) - self.released(seed, step, other, there)
-        norm = float(np.linalg.norm(change, ord=1 if self.claim.norm == "l1" else 2))
-        return norm * self.claim.denominator / self.claim.sensitivity
+        one, two = self.released(seed, step, present, ranks), self.released(seed, step, other, there)
+        counted = (1.0 if self.claim.relation == "replace" else 0.5) * (1 + 1e-9)  # noise is added in floating point
+        order = 1 if self.claim.norm == "l1" else 2
+        return {
+            name: float(np.linalg.norm(one[name] - two[name], ord=order))
+            * self.claim.denominator
+            / (self.claim.sensitivity if name == self.name else counted)
+            for name in one
+        }
 
     def opposite(self, adversary: Tensor) -> Tensor:
         """Return the row farthest from the adversary's: its negative, or for outer products an orthogonal one."""
@@ -223,12 +243,20 @@ class _Game:
             return -adversary
         return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
 
-    def released(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> np.ndarray:
-        """Return the coordinates of the release of ``rows`` of the clients of ``ranks``."""
+    def released(self, seed: int, step: int, rows: Tensor, ranks: Tensor) -> dict[str, np.ndarray]:
+        """Return the coordinates of the release of ``rows`` of the clients of ``ranks``, and the count of unclipped
+        ones where the clip norm adapts, by name. Where neighbours have other populations, these clients alone are
+        drawn."""
         channel = self.setup.open(seed)
+        if self.claim.relation == "add_remove":
+            channel = drawing(channel, ranks)
         channel.start(0)
         channel.begin(step, channel.draw(step))
-        return coordinates(channel.release(self.name, rows, ranks).numpy(), self.claim.form)
+        noted: list[tuple[int, str, Tensor]] = []
+        channel.record = noted
+        channel.release(self.name, rows, ranks)
+        form = self.claim.form
+        return {name: coordinates(value.numpy(), form if name == self.name else "vector") for _, name, value in noted}
 
 
 # Gradients of local steps
