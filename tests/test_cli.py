@@ -505,6 +505,24 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
     assert "epsilon" in done.stdout
 
 
+def test_a_private_run_that_diverges_ends_as_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = [*TINY, "rounds=1", "eval_every=1", "finetune=none", "baselines=[]"]
+    ends = {}
+    for name, words in (("good", []), ("lost", ["algorithm.local.lr=1e38"])):
+        code = cli.main([*tiny, *words, f"hydra.run.dir={name}"])
+        public = sorted(path.name for path in (tmp_path / name / "public").iterdir())
+        ends[name] = code, public
+        out = capsys.readouterr().out
+        assert ("training diverged" in out) == (name == "lost")
+        assert "diverged" not in out.partition("simulated: ")[2]
+    assert ends["good"] == ends["lost"]
+    assert ends["good"][0] == 0
+    assert cli.main([*tiny, "privacy=none", "algorithm.local.lr=1e38", "hydra.run.dir=open"]) == 1
+
+
 def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Summary and folder agree, and there is no picture of an epsilon that is infinite, or of nothing."""
     tiny = [*TINY, "rounds=1", "eval_every=1", "finetune=none", "baselines=[]"]

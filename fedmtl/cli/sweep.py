@@ -52,6 +52,7 @@ class Job:
     def line(self, result: Result, began: float, folder: Path) -> str:
         """Return what is printed of a finished job."""
         score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
+        score += ", training diverged" if result.lost else ""
         seconds = time.monotonic() - began
         return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
 

@@ -264,6 +264,7 @@ class Result:
         values |= {"metric": self.metric}
         values |= {**self.chosen, "chosen": dict(self.chosen)} if self.chosen else {}
         values["scored_clients"] = len(self.personal_accuracy)
+        values |= {"lost": self.lost} if self.lost else {}
         values |= {} if self.finetuned is None else self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
         alone = self.baselines.get("local") if alone is None else alone
@@ -305,6 +306,7 @@ class Result:
         if self.stopped == "early":
             head += " (stopped early)"
         lines = self._one_run() if self.replicates is None else self._several_runs()
+        lines += [f"  {self.lost}"] if self.lost else []
         if self.chosen:
             text = "; ".join(f"{name} {value_text(value)}" for name, value in self.chosen.items())
             lines = [f"chosen from public rows and bounds: {text}", "", *lines]
@@ -323,7 +325,7 @@ class Result:
             errors = [(one.name, self.standard_error(one), last.get(one.name)) for one in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
             lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
-        if self.diverged:
+        if self.diverged and not self.lost:
             lines.append(f"  diverged: the loss of {self.diverged:,} clients' own models is not finite")
         if self.finetuned is not None:
             lines += self.finetuned.lines()

@@ -259,9 +259,10 @@ class Trainer:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
                 ledger was altered or rolled back, or (in secure mode) a copy.
             PrivacyError: a run in secure mode on a system without file locks.
-            TrainingError: at the end, that not one finite number was learned. What is not finite counts as zero in a
-                release and never ends a run, whose length is public; a baseline without any is left out. The folder of
-                a run with noise is written all the same: which files can be published says nothing about the data.
+            TrainingError: at the end of a run without noise, that not one finite number was learned. What is not finite
+                counts as zero in a release and never ends a run, whose length is public; a baseline without any is left
+                out. A run with noise ends in any case with its result, whose :attr:`Result.lost` says so: how it ends
+                and which files can be published say nothing about the data.
         """
         ranks = Ranks.of_launch() if ranks is None else ranks
         if not isinstance(ranks, Ranks):
@@ -301,8 +302,6 @@ class Trainer:
                 folder.seal()
 
         ranks.share(write)
-        if result.lost:
-            raise TrainingError(result.lost)
         return result
 
     def _check_ranks(self, ranks: Ranks) -> None:
