@@ -1,10 +1,15 @@
-"""Shared argument checks for the settings dataclasses."""
+"""Shared argument checks for the settings dataclasses.
+
+A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can hold.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
 from typing import Any
+
+import numpy as np
 
 from .errors import ConfigError
 
@@ -36,6 +41,7 @@ def positive_int(settings: object, **values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be a whole number of at least 1.")
+        _become_plain(settings, name, value)
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -62,6 +68,13 @@ def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not holds(value):
             raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted}.")
+        _become_plain(settings, name, value)
+
+
+def _become_plain(settings: object, name: str, value: Any) -> None:
+    """Replace a field that is a NumPy scalar by the Python number of the same value, also in a frozen dataclass."""
+    if isinstance(value, np.generic) and getattr(settings, name, None) is value:
+        object.__setattr__(settings, name, value.item())
 
 
 def _where(settings: object) -> str:

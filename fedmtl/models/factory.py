@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+import numpy as np
 from torch import nn
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class NamedFactory:
                     return None
             elif callable(value):
                 return None
+            value = value.item() if isinstance(value, np.generic) else value
             found[name] = list(value) if isinstance(value, tuple) else value
         return found
 

@@ -209,7 +209,7 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
         positive(owner, epsilon=epsilon)
     if noise_multiplier is not None:
         positive(owner, noise_multiplier=noise_multiplier)
-        if not _LEAST <= noise_multiplier <= _MOST:
+        if not _LEAST <= float(noise_multiplier) <= _MOST:
             raise ConfigError(
                 f"{name}.noise_multiplier is {noise_multiplier:g}; it must be between {_LEAST:g} and {_MOST:g}."
             )

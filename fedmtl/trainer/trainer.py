@@ -147,10 +147,11 @@ class Trainer:
         given: dict[str, Any] = {"data": coded_for(as_data(self.data), self.algorithm, self.loss)}
         given |= {"model": as_model(self.model), "folder": as_folder(self.folder)}
         given |= {"callbacks": as_callbacks(self.callbacks), "execution": as_execution(self.execution)}
+        given |= {"seed": int(self.seed)}
         for name, value in given.items():
             object.__setattr__(self, name, value)
         check_schedule(self.algorithm, self.schedule, self.privacy)
-        positive_int(self, rounds=self.rounds)
+        positive_int(self, rounds=self.rounds, replicates=self.replicates)
         one_of(self, ("float32", "float64", "bfloat16"), dtype=self.dtype)
         if self.dtype == "bfloat16" and (self.algorithm.local is None or self.protects_records):
             raise ConfigError(

@@ -10,7 +10,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedmtl import PMTL, Ditto, FedAvg, FedRep, Finetune, Local, LocalSGD, Trainer, models
+from fedmtl import (
+    PMTL,
+    AsyncLearner,
+    Ditto,
+    FedAvg,
+    FedRep,
+    Finetune,
+    Local,
+    LocalSGD,
+    PoissonClocks,
+    PoissonSampling,
+    Trainer,
+    load_data,
+    models,
+)
 from fedmtl.data import Cast, FederatedDataset, Integers, read_leaf
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.local import Execution
@@ -446,3 +460,43 @@ def test_embeddings_of_what_a_model_computes_are_tried_on_the_examples_themselve
     x = torch.tensor([[9, 0], [0, 9]] * 6)  # the largest value at every place is (9, 9), which nobody has
     data = FederatedDataset.from_tensors(dict.fromkeys(("a", "b"), (x, x[:, 0] // 9)), transform=Integers())
     assert fit(data, FirstOrSecond()).metrics["loss"] > 0
+
+
+def test_settings_take_numbers_of_numpy_as_pythons_own(tmp_path):
+    whole, real = np.int64, np.float32
+    settings = {
+        "algorithm": PMTL(lam=real(0.5), local=LocalSGD(lr=real(0.25), epochs=whole(1), batch_size=np.int32(4))),
+        "data": ragged_classification(6),
+        "model": models.mlp(hidden=whole(3)),
+        "schedule": PoissonSampling(cohort=whole(3)),
+        "privacy": ClientPrivacy(clip_norm=real(0.5), noise_multiplier=real(1.0), delta=np.float64(1e-5)),
+        "rounds": whole(2),
+        "seed": whole(3),
+        "eval_every": whole(1),
+        "replicates": whole(1),
+        "finetune": Finetune(kind="mean", lam=real(0.5), local=LocalSGD(lr=real(0.25))),
+        "folder": tmp_path / "run",
+        "progress": False,
+    }
+    first = Trainer(**settings).fit()
+    plain = {"rounds": 2, "seed": 3, "model": models.mlp(hidden=3), "schedule": PoissonSampling(cohort=3)}
+    plain["algorithm"] = PMTL(lam=0.5, local=LocalSGD(lr=0.25, epochs=1, batch_size=4))
+    again = Trainer(**settings | plain).fit(resume=True)
+    assert torch.equal(first.personal, again.personal)
+    assert type(Trainer(**settings).seed) is type(Trainer(**settings).rounds) is int
+
+
+def test_repetitions_and_budgets_take_numbers_of_numpy():
+    agents = load_data("synthetic_agents", agents=4, features=3)
+    bands = Trainer(
+        algorithm=AsyncLearner(),
+        data=agents,
+        model=models.linear_regression(),
+        schedule=PoissonClocks(per_client=np.int64(1)),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0),
+        rounds=10,
+        replicates=np.int64(2),
+        epsilons=[np.float32(1.0), np.int64(3)],
+        progress=False,
+    ).fit().bands
+    assert [row["budget"] for row in bands] == [1.0, 3.0]
