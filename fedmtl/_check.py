@@ -73,7 +73,7 @@ def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str
 
 def _become_plain(settings: object, name: str, value: Any) -> None:
     """Replace a field that is a NumPy scalar by the Python number of the same value, also in a frozen dataclass."""
-    if isinstance(value, np.generic) and getattr(settings, name, None) is value:
+    if isinstance(value, np.generic) and value is getattr(settings, name, None):
         object.__setattr__(settings, name, value.item())
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
+import json
 import logging
 import math
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -385,20 +389,45 @@ def fingerprint(
     return fingerprint_of(parts)
 
 
-def describe(value: Any) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields, functions by their qualified name."""
+def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
+    """A JSON-ready description of settings: dataclasses by class and fields, arrays by a digest, functions by their
+    qualified name, and by the values that they are bound to or close over, other objects by class and attributes.
+
+    Args:
+        value: what is described.
+        within: the objects whose attribute ``value`` is, directly or not; one that comes again is named only.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: describe(getattr(value, f.name), within) for f in dataclasses.fields(value)}
         return {"class": type(value).__qualname__, **fields}
     if isinstance(value, Mapping):
-        return {str(k): describe(v) for k, v in value.items()}
+        return {str(k): describe(v, within) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [describe(v) for v in value]
+        return [describe(v, within) for v in value]
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, Tensor):
         return _digest(value)
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, np.ndarray):
+        return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    state = {} if any(value is one for one in within) else _state(value)
+    return name + json.dumps(describe(state, (*within, value)), sort_keys=True) if state else name
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Return what tells apart two functions or objects of one name."""
+    if isinstance(value, functools.partial):
+        return {"function": value.func, "arguments": value.args, **value.keywords}
+    if isinstance(value, types.MethodType):
+        return {"object": value.__self__}
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        found = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
+        return {name: part for name, part in found.items() if part}
+    return {} if isinstance(value, type) else getattr(value, "__dict__", {})
 
 
 def restored(description: Any) -> Any:

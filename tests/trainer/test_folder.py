@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.nn import CrossEntropyLoss
+from torch.nn.functional import cross_entropy
 
 from fedmtl import ClientPrivacy, FedAvg, Local, models
 from fedmtl.errors import ResumeError
@@ -201,3 +205,44 @@ def test_damaged_checkpoint_is_named(tmp_path, figures):
     (tmp_path / "private/checkpoint.safetensors").write_bytes(b"damaged")
     with pytest.raises(ResumeError, match=r"checkpoint\.safetensors cannot be read"):
         run.fit(resume=True)
+
+
+def scaled_loss(outputs, targets, scale=1.0):
+    return float(scale) * cross_entropy(outputs, targets, reduction="none")
+
+
+class ScaledLoss:
+    def __init__(self, scale):
+        self.scale, self.itself = scale, self
+
+    def __call__(self, outputs, targets):
+        return scaled_loss(outputs, targets, self.scale)
+
+    def method(self, outputs, targets):
+        return self(outputs, targets)
+
+
+def closed_over(scale):
+    def loss(outputs, targets):
+        return scaled_loss(outputs, targets, scale)
+
+    return loss
+
+
+LOSSES = {
+    "partial": lambda scale: partial(scaled_loss, scale=scale),
+    "object": ScaledLoss,
+    "method": lambda scale: ScaledLoss(scale).method,
+    "closure": closed_over,
+    "array": lambda scale: partial(scaled_loss, scale=np.array(scale)),
+    "number of numpy": lambda scale: partial(scaled_loss, scale=np.float32(scale)),
+    "module": lambda scale: CrossEntropyLoss(weight=torch.tensor([1.0, scale, 1.0]).double(), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_run_goes_on_with_its_own_loss_alone(kind, tmp_path, figures):
+    trainer(folder=tmp_path, loss=LOSSES[kind](1.0), rounds=1).fit()
+    with pytest.raises(ResumeError, match="loss"):
+        trainer(folder=tmp_path, loss=LOSSES[kind](0.5), rounds=1).fit(resume=True)
+    trainer(folder=tmp_path, loss=LOSSES[kind](1.0), rounds=1).fit(resume=True)

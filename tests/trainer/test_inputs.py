@@ -488,15 +488,19 @@ def test_settings_take_numbers_of_numpy_as_pythons_own(tmp_path):
 
 def test_repetitions_and_budgets_take_numbers_of_numpy():
     agents = load_data("synthetic_agents", agents=4, features=3)
-    bands = Trainer(
-        algorithm=AsyncLearner(),
-        data=agents,
-        model=models.linear_regression(),
-        schedule=PoissonClocks(per_client=np.int64(1)),
-        privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0),
-        rounds=10,
-        replicates=np.int64(2),
-        epsilons=[np.float32(1.0), np.int64(3)],
-        progress=False,
-    ).fit().bands
+    bands = (
+        Trainer(
+            algorithm=AsyncLearner(),
+            data=agents,
+            model=models.linear_regression(),
+            schedule=PoissonClocks(per_client=np.int64(1)),
+            privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0),
+            rounds=10,
+            replicates=np.int64(2),
+            epsilons=[np.float32(1.0), np.int64(3)],
+            progress=False,
+        )
+        .fit()
+        .bands
+    )
     assert [row["budget"] for row in bands] == [1.0, 3.0]
