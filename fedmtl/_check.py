@@ -73,8 +73,9 @@ def _bounded(settings: object, values: dict[str, Any], holds: Any, accepted: str
 
 def _become_plain(settings: object, name: str, value: Any) -> None:
     """Replace a field that is a NumPy scalar by the Python number of the same value, also in a frozen dataclass."""
-    if isinstance(value, np.generic) and value is getattr(settings, name, None):
-        object.__setattr__(settings, name, value.item())
+    held = getattr(settings, name, None)
+    if isinstance(held, np.generic) and held is value:
+        object.__setattr__(settings, name, held.item())
 
 
 def _where(settings: object) -> str:
