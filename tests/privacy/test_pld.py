@@ -6,10 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf
 from scipy import optimize
 
 from fedmtl.privacy.accounting import pld
+from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.pld import LossLaw, LossPair
 from tests.helpers import delta_at
 
@@ -111,6 +114,32 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
         assert delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
         exact = np.maximum(q - math.exp(eps) * mixed, 0).sum()
         assert delta_at(up, eps) == pytest.approx(exact, abs=1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.01])
+@pytest.mark.parametrize("multiplier", [1.0, 1e3, 1e8, 1e10, 1e100])
+def test_sampled_laplace_noise_of_any_size_has_its_closed_form(multiplier: float, rate: float) -> None:
+    """H_a(P, Q) = 1 - sqrt(a exp(-1 / z)) of one release; sampling makes it q H_a' with a' = 1 + (a - 1) / q."""
+    delta = rate / (8 * multiplier)
+    exact = math.log1p(rate * math.expm1(1 / multiplier + 2 * math.log1p(-delta / rate)))
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(multiplier))
+    value = epsilon(event, 1, delta, accountant="pld")
+    assert exact <= value <= 1.03 * exact
+    assert epsilon(event, 1000, 1e-5, accountant="pld") <= 1000 * rate * math.expm1(1 / multiplier) * 1.001
+
+
+@pytest.mark.parametrize("multiplier", [1e8, 1e10, 1e100])
+def test_sampled_l2_laplace_noise_of_any_size_has_its_limit(multiplier: float) -> None:
+    """Its losses fall as 1 / z, and so does the epsilon at a delta that falls as 1 / z."""
+
+    def scaled(z: float) -> float:
+        event = dp_event.PoissonSampledDpEvent(0.5, KNormDpEvent(1 / z, 40))
+        return z * epsilon(event, 1, 0.01 / z, accountant="pld")
+
+    event = dp_event.PoissonSampledDpEvent(0.5, KNormDpEvent(1 / multiplier, 40))
+    assert epsilon(event, 1000, 1e-5, accountant="pld") <= 500 / multiplier * 1.001
+    if multiplier < 1e20:  # else delta is below the mass that is counted at infinity
+        assert 0.05 < scaled(multiplier) == pytest.approx(scaled(1e4), rel=1e-2)
 
 
 def test_renyi_divergence_of_a_discrete_law() -> None:

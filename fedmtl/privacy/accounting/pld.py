@@ -23,6 +23,9 @@ from scipy import fft
 _CHERNOFF = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.5, 10.5, 14.0, 20.0])
 _ROUNDING = 1e-16
 _ALLOWED = 1e-5
+_CANCELLED = 1e-14  # relative error of the difference of two nearly equal probabilities, with room
+_STRAY = 1e-12  # mass that may be the rounding of a sum of masses
+_NEVER = 1e-25  # mass at infinity that leaves every delta as it is
 _LONG = 1 << 17  # from here on a filter is worth the half second that its import takes
 
 
@@ -68,7 +71,7 @@ def from_cells(
     """
     left = width * (first + np.arange(p.size))
     with np.errstate(over="ignore", invalid="ignore"):
-        upper = (p - np.exp(left) * q) / -math.expm1(-width)
+        upper = (p - np.exp(left) * q + _CANCELLED * p) / -math.expm1(-width)
     unknown = ~np.isfinite(upper)  # exp(left) q is beyond float64: all of it to the right, which is safe
     law = from_shares(width, first, p, np.where(unknown, p, upper))
     law.masses[0] += below
@@ -109,6 +112,12 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
 
     With P the law with the unit drawn and Q the law without it, sampling with probability q turns the pair (P, Q) into
     ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition (Zhu, Dong, Wang 2022, Theorem 11).
+
+    What Q alone has, where P has nothing, is at the loss log(1 - q) for a removal and -log(1 - q) for an addition. Under
+    much noise all other losses are tiny, and a grid of their width that reaches so far does not fit any memory. A mass
+    there that is rounding (or 0) goes to the lowest other loss, and to infinity: both are larger losses, and delta, the
+    mean of ``(1 - exp(epsilon - loss))_+``, grows with every loss, also with those of a sum. So it is an upper bound
+    still.
     """
     removal, addition = pair
     losses = removal.losses
@@ -116,11 +125,19 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     kept = removal.masses > 0
     without[kept] = np.exp(np.log(removal.masses[kept]) - losses[kept])
     only_without = max(0.0, 1.0 - float(without.sum()))
-    losses = np.append(_sampled_loss(losses, probability), math.log1p(-probability))
-    masses = np.append((1 - probability) * without + probability * removal.masses, (1 - probability) * only_without)
+    losses, masses = _sampled_loss(losses, probability), (1 - probability) * without + probability * removal.masses
+    if only_without > _STRAY:
+        losses, masses = (
+            np.append(losses, math.log1p(-probability)),
+            np.append(masses, (1 - probability) * only_without),
+        )
+    else:
+        masses[0] += (1 - probability) * only_without
     down = losses, masses, probability * removal.infinity
-    losses = np.append(-_sampled_loss(-addition.losses, probability), -math.log1p(-probability))
-    return down, (losses, np.append(addition.masses, addition.infinity), 0.0)
+    losses, masses = -_sampled_loss(-addition.losses, probability), addition.masses
+    if addition.infinity <= _NEVER:
+        return down, (losses, masses, addition.infinity)
+    return down, (np.append(losses, -math.log1p(-probability)), np.append(masses, addition.infinity), 0.0)
 
 
 def symmetric(law: LossLaw) -> LossLaw:
