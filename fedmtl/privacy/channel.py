@@ -150,6 +150,7 @@ class Channel:
         notes: tuple[str, ...] = (),
         replay: Recording | None = None,
         ranks: Ranks = ALONE,
+        order: Tensor | None = None,
     ) -> None:
         self.settings, self.account, self.sampler, self.law = settings, account, sampler, law
         self.releases, self.multipliers, self.rows = releases or {}, multipliers, rows or {}
@@ -169,11 +170,14 @@ class Channel:
         self._correlated: dict[str, CorrelatedNoise] = {}
         self._begun: dict[tuple[int, str, int], Future[np.ndarray]] = {}
         self._step: int | None = None
-        self._cohort = self._use = 0
+        self._use = 0
+        self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun, as releases name its clients
         self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
         self._lock = threading.Lock()
+        self._order = order
         if gradients is not None:
+            self._order = gradients.order
             self.draws: RecordDraws | None = RecordDraws(gradients, self.sources)
             norm, claim = LAWS[self.mechanism or "gaussian"].norm, gradients.published
             if claim is not None and claim.norm is not None:
@@ -181,7 +185,6 @@ class Channel:
             self.sums = RecordSums(gradients, bound=self.bound, norm=norm)
             ratio = gradients.dimension if self.sums.norm == "l1" else 1  # of the squares of this norm and the L2 norm
             self._clearly_within = self.bound**2 / ratio
-            self._order = gradients.order
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
             self._ahead: np.ndarray | None = None  # of it, by repetition, while repetitions are apart
@@ -291,7 +294,7 @@ class Channel:
         assert self.sampler is not None
         uses, caps = self.account.participations[0], self.account.caps
         if self.gradients is not None:  # accounts of clients, cohorts of ranks
-            order = self._order.numpy()
+            order = self.gradients.order.numpy()
             uses, caps = uses[order], None if caps is None else caps[order]
         ranks = self.sampler.draw(step, self.source.coins("cohort", step), torch.from_numpy(uses))
         if self.gradients is None or caps is None:
@@ -300,7 +303,7 @@ class Channel:
 
     def _members(self, ranks: Tensor) -> Tensor:
         """Return whose accounts a cohort of ``ranks`` is charged to."""
-        return ranks if self.gradients is None else self._order[ranks]
+        return ranks if self.gradients is None else self.gradients.order[ranks]
 
     def begin(self, step: int, members: Tensor) -> None:
         """Charge a round, or a block of activations; on return the charge is on the disk.
@@ -322,7 +325,8 @@ class Channel:
         drawn = torch.sort(members.cpu()).values
         clients = self._members(drawn)
         self._use = self.ranks.share(lambda: self._charge(step, drawn, clients))
-        self._step, self._cohort, self._released = step, members.numel(), set()
+        self._step, self._released = step, set()
+        self._cohort = drawn if self._order is None else self._order[drawn]
         for name, norm in self._norms.items():
             self.releases[name] = self.releases[name].clipped_at(norm)
         self.local = None if self.gradients is None else LocalSteps(self, step, clients)
@@ -361,7 +365,8 @@ class Channel:
                 R > 1 repetitions; or the sum that they were added to, of :meth:`total`. A row with a NaN or infinity
                 counts as zero and the denominator stays; an empty cohort still releases noise. Or gradients of records,
                 see :mod:`.sums`.
-            clients: (k,) whose the rows are, each client once; of one local step, whose gradients they are.
+            clients: (k,) int64, positions of the clients that the rows are of, each in the cohort, and once over all
+                ranks; of one local step, those that the gradients are of.
             count: of gradients of clients that act one at a time: so many activations at once, where they do not wait
                 for one another's releases.
 
@@ -373,8 +378,8 @@ class Channel:
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, nothing that has begun, rows
-                of the wrong shape, or more rows than clients drawn; a sum with other limits than that of :meth:`total`;
-                a mean beyond the bound of the domain.
+                of the wrong shape, or of clients that were not drawn; a sum of other rows, or with other limits than
+                that of :meth:`total`; a mean beyond the bound of the domain.
             BudgetExhausted: a warm start that an earlier session of secure mode was charged for.
         """
         if not isinstance(message, (Tensor, RowTotal)) and name != (
@@ -448,6 +453,8 @@ class Channel:
                 f"Release {name!r} got a sum of other rows, or with another clip, than Channel.total makes."
             )
         step = self._checked_step(name, total, clients)
+        if total.clients != sorted(clients.tolist()):
+            raise PrivacyError(f"Release {name!r} got a sum of rows of other clients than it names.")
         self._released.add(name)
         whole = self.ranks.sum(total.sum())
         value = self.ranks.share(lambda: self._noised_sum(name, whole, step))
@@ -637,10 +644,15 @@ class Channel:
         count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
-        if clients.shape != (count,) or torch.unique(clients).numel() != clients.numel():
+        named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
+        if clients.shape != (count,) or torch.unique(named).numel() != named.numel():
             raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
-        if count > self._cohort:
-            raise PrivacyError(f"Release {name!r} got {count} rows, but {self._cohort} clients were drawn.")
+        others = named[~torch.isin(named, self._cohort)]
+        if len(others):
+            raise PrivacyError(
+                f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for step {self._step}; the "
+                f"accounting holds for the cohort that was drawn."
+            )
         return self._step
 
     def _check_declared(self, name: str) -> None:

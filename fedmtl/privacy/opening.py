@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .._check import positive_int
 from .._rounding import rounded_up
@@ -53,6 +54,7 @@ class _Run:
     notes: tuple[str, ...]
     ranks: Ranks
     several: bool = False  # repetitions of a run, of which these may be one
+    order: Tensor | None = None
     known: dict[str, Any] | None = None
 
     @property
@@ -93,7 +95,7 @@ class _Run:
             "sampler": self.sampler,
             "schedule": self.schedule,
         }
-        kept |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks}
+        kept |= {"notes": self.notes, "replay": self.replay, "ranks": self.ranks, "order": self.order}
         kept["ledger_name"] = "none" if account.ledger is None else self.ledger_name
         return Channel(settings, account, self.sources, **(kept | options))
 
@@ -114,6 +116,7 @@ def open_channel(
     notes: tuple[str, ...] = (),
     replicates: int | Sequence[int] = 1,
     ranks: Ranks = ALONE,
+    order: Tensor | None = None,
 ) -> Channel:
     """Calibrate the noise, open the ledger and return the channel of one run, or of R repetitions of it.
 
@@ -141,6 +144,8 @@ def open_channel(
             everybody takes part in every step. An epsilon is that of one of them. In place of R the numbers of those
             that are computed here, of a run whose others are computed elsewhere.
         ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
+        order: int64 (n,), the client at each rank of the sampler, in rounds without a :class:`GradientPlan`, which has
+            it too; None: its position.
 
     Raises:
         ConfigError: a budget that cannot be met, or repetitions of a private, kept or sampled run.
@@ -182,6 +187,7 @@ def open_channel(
         notes,
         ranks,
         repeated,
+        order,
     )
     if sampler is not None:
         _check_rows(rows, steps)

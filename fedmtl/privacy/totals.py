@@ -67,6 +67,11 @@ class RowTotal:
             raise PrivacyError(f"Release {self.name!r}: a client's row was added twice; each client sends one.")
 
     @property
+    def clients(self) -> list[int]:
+        """Return the clients of the rows that have been added, sorted."""
+        return sorted(client for part in self._clients for client in part.tolist())
+
+    @property
     def count(self) -> int:
         """Return how many rows have been added."""
         return sum(map(len, self._clients))

@@ -255,5 +255,5 @@ def open_run(
     sampler = schedule.bind(problem.clients)
     order, ranks = client_ranks(problem.data)
     plans = releases_of(algorithm, problem, sampler)
-    channel = open_channel(privacy, plans, sampler, steps=problem.rounds, **options)
+    channel = open_channel(privacy, plans, sampler, steps=problem.rounds, order=order, **options)
     return channel, Rounds(channel, problem.rounds, every, order, ranks)

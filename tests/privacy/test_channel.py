@@ -6,6 +6,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,14 +111,33 @@ def test_misuse_is_refused() -> None:
         channel.release("other", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(k, 5), ranks[[0] * k])
-    with pytest.raises(PrivacyError, match="clients were drawn"):
-        channel.release("update", torch.ones(k + 1, 5), torch.arange(k + 1))
     channel.release("update", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="already"):
         channel.release("update", torch.ones(k, 5), ranks)
     channel.draw(0)
     with pytest.raises(PrivacyError, match="begun already"):
         channel.begin(0, ranks)
+
+
+@pytest.mark.parametrize("privacy", [NOISED, None])
+def test_a_release_takes_rows_of_clients_that_were_drawn_and_of_no_others(privacy) -> None:
+    order = torch.arange(40).flip(0)  # of clients by rank, which is how cohorts are drawn
+    channel = door(privacy, order=order)
+    members = order[begin(channel)]
+    other = next(k for k in range(40) if k not in members.tolist())
+    for clients in (torch.tensor([other]), torch.cat([members[1:], torch.tensor([other])]), torch.tensor([-1])):
+        with pytest.raises(PrivacyError, match=f"of client {int(clients[-1])}, who was not drawn for step 0"):
+            channel.release("update", torch.ones(len(clients), 5), clients)
+    channel.release("update", torch.ones(len(members) - 1, 5), members[1:])
+
+
+def test_a_client_sends_one_row_over_all_ranks() -> None:
+    channel = door(NOISED)
+    members = begin(channel)
+    one, other = members[:2], members[1:3]
+    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [one, other])  # type: ignore[assignment]
+    with pytest.raises(PrivacyError, match="each client once"):
+        channel.release("update", torch.ones(2, 5), one)
 
 
 def test_plans_are_checked() -> None:

@@ -77,6 +77,12 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     other.has(cohort)
     with pytest.raises(PrivacyError, match="of step 1"):
         channel.release("update", other, cohort)
+    absent = next(client for client in range(9) if client not in cohort.tolist())
+    mixed = channel.total("update")
+    assert mixed is not None
+    mixed.has(torch.cat([cohort[1:], torch.tensor([absent])]))
+    with pytest.raises(PrivacyError, match="rows of other clients"):
+        channel.release("update", mixed, cohort)
     channel.release("update", total, cohort)
     with pytest.raises(PrivacyError, match="happened already"):
         channel.release("update", total, cohort)

@@ -113,11 +113,10 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     With P the law with the unit drawn and Q the law without it, sampling with probability q turns the pair (P, Q) into
     ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition (Zhu, Dong, Wang 2022, Theorem 11).
 
-    What Q alone has, where P has nothing, is at the loss log(1 - q) for a removal and -log(1 - q) for an addition. Under
-    much noise all other losses are tiny, and a grid of their width that reaches so far does not fit any memory. A mass
-    there that is rounding (or 0) goes to the lowest other loss, and to infinity: both are larger losses, and delta, the
-    mean of ``(1 - exp(epsilon - loss))_+``, grows with every loss, also with those of a sum. So it is an upper bound
-    still.
+    What Q has and P has not is at the loss log(1 - q) for a removal and -log(1 - q) for an addition. Under much noise
+    all other losses are tiny, and a grid of their width that reaches so far does not fit any memory. A mass there that
+    is rounding (or 0) goes to the lowest other loss, and to infinity: both are larger losses, and delta, the mean of
+    ``(1 - exp(epsilon - loss))_+``, grows with every loss, also with those of a sum. It is an upper bound still.
     """
     removal, addition = pair
     losses = removal.losses
