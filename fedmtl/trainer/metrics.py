@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -373,11 +374,15 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("nmse", _nmse_of_client, False, ("number",), "mean squared error over the variance of the targets"),
     )
 }
-_TAKEN = (  # other columns of the history and of result.json
-    *("round", "time", "epsilon", "budget", "repetition", "spread", "median", "worst_tenth", "objective", "psi"),
-    *("distance", "metric", "metrics", "algorithm", "stopped", "clients", "seed", "rounds", "data", "pooled_nmse"),
-    *("better", "equal", "worse", "delta", "unit", "client", "personal", "global", "chosen"),
+_TAKEN = frozenset(  # other columns of the history, of result.json and of the tables
+    """accountant algorithm as_local baselines better budget by_client chosen claimed client clients clip_norm clipping
+    configuration data delta distance epsilon equal finetune finetuned_from global guarantee headline ledger ledger_head
+    ledger_lines local mechanism median metric metrics names noise_multiplier noise_std numerics objective observer
+    outside personal pooled_nmse psi records refuted relation releases remaining_charged repetition round rounds run
+    sampler scored_clients seed server server_lr source spread step stopped test_examples time train_examples unit worse
+    worst_tenth""".split()
 )
+_DERIVED = re.compile(r"(better|diverged|global|planned|trained|weighted|worse)_.*|.*_p\d+")
 
 
 def kind_of(spec: DataSpec) -> Kind:
@@ -421,7 +426,7 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
                 f"metrics has {one!r}; give a name ({', '.join(REGISTRY)}), or a function with a name of its own "
                 "(def) that takes outputs and targets and returns a number."
             )
-        if name in REGISTRY or name in _TAKEN:
+        if name in REGISTRY or name in _TAKEN or _DERIVED.fullmatch(name):
             raise ConfigError(f"metrics has a function named {name!r}, a name that is taken; give it another.")
         names.append(name)
     for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fedmtl import Execution, models
+from fedmtl import Execution, FedAvg, Finetune, models
 from fedmtl.data import DataSpec, Examples, FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.stacked import Layout
@@ -36,6 +37,8 @@ from fedmtl.trainer.metrics import (
 )
 from fedmtl.trainer.problem import build_problem
 from fedmtl.trainer.replicates import columns_of
+
+from .settings import SOLVER, quick_figures, trainer
 
 OFFSETS = torch.tensor([0, 5, 6, 18, 25])
 
@@ -346,16 +349,28 @@ def test_what_is_no_metric_is_refused(metrics, said):
         resolve_metrics(metrics, spec_of(3))
 
 
-def test_a_name_that_is_taken_is_refused():
-    def spread(outputs, targets):
-        return 1.0
+def columns_of_a_run(folder):
+    """The names that the history and the files of a run with a baseline and finetuning have."""
+    settings = {"algorithm": FedAvg(local=SOLVER), "baselines": ("local",), "finetune": Finetune(local=SOLVER)}
+    result = trainer(folder=folder, rounds=2, **settings).fit()
+    names = set().union(*result.history, result.final, json.loads((folder / "private/result.json").read_text()))
+    for path in folder.rglob("*.csv"):
+        names |= set(path.read_text().splitlines()[0].split(","))
+    return {name for name in names if name.isidentifier()} - set(REGISTRY)
 
-    def median(outputs, targets):
-        return 1.0
 
-    for one in (spread, median):
-        with pytest.raises(ConfigError, match="a name that is taken"):
-            resolve_metrics([one], spec_of(3))
+def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
+    quick_figures(monkeypatch)
+    names = columns_of_a_run(tmp_path / "run")
+    assert {"spread", "weighted_accuracy", "trained_loss", "global_worst_tenth", "names", "ledger"} <= names
+    for name in [*names, "median", "loss_p5", "diverged_clients", "diverged_trainings", "weighted_mse"]:
+
+        def own(outputs, targets):
+            return 1.0
+
+        own.__name__ = name
+        with pytest.raises(ConfigError, match=f"{name!r}, a name that is taken"):
+            resolve_metrics([own], spec_of(3))
 
 
 @pytest.mark.parametrize("returned", [torch.ones(3), np.ones((2, 2)), "0.5", None])
