@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from .._check import id_of
 from ..errors import ConfigError, DataError
 
 T = TypeVar("T")
+logger = logging.getLogger("fedmtl")
 _CHUNK_BYTES = 1 << 26
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -83,6 +85,12 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
             f"{where}: field 'x' has {x.shape[0]} examples and field 'y' has {y.shape[0]}; "
             "they must have the same number."
         )
+
+
+def say_left_out(count: int, where: str, why: str) -> None:
+    """Log how many clients are left out, if any are."""
+    if count:
+        logger.warning("%s: clients left out: %s, with %s", where, f"{count:,}", why)
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:

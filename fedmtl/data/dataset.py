@@ -313,6 +313,8 @@ class FederatedDataset:
         kept = [one for one in train if len(train[one][1]) + (len(held[one][1]) if one in held else 0) >= min_examples]
         if not kept:
             raise DataError(f"{name}: no client has {min_examples} or more examples (min_examples).")
+        checks.say_left_out(len(train) - len(kept), name, f"fewer than {min_examples} examples (min_examples)")
+        checks.say_left_out(len(held.keys() - train.keys()), f"{name} (test)", "test examples only")
         first = train[kept[0]][0]
         if transform is None and first.dtype == torch.uint8 and first.ndim == 4:
             transform = Affine(scale=1 / 255)

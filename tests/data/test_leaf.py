@@ -162,10 +162,6 @@ BAD = {
         with_client({"x": XS[:3], "y": [0, 1, 2, 0]}),
         r"client 'a': field 'x' has 3 examples and field 'y' has 4; they must have the same number",
     ),
-    "empty client": (
-        with_client({"x": [], "y": []}, 0),
-        r"client 'a' has no examples; every client needs at least",
-    ),
     "nan": (
         with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
         r"client 'a', example 3, field 'x' holds nan; every value must be a finite number",
@@ -239,12 +235,17 @@ def test_a_client_in_two_parts_is_refused(tmp_path):
         read_leaf(tmp_path)
 
 
-def test_clients_without_one_side_of_leafs_split_are_named(tmp_path):
+@pytest.mark.parametrize("empty", [False, True])
+def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_path, caplog, empty):
     users = some_users()
-    put(tmp_path / "train" / "d.json", leaf({k: users[k] for k in "ab"}))
+    there = {k: users[k] for k in "ab"}
+    put(tmp_path / "train" / "d.json", leaf(there | {"c": ([], [])} if empty else there))
     put(tmp_path / "test" / "d.json", leaf(users))
-    with pytest.raises(DataError, match="client 'c' has no training examples"):
-        read_leaf(tmp_path)
+    assert read_leaf(tmp_path).ids == ("a", "b")
+    assert caplog.messages == [
+        f"{tmp_path}: clients left out: 1, with test examples only (test_fraction=0.2 divides theirs anew)"
+    ]
+    assert read_leaf(tmp_path, test_fraction=0.2).ids == ("a", "b", "c")
     put(tmp_path / "train" / "d.json", leaf(users))
     put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
     assert (read_leaf(tmp_path).test.counts > 0).tolist() == [True, False, True]
@@ -352,3 +353,19 @@ def test_femnist_refuses_other_images(tmp_path, change, message):
         read_femnist(path, test_fraction=0)
     with pytest.raises(DataError, match="no client has 99 or more examples"):
         read_femnist(put(tmp_path / "good.json", leaf(femnist_users())), min_examples=99)
+
+
+def test_one_writer_does_not_refuse_a_whole_folder(tmp_path, caplog):
+    users = femnist_users()
+    first, *rest = users
+    (x, y), both = users[first], {name: users[name] for name in rest}
+    train = both | {first: ([], []), "once": (x[:1], y[:1])}
+    put(tmp_path / "train" / "d.json", leaf(train))
+    put(tmp_path / "test" / "d.json", leaf(both | {first: (x, y), "once": ([], [])}))
+    assert read_femnist(tmp_path, test_fraction=None).ids == tuple(rest)
+    assert [text.removeprefix(f"{tmp_path}: ") for text in caplog.messages] == [
+        "clients left out: 1, with fewer than 2 examples (min_examples)",
+        "clients left out: 1, with test examples only (test_fraction=0.2 divides theirs anew)",
+    ]
+    assert set(read_femnist(tmp_path, test_fraction=None, clients=len(rest)).ids) == set(rest)
+    assert set(read_femnist(tmp_path).ids) == {first, *rest}

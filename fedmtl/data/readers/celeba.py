@@ -87,7 +87,9 @@ def read_celeba(
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
     if clients is not None:  # the others' images need not be decoded
-        kept = chosen(merged(*sides, str(root)), str(root), min_examples=min_examples, clients=clients, seed=seed)
+        pooled = merged(*sides, str(root))
+        trained = sides[0] if sides[1] and test_fraction is None else pooled
+        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed, trained=trained)
         sides = [{client: side[client] for client in kept if client in side} for side in sides]
     names = sorted({str(name) for side in sides for x, _ in side.values() for name in x})
     place = {name: number for number, name in enumerate(names)}

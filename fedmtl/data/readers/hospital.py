@@ -16,6 +16,7 @@ import torch
 from ..._check import one_of, positive
 from ...errors import ConfigError, DataError
 from ...random import derive_key, keyed_bits
+from ..checks import say_left_out
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
@@ -139,11 +140,12 @@ def _signs(rows: Table, column: str) -> np.ndarray:
 
 def _hospitals(values: np.ndarray, public: np.ndarray, least: int, file: Path) -> dict[str, np.ndarray]:
     """Return the private row numbers of each hospital with at least ``least`` of them."""
-    parts = {}
-    for value in np.unique(values):
+    parts, hospitals = {}, np.unique(values)
+    for value in hospitals:
         rows = np.flatnonzero((values == value) & ~public)
         if len(rows) >= least:
             parts[f"hospital-{value:.7g}"] = rows
     if not parts:
         raise DataError(f"{file}: no hospital has {least} or more private stays (min_examples).")
+    say_left_out(len(hospitals) - len(parts), str(file), f"fewer than {least} private stays (min_examples)")
     return parts

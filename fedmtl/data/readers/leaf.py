@@ -167,7 +167,9 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
         seen.add(client)
         if client not in data:
             raise DataError(f"{where} of field 'users' is missing in 'user_data'; every client needs its x and y.")
-        yield client, _read_client(data.pop(client), count, where, store)
+        x, y = _read_client(data.pop(client), count, where)
+        if y:
+            yield client, store(x, y, where)
     if data:
         raise DataError(
             f"{part}: client {next(iter(data))!r} of field 'user_data' is not in field 'users'; "
@@ -175,7 +177,7 @@ def _read_part(part: str, read: Callable[[], bytes], store: Store[Stored]) -> It
         )
 
 
-def _read_client(entry: Any, count: Any, where: str, store: Store[Stored]) -> Stored:
+def _read_client(entry: Any, count: Any, where: str) -> tuple[list[Any], list[Any]]:
     for key in ("x", "y"):
         if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
             raise DataError(f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example.")
@@ -188,9 +190,7 @@ def _read_client(entry: Any, count: Any, where: str, store: Store[Stored]) -> St
         raise DataError(
             f"{where}: field 'num_samples' says {count!r} examples and 'user_data' holds {len(y)}; they must agree."
         )
-    if not y:
-        raise DataError(f"{where} has no examples; every client needs at least 1.")
-    return store(x, y, where)
+    return x, y
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:

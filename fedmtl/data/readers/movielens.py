@@ -20,7 +20,7 @@ from ..._check import given, positive, positive_int
 from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_bits
-from ..checks import check_fraction
+from ..checks import check_fraction, say_left_out
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import data_of, reader
@@ -235,6 +235,7 @@ class _Users:
         users, counts = np.unique(ratings.user[rows], return_counts=True)
         if not (counts >= least).any():
             raise DataError(f"{ratings.file}: no user has {least} or more ratings (min_examples).")
+        say_left_out(int((counts < least).sum()), str(ratings.file), f"fewer than {least} ratings (min_examples)")
         rows = rows[np.isin(ratings.user[rows], users[counts >= least])]
         rows = rows[np.lexsort((item[rows], ratings.user[rows]))]
         offsets = np.concatenate([[0], np.cumsum(counts[counts >= least])]).astype(np.int64)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._check import one_of, positive_int
 from ...errors import DataError
-from ..checks import check_fraction
+from ..checks import check_fraction, say_left_out
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
@@ -81,9 +81,11 @@ def read_school(
     positive_int("read_school", min_examples=min_examples)
     check_fraction(test_fraction)
     file = Path(root) / FILE if Path(root).is_dir() else Path(root)
-    clients = {name: pair for name, pair in _schools(file).items() if len(pair[1]) >= min_examples}
+    schools = _schools(file)
+    clients = {name: pair for name, pair in schools.items() if len(pair[1]) >= min_examples}
     if not clients:
         raise DataError(f"{file}: no school has {min_examples} or more pupils (min_examples).")
+    say_left_out(len(schools) - len(clients), str(file), f"fewer than {min_examples} pupils (min_examples)")
     if targets != "score":
         low, high = SCORES
         clients = {name: (x, (y - low) / (high - low)) for name, (x, y) in clients.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from ..._check import given, positive_int
 from ...errors import ConfigError, DataError
 from ...random import derive_key, keyed_bits
-from ..checks import check_fraction
+from ..checks import check_fraction, say_left_out
 from ..dataset import Classes, FederatedDataset
 from ..examples import Domain
 from ..split import client_keys
@@ -41,7 +41,8 @@ def dataset_of(
 
     Args:
         train: each client's examples, or those for training where ``test`` has any.
-        test: the source's own test examples; empty where it has none.
+        test: the source's own test examples; empty where it has none. Where its split is used, clients of this part
+            only are left out.
         where: names the source in messages.
         name, classes, transform, domain: as in :class:`FederatedDataset`.
         test_fraction: share of each client's examples held out for test, train and test pooled; None keeps the source's
@@ -56,13 +57,11 @@ def dataset_of(
     """
     check_choice(where, test_fraction, min_examples, clients)
     pooled = merged(train, test, where)
-    kept = chosen(pooled, where, min_examples=min_examples, clients=clients, seed=seed)
     given = bool(test) and test_fraction is None
-    for client in kept if given else ():
-        if client not in train:
-            raise DataError(f"{where}: client {client!r} has no training examples; every client needs at least 1.")
+    trained = train if given else pooled
+    kept = chosen(pooled, where, min_examples=min_examples, clients=clients, seed=seed, trained=trained)
     return FederatedDataset.from_tensors(
-        {client: (train if given else pooled)[client] for client in kept},
+        {client: trained[client] for client in kept},
         test={client: test[client] for client in kept if client in test} if given else None,
         test_fraction=0.2 if test_fraction is None else test_fraction,
         seed=seed,
@@ -80,17 +79,22 @@ def check_choice(where: str, test_fraction: float | None, min_examples: int, cli
         check_fraction(test_fraction)
 
 
-def chosen(pooled: Clients, where: str, *, min_examples: int, clients: int | None, seed: int) -> list[str]:
-    """Return the clients with ``min_examples`` or more, and of these ``clients`` by the smallest draw keyed by
-    (seed, id).
+def chosen(
+    pooled: Clients, where: str, *, min_examples: int, clients: int | None, seed: int, trained: Container[str]
+) -> list[str]:
+    """Return the clients with ``min_examples`` or more of which some are for training, those in ``trained``, and of
+    these ``clients`` by the smallest draw keyed by (seed, id). A line says how many others there are.
 
     Raises:
         DataError: none has so many.
         ConfigError: fewer than ``clients`` have.
     """
-    ids = [client for client, (_, y) in pooled.items() if len(y) >= min_examples]
+    large = [client for client, (_, y) in pooled.items() if len(y) >= min_examples]
+    ids = [client for client in large if client in trained]
     if not ids:
         raise DataError(f"{where}: no client has {min_examples} or more examples (min_examples).")
+    say_left_out(len(pooled) - len(large), where, f"fewer than {min_examples} examples (min_examples)")
+    say_left_out(len(large) - len(ids), where, "test examples only (test_fraction=0.2 divides theirs anew)")
     if clients is None:
         return ids
     if clients > len(ids):

@@ -82,7 +82,8 @@ def read_stackoverflow(
         for side in sides:
             for client, (_, y) in side.items():
                 pooled[client] = None, np.zeros(len(y) + len(pooled.get(client, ((), ()))[1]))
-        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed)
+        trained = sides[0] if sides[1] and test_fraction is None else pooled
+        kept = chosen(pooled, str(root), min_examples=min_examples, clients=clients, seed=seed, trained=trained)
         sides = [{client: side[client] for client in kept if client in side} for side in sides]
     folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))

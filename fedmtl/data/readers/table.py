@@ -12,7 +12,7 @@ import torch
 
 from ..._check import positive_int
 from ...errors import ConfigError, DataError
-from ..checks import check_fraction
+from ..checks import check_fraction, say_left_out
 from ..dataset import Classes, FederatedDataset
 from ..loaders import reader
 from ..rows import offsets_of
@@ -97,6 +97,7 @@ def read_table(
     large_enough = counts >= min_examples
     if not large_enough.any():
         raise DataError(f"{file}: no client has {min_examples} or more examples (min_examples).")
+    say_left_out(int((~large_enough).sum()), str(file), f"fewer than {min_examples} examples (min_examples)")
     order = np.argsort(number, kind="stable")
     order = order[large_enough[number[order]]]
     parts = [
