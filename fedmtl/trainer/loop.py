@@ -211,12 +211,19 @@ class Loop:
         problem, algorithm, metrics = self.problem, self.trainer.algorithm, self.trainer.further_metrics
         panel, model = self.panel, algorithm.shared(state)
         shared = None if model is None else evaluate_shared(panel.problem, model, metrics=metrics)
-        personal = shared if not state.private.fields else None
+        personal = shared if self._is_everyones(model, state) else None
         personal = personal or evaluate_personal(problem, algorithm, state, metrics=metrics, clients=panel.clients)
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private, at_all=True))
         row = problem.ranks.share(lambda: self._row(state, personal, shared, model))
         return Measured([row], personal, shared)
+
+    def _is_everyones(self, model: Tensor | None, state: State) -> bool:
+        """Return whether the personal models are the shared one, as a view of it, so that it is scored once."""
+        if model is None or state.private.fields:
+            return False
+        rows = self.trainer.algorithm.personalize(self.problem, state, self.panel.clients[:2])
+        return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))
 
     def _row(self, state: State, personal: Metrics, shared: Metrics | None, model: Tensor | None) -> dict[str, Any]:
         problem, algorithm = self.problem, self.trainer.algorithm
@@ -288,7 +295,7 @@ class Loop:
         """Return the personal models (n, D), and their parts by name; only the models (k, D) of clients that were
         drawn for evaluation."""
         problem, algorithm, panel = self.problem, self.trainer.algorithm, self.panel
-        if not state.private.fields and algorithm.shared(state) is not None:  # one row for all, as a view of it
+        if self._is_everyones(algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, panel.clients)
         else:
             personal = problem.spread(lambda own: algorithm.personalize(problem, state, own), panel.clients)

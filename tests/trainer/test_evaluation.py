@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 
 import fedmtl.trainer.evaluation as evaluation
-from fedmtl import PMTL, Execution, LocalSGD, models
+import fedmtl.trainer.loop as loop
+from fedmtl import PMTL, Execution, FedAvg, LocalSGD, models
 from fedmtl.stacked import Layout
 from fedmtl.trainer.evaluation import evaluate_personal, evaluate_rows, evaluate_shared, summarize
 from fedmtl.trainer.problem import build_problem
 from tests.helpers import ragged_classification, regression
+
+from .settings import DATA, SOLVER, trainer
 
 EXECUTIONS = {
     "stacked": Execution("stacked"),
@@ -107,3 +110,30 @@ def test_summary_against_numpy(n, metric):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-12, abs=1e-15)
+
+
+class Doubled(FedAvg):
+    """Clients use twice the shared model, and keep nothing of their own."""
+
+    def personal(self, problem, public, own, clients):
+        return 2 * super().personal(problem, public, own, clients)
+
+
+@pytest.mark.parametrize("evaluate", [None, 4])
+def test_the_models_that_are_returned_are_those_that_are_scored(evaluate):
+    result = trainer(algorithm=Doubled(local=SOLVER), rounds=2, evaluate_clients=evaluate).fit()
+    ids = result.evaluated or DATA.ids
+    for row, client in zip(result.personal, ids, strict=True):
+        assert torch.equal(row, 2 * result.shared)
+        loss, score = plain_loop(DATA, result.module, row, DATA.ids.index(client), "test")
+        assert result.by_client["loss"][client] == pytest.approx(loss)
+        assert result.personal_accuracy[client] == pytest.approx(score)
+    losses = list(result.by_client["loss"].values())
+    assert result.final["loss"] == pytest.approx(np.mean(losses))
+    assert result.by_client["loss"] != result.shared_by_client["loss"]
+
+
+def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
+    monkeypatch.setattr(loop, "evaluate_personal", None)
+    result = trainer(algorithm=FedAvg(local=SOLVER), rounds=1).fit()
+    assert result.by_client == result.shared_by_client

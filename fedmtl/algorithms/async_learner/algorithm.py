@@ -347,8 +347,8 @@ class AsyncLearner(Algorithm):
         return kappa * (copies + 1) / (2 * ticks)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the central model for everyone, (k, p)."""
-        return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1).clone()
+        """Return the central model for everyone, (k, p), a view of one row."""
+        return state.public["theta_l"][0].to(problem.initial).expand(len(clients), -1)
 
     def shared(self, state: State) -> Tensor | None:
         """Return theta_L, (p,) float64."""
