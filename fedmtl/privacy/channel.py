@@ -883,7 +883,7 @@ class Channel:
             self._check_bound(means)
             means *= window.divisors[start, :, None] * self._room
             return means[None]
-        if self._partial:
+        if self._partial or self.sums.long:
             return None
         places = window.places
         if places is None or not places.first <= start < places.first + len(places.widths):
@@ -1119,7 +1119,7 @@ class Channel:
         own = self.local.make(clients, message.step)
         sums: Tensor | None = None
         if self._replay is None or self.tap is not None:
-            sums = self.sums.of_chunks(message.chunks, len(clients))
+            sums = self.sums.of_chunks(message.chunks, clients)
             if self.tap is not None:
                 self.tap(round, f"{GRADIENT}/{message.step}", clients, sums)
         steps = zip(clients.tolist(), own.tolist(), strict=True)

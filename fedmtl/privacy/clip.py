@@ -281,12 +281,18 @@ def contributions(
 
 
 def clipped_segment_sums(
-    rows: Tensor, client: Tensor, count: int, clip: Clip | None, onto: Tensor | None = None
+    rows: Tensor,
+    client: Tensor,
+    count: int,
+    clip: Clip | None,
+    onto: Tensor | None = None,
+    width: Tensor | None = None,
 ) -> Tensor:
     """Return sums of clipped rows by client: per-example clipping of many clients' examples at once.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a client are
-    added in the order in which they come, whatever stands between them.
+    added in the order in which they come, whatever stands between them; with ``width`` the sums are exact, as those of
+    clients' rows, and their order does not matter.
 
     Args:
         rows: (N, D), any float dtype and device; N may be 0.
@@ -294,6 +300,7 @@ def clipped_segment_sums(
         count: k, number of clients.
         clip: the bound on one row, or None for no clipping.
         onto: what this returned of earlier rows, which these are added to one by one; may be overwritten.
+        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None sums in float64.
 
     Returns:
         (k, D) float64 on the device of ``rows`` (float32 on mps, which has no float64), zero for clients
@@ -312,14 +319,18 @@ def clipped_segment_sums(
     device = torch.device("cpu") if mps else rows.device
     totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=device) if onto is None else onto
     totals = totals.to(device, torch.float64)
+    grid = None if width is None else width.to(device)[:, None]
+    totals = totals if grid is None else totals.div_(grid)  # exact: the width is a power of two
     block = _block_rows(rows)
     for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)
-        clipped = wide * clip_factors(norms, clip)[:, None]
+        factors = clip_factors(norms, clip)[:, None]
+        clipped = wide * factors if grid is None else (wide * (factors / grid[chunk_clients])).trunc_()
         if totals.device.type == "cpu":
             totals.index_add_(0, chunk_clients, clipped)
         else:
             totals += _sums_in_order(clipped, chunk_clients, count)
+    totals = totals if grid is None else totals.mul_(grid)
     return totals.to(rows.device, torch.float32) if mps else totals
 
 

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .clip import CLIPS, MARGIN, Clip, clipped_segment_sums
+from .clip import CLIPS, MARGIN, Clip, clipped_segment_sums, sum_width
 from .gradients import GradientPlan
 from .noise.laws import Norm
 from .noise.sources import NoiseSource
 
 _LEAST_NORM = 1e-140
+_IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
 Activation = Callable[[int, Array, Array], Array]
 """(client, which (k,) of the activations that are released together, repetitions (k,)) -> an array of k entries; called
@@ -150,6 +151,9 @@ class RecordSums:
         self._limit = bound * (1 - MARGIN)
         self.clip: Clip | None = CLIPS[norm](bound) if math.isfinite(bound) else None
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
+        widths = [sum_width(bound, max(1, n)) if self.clip is not None else 1.0 for n in self.counts.tolist()]
+        self.widths = np.array(widths)  # of the grids on which sums over the records of each client are exact
+        self.long = self.clip is not None and int(self.counts.max(initial=0)) > _IN_FLOAT64
 
     def of_factors(self, client: int, factors: Array, drawn: Array | None = None) -> Array:
         """Sums of ``s_j x_j``, clipped: ``factors`` (k, n_i) -> (k, D) float64.
@@ -194,10 +198,7 @@ class RecordSums:
         total, row, place = np.empty((sum([times for _, times in turns]), self.dimension)), 0, 0
         for (_, times), (x, _, _) in zip(turns, prepared, strict=True):
             own = factors[place : (place := place + times * len(x))]
-            if times == 1:
-                own.dot(x, out=total[row])
-            else:
-                own.reshape(times, -1).dot(x, out=total[row : row + times])
+            total[row : row + times] = self._product(own.reshape(times, -1), x)
             row += times
         return total
 
@@ -215,8 +216,23 @@ class RecordSums:
             np.minimum(factors, high, out=factors)
         if drawn is not None:
             factors = factors * drawn
-        total: Array = factors.dot(x)  # of small matrices it costs less than matmul
-        return total
+        return self._product(factors, x)
+
+    def _product(self, factors: Array, x: Array) -> Array:
+        """Return the sums (k, D) of rows (n_i, D) times ``factors`` (k, n_i): up to 2**15 of them in float64, for which
+        the clip leaves room (see :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of sums of
+        so many."""
+        total: Array
+        if self.clip is None or len(x) <= _IN_FLOAT64:
+            total = factors.dot(x)  # of small matrices it costs less than matmul
+            return total
+        width, total = sum_width(self.clip.bound, len(x)), np.zeros((len(factors), x.shape[1]))
+        for first in range(0, len(x), _IN_FLOAT64):
+            part = slice(first, first + _IN_FLOAT64)
+            cells = x[part] / width
+            for row, own in zip(total, factors[:, part], strict=True):
+                row += np.trunc(own[:, None] * cells).sum(0)
+        return total * width
 
     def of_factors_together(self, factors: Array) -> Array | None:
         """Return clipped sums (n, k, D) of ``s_j x_j``, of factors s (n, k, m) of all clients' records, which are
@@ -247,18 +263,21 @@ class RecordSums:
         if drawn is not None:
             part = torch.from_numpy(drawn).reshape(-1)
             flat, place = flat[part.to(flat.device)], place[part]
-        sums = clipped_segment_sums(flat, place.to(flat.device), shape[0], self.clip)
+        width = None if self.clip is None else torch.from_numpy(self.widths[[client] * shape[0]])
+        sums = clipped_segment_sums(flat, place.to(flat.device), shape[0], self.clip, width=width)
         return sums.cpu().double().numpy()
 
-    def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: int) -> Tensor:
-        """Sums of chunks of gradients by the place of their client: (A, D) on the device of the gradients.
+    def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor) -> Tensor:
+        """Sums of chunks of gradients by the place of their client among ``clients`` (A,): (A, D) on the device of the
+        gradients.
 
         Raises:
             ConfigError: there is not even an empty chunk.
         """
         total: Tensor | None = None
+        width = None if self.clip is None else torch.from_numpy(self.widths)[clients]
         for rows, place in chunks:
-            total = clipped_segment_sums(rows, place, clients, self.clip, total)
+            total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
         if total is None:
             raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
         return total

@@ -753,7 +753,7 @@ _segment_sums, _factors, _rows_of = clip.clipped_segment_sums, RecordSums.of_fac
 _sums_of_all = RecordSums.of_all
 
 
-def _clip_of_the_mean(rows, place, count, bound, onto=None):
+def _clip_of_the_mean(rows, place, count, bound, onto=None, width=None):
     """Clips the sum of a client, not each record."""
     total = _segment_sums(rows, place, count, None)
     norms = total.norm(dim=1, keepdim=True)
@@ -784,7 +784,7 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     kept = _moving_but_for_b(trainer)
 
-    def make(rows, place, count, bound, onto=None):
+    def make(rows, place, count, bound, onto=None, width=None):
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
         return _segment_sums(rows.double() * factors[:, None], place, count, None, onto)
 
@@ -1693,7 +1693,7 @@ MUTANTS = [
         _set(
             sums,
             "clipped_segment_sums",
-            lambda rows, place, count, bound, onto: _segment_sums(rows, place, count, None, onto),
+            lambda rows, place, count, bound, onto=None, width=None: _segment_sums(rows, place, count, None, onto),
         ),
         SENSITIVITY,
         RECORDS,

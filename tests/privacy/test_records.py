@@ -25,7 +25,8 @@ from fedmtl.privacy import (
     WarmStartRelease,
     open_channel,
 )
-from fedmtl.privacy.sums import GradientChunks
+from fedmtl.privacy.clip import sum_width
+from fedmtl.privacy.sums import GradientChunks, RecordSums
 from fedmtl.random import id_key
 
 COUNTS = (10, 25, 40, 8, 100)
@@ -198,6 +199,43 @@ def test_one_record_moves_the_release_by_at_most_the_clip() -> None:
             moved.append(channel.local.release(torch.tensor([2]), 0, [(keep, torch.zeros(len(keep)).long())]))
         assert float((moved[1] - moved[0]).norm()) <= 0.5 / BATCH
         assert bool(torch.isfinite(moved[1]).all())
+
+
+def millions(large: float) -> np.ndarray:
+    """Values up to 1: without ``large`` the first 2^21 add up to less than 2^20, where a double has more digits for
+    the 10^6 small ones that follow."""
+    return np.concatenate([np.full(2**21 - 2, 0.5), [0.25, large], np.full(10**6, 2.0**-33 * 1.001)])
+
+
+def cells_of(values: np.ndarray, width: float) -> float:
+    return sum(np.trunc(values / width).astype(np.int64).tolist()) * width
+
+
+def test_one_record_of_three_million_moves_the_sum_of_a_client_by_at_most_the_clip() -> None:
+    with_record, without = (torch.from_numpy(millions(large))[:, None] for large in (1 - 2.0**-20, 0.0))
+    size = len(with_record)
+    plan = plan_of((size,), batch=None, dimension=1)
+    sums = RecordSums(plan, bound=1.0, norm="l2")
+    found = []
+    for rows in (with_record, without):
+        parts = rows.split(size // 3 + 1)
+        chunks = ((part, torch.zeros(len(part), dtype=torch.int64)) for part in parts)
+        found.append(sums.of_chunks(chunks, torch.tensor([0])).item())
+        assert sums.of_gradients(0, rows[None]).item() == found[-1]
+        assert found[-1] == cells_of(rows[:, 0].numpy(), sum_width(1.0, size))
+    assert 1 - 2.0**-19 < found[0] - found[1] <= 1.0
+
+
+def test_sums_of_millions_of_multiples_of_rows_are_exact() -> None:
+    values = millions(1 - 2.0**-20)
+    x = (torch.linspace(0.5, 1.0, len(values), dtype=torch.float64)[:, None],)
+    plan = replace(plan_of((len(values),), batch=None, dimension=1), x=x)
+    sums, width = RecordSums(plan, bound=1.0, norm="l2"), sum_width(1.0, len(values))
+    factors = values / x[0][:, 0].numpy()
+    rows = np.minimum(factors, (1 - 2.0**-20) / x[0][:, 0].numpy()) * (x[0][:, 0].numpy() / width)
+    expected = sum(np.trunc(rows).astype(np.int64).tolist()) * width
+    assert sums.of_factors(0, factors[None]).item() == expected
+    assert sums.of_all([(0, 2)], np.tile(factors, 2)).tolist() == [[expected], [expected]]
 
 
 def test_accounts_are_what_dp_accounting_says_of_each_client() -> None:

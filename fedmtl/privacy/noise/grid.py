@@ -57,7 +57,7 @@ def grid_width(clip_bound: float | Tensor, norm: Norm, dimension: int, scale: fl
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours move
     apart by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
     margin of ``2**-20`` times the bound that every clip leaves; the other half is for rounding in float64: of norms,
-    and of sums that are not exact (outer products, gradients of records) for up to 2**15 rows in any order.
+    and of sums that are not exact (outer products, multiples of rows of records) for up to 2**15 rows in any order.
 
     Args:
         clip_bound: C, the bound on one contribution, above 0; a number, or (k,) by row.
