@@ -374,13 +374,15 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("nmse", _nmse_of_client, False, ("number",), "mean squared error over the variance of the targets"),
     )
 }
-_TAKEN = frozenset(  # other columns of the history, of result.json and of the tables
-    """accountant algorithm as_local baselines better budget by_client chosen claimed client clients clip_norm clipping
-    configuration data delta distance epsilon equal finetune finetuned_from global guarantee headline ledger ledger_head
-    ledger_lines local mechanism median metric metrics names noise_multiplier noise_std numerics objective observer
-    outside personal pooled_nmse psi records refuted relation releases remaining_charged repetition round rounds run
-    sampler scored_clients seed server server_lr source spread step stopped test_examples time train_examples unit worse
-    worst_tenth""".split()
+_TAKEN = (  # other columns of the history, of result.json and of the tables
+    *("accountant", "algorithm", "as_local", "baselines", "better", "budget", "by_client", "chosen", "claimed"),
+    *("client", "clients", "clip_norm", "clipping", "configuration", "data", "delta", "distance", "epsilon"),
+    *("equal", "finetune", "finetuned_from", "global", "guarantee", "headline", "ledger", "ledger_head"),
+    *("ledger_lines", "local", "mechanism", "median", "metric", "metrics", "names", "noise_multiplier"),
+    *("noise_std", "numerics", "objective", "observer", "outside", "personal", "pooled_nmse", "psi", "records"),
+    *("refuted", "relation", "releases", "remaining_charged", "repetition", "round", "rounds", "run", "sampler"),
+    *("scored_clients", "seed", "server", "server_lr", "source", "spread", "step", "stopped", "test_examples"),
+    *("time", "train_examples", "unit", "worse", "worst_tenth"),
 )
 _DERIVED = re.compile(r"(better|diverged|global|planned|trained|weighted|worse)_.*|.*_p\d+")
 

@@ -327,7 +327,7 @@ class Trainer:
 
     def _without_release(self, baseline: Algorithm) -> dict[str, Any]:
         """What changes for a baseline that releases nothing: no model to stop by, and, where each client fits its
-        data once, no schedule and no privacy."""
+        data once, no schedule, no privacy and no budgets."""
         if not isinstance(baseline, LocalFit):
             return {"early_stopping": None, "finetune": None} if isinstance(baseline, Local) else {}
         return {
@@ -335,6 +335,7 @@ class Trainer:
             "finetune": None,
             "schedule": FullParticipation(),
             "privacy": None,
+            "epsilons": None,
             "rounds": 1,
             "eval_every": None,
         }

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedmtl import MPMTL, PMTL, PPDMTL, AsyncLearner, FullParticipation, Latencies, PoissonClocks, Trainer, models
+from fedmtl import (
+    MPMTL,
+    PMTL,
+    PPDMTL,
+    AsyncLearner,
+    FullParticipation,
+    Latencies,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
@@ -56,6 +67,29 @@ def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_reco
             return float(loss / len(y) + penalty)
 
         assert weights == pytest.approx(minimize(value, np.zeros(4), method="BFGS", tol=1e-9).x, abs=2e-5)
+
+
+def learner(**settings):
+    """A run of the asynchronous learner beside what every owner has alone."""
+    defaults = {
+        "algorithm": AsyncLearner(reg=0.1),
+        "data": load_synthetic_tasks(**SIZES, problem="regression"),
+        "model": models.linear_regression(),
+        "schedule": PoissonClocks(per_client=2),
+        "privacy": RecordPrivacy(clip_norm=1.0, epsilon=2.0),
+        "rounds": 6,
+        "dtype": "float64",
+        "baselines": ("local",),
+        "progress": False,
+    }
+    return Trainer(**defaults | settings).fit()
+
+
+def test_a_run_at_one_of_several_budgets_has_its_baseline(tmp_path):
+    result = learner(epsilons=[1.0], folder=tmp_path / "run")
+    assert 0.9 < result.epsilon <= 1.0
+    assert result.baselines["local"].epsilon == 0.0
+    assert (tmp_path / "run/private/result.json").exists()
 
 
 def test_who_has_which_baselines():
