@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
 from fedmtl._threads import Threads
@@ -75,7 +76,9 @@ from fedmtl.privacy.sums import ClientRows, RecordDraws, RecordSums
 from fedmtl.privacy.totals import RowTotal
 from fedmtl.schedules import UniformLatency
 from fedmtl.stacked import Layout, perceptron
+from fedmtl.trainer import folder
 from fedmtl.trainer.audit.suite import audit_trainer
+from fedmtl.trainer.loop import Loop
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
 
@@ -945,6 +948,30 @@ def _known_subset(self, client, uses, replicates):
         self.sources = kept
 
 
+def _subset_of_the_noise(self, client, uses, replicates):
+    """The records of a release are drawn with the coins of its noise."""
+    keys = self._keys[client].expand(len(uses))
+    _, tails = self.sources[0].tails("noise/gradient", torch.from_numpy(uses), FEATURES, keys)
+    return np.resize(2.0 * tails < self.rates[client], (self.counts[client], len(uses))[::-1])
+
+
+def _batch_of_the_noise(self, clients, address, widest):
+    coins = torch.ones(len(clients), widest, dtype=torch.float64)
+    _, tails = self.sources[0].tails("noise/gradient", address, 147, self._keys[clients])
+    coins[:, :147] = torch.from_numpy(2.0 * tails)[:, :widest]
+    return coins
+
+
+def _cohort_of_the_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """Everybody takes part where the coordinate of its number is far from zero in the noise of the round."""
+
+    def sample(self, step):
+        noise = np.abs(self.source.normal("noise/update", step, 147)[: self.sampler.n])
+        return torch.from_numpy(np.flatnonzero(noise > stats.norm.isf(self.sampler.probability / 2)))
+
+    patch.setattr(Channel, "_sample", sample)
+
+
 def _released_without_records(self, *at):
     """A client without records releases noise, and is charged."""
     return np.maximum(_present(self, *at), 1)
@@ -1305,6 +1332,59 @@ def _root_of(factor: float) -> _Patch:
     return _set(symmetric, "_weights", weights)
 
 
+# What is published beside releases
+
+
+def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    notes = Problem.notes.fget  # type: ignore[attr-defined]
+
+    def more(self):
+        return (*notes(self), f"features of these data, whose mean is {float(self.data.train.x.double().mean()):.3g}")
+
+    patch.setattr(Problem, "notes", property(more))
+
+
+def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The signal is the mean norm of the rows of the round, in place of the clip norm."""
+    release_rows, snr = Channel._release_rows, Channel.snr
+
+    def noting(self, name, rows, clients):
+        self.signal = float(rows.norm(dim=-1).mean()) if len(rows) else 0.0
+        return release_rows(self, name, rows, clients)
+
+    def measured(self):
+        found = snr(self)
+        return found if found is None else replace(found, clip_norm=getattr(self, "signal", found.clip_norm))
+
+    patch.setattr(Channel, "_release_rows", noting)
+    patch.setattr(Channel, "snr", measured)
+
+
+def _scale_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The file of the model says how large the features are that it takes."""
+    state_of = folder.model_state
+
+    def more(problem, row):
+        state, names = state_of(problem, row)
+        return state, names | {"scale": f"{float(problem.data.train.x.abs().mean()):.4g}"}
+
+    patch.setattr(folder, "model_state", more)
+
+
+def _ends_by_the_rows(self, step):
+    """A run ends, charged as a whole, after a round where the features are small."""
+    return step > 0 and float(self.problem.data.train.x.double().mean()) < -0.3
+
+
+def _sum_on_the_grid(self, name, total, step):
+    """What is kept of a release for the public file is the sum without its noise."""
+    bare = total / self.denominator
+    value = _noised_sum(self, name, total, step)
+    if name in self.on_grid:
+        self.on_grid[name] = replace(self.on_grid[name], value=bare)
+    return value
+
+
 # The algorithm
 
 
@@ -1588,8 +1668,9 @@ NO_OP = [
 ]
 
 NOISE, FRESH, SENSITIVITY, CANARY = ("noise law",), ("freshness",), ("sensitivity",), ("canary",)
-EXACT = ("exact sum",)
+EXACT, BESIDE = ("exact sum",), ("sampler: noise",)
 SAMPLER, CHARGES, TRANSCRIPT, GRID = ("sampler",), ("charges",), ("transcript",), ("grid",)
+PUBLISHED = ("transcript: published files",)
 RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
 INDEPENDENCE, BUDGET, LEDGER, CAP = ("independence",), ("charges: budget",), ("charges: steps",), ("charges: cap",)
 BANDS = ("bands", "bands, secure")
@@ -1806,6 +1887,9 @@ MUTANTS = [
     Mutant("all records, charged as a subset", _set(*_LATER_SUBSETS, _everybody), SAMPLER, CLOCK, _SUBSETS),
     Mutant("one subset for all uses", _set(*_LATER_SUBSETS, _one_subset), SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subsets of a fixed size", _set(*_LATER_SUBSETS, _fixed_subsets), SAMPLER, CLOCK, _SUBSAMPLED),
+    Mutant("subset of the noise", _set(*_LATER_SUBSETS, _subset_of_the_noise), BESIDE, CLOCK, _SUBSETS),
+    Mutant("subset of the noise", _set(RecordDraws, "_coins", _batch_of_the_noise), BESIDE, RECORDS),
+    Mutant("cohort of the noise", _cohort_of_the_noise, BESIDE),
     Mutant("subset of a known seed", _set(*_LATER_SUBSETS, _known_subset), SAMPLER, CLOCK_SECURE, _SUBSAMPLED),
     # charges
     Mutant("one use past the budget", _past_the_budget, CHARGES),
@@ -1933,6 +2017,16 @@ MUTANTS = [
     ),
     Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
     Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSETS),
+    Mutant("a note of the rows", _note_of_the_rows, PUBLISHED, ("poisson", *RECORDS, *CLOCK)),
+    Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
+    Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
+    Mutant("a run ends by its rows", _set(Loop, "stops", _ends_by_the_rows), PUBLISHED),
+    Mutant(
+        "sums without noise in public",
+        _set(Channel, "_noised_sum", _sum_on_the_grid),
+        ("transcript: published values",),
+        ("secure", "curator, secure"),
+    ),
     Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
     Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
     Mutant("a part of a sum lost", _in_place(_set(RowTotal, "sum", _part_lost)), RELEASES, *_LONG),

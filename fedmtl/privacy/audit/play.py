@@ -31,6 +31,7 @@ Rows = Callable[[int, str, Tensor], tuple[Tensor, Tensor]]
 _ROWS = 1 << 20  # numbers of gradients of records given to a channel at once, at most
 _LOCAL = 4  # local steps of a participation that are made
 _CHANNELS = 50  # opened for more noise, at most
+_DRAWN = 64  # clients or records whose part in a release is noted
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +40,25 @@ class Noise:
 
     Attributes:
         units: (T, D).
+        drawn: (T, 64) bool, which of the first clients, or of the first records of the client, take part in it.
         clients: (T,) whose, where clients have noise of their own; else None.
     """
 
     units: np.ndarray
+    drawn: np.ndarray
     clients: np.ndarray | None = None
 
     @classmethod
     def joined(cls, parts: list[Noise]) -> Noise:
         """Return one after the other."""
         clients = [part.clients for part in parts if part.clients is not None]
-        return cls(np.concatenate([part.units for part in parts]), np.concatenate(clients) if clients else None)
+        units, drawn = (np.concatenate([getattr(part, name) for part in parts]) for name in ("units", "drawn"))
+        return cls(units, drawn, np.concatenate(clients) if clients else None)
+
+
+def _marked(places: np.ndarray) -> np.ndarray:
+    """Return (64,) bool, which of the first places are among ``places`` (k,)."""
+    return np.isin(np.arange(_DRAWN), places)
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
@@ -168,11 +177,12 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
     if adaptive is not None:
         channel.record = noted
         kept |= {f"{name}/count": [] for name in names}
-    growth, rows = dict.fromkeys(names, 1.0), silence(setup)
+    growth, rows, cohorts = dict.fromkeys(names, 1.0), silence(setup), [np.zeros((0, _DRAWN), dtype=bool)]
     for step, ranks, values in play(setup, channel, rows, start=start, stop=stop):
         if setup.uses_differ:
             use = channel.account.steps_charged - 1
             growth = {name: claims.of(name, use=use).multiplier / claims.of(name).multiplier for name in names}
+        cohorts.append(_marked(ranks.numpy())[None])
         for name, value in values.items():
             kept[name].append(value / growth[name])
             if adaptive is None:
@@ -186,7 +196,9 @@ def _of_rows(setup: Setup, claims: Claims, channel: Channel, start: int, stop: i
     for name in names:
         unknown = max(0, len(claims.of(name).bands) - 1) if start else 0
         raw[name] = decorrelated(raw[name], claims.of(name))[unknown:]
-    return {name: Noise(standardized(raw[name], claims.of(name)) if name in names else raw[name]) for name in raw}
+    units = {name: standardized(raw[name], claims.of(name)) if name in names else raw[name] for name in raw}
+    drawn = np.concatenate(cohorts)
+    return {name: Noise(one, drawn[len(drawn) - len(one) :]) for name, one in units.items()}
 
 
 # Local steps
@@ -240,19 +252,20 @@ def local_of(channel: Channel) -> LocalSteps:
 def _of_local_steps(setup: Setup, claims: Claims, channel: Channel, start: int, stop: int) -> Noise:
     """Play clients whose records have zero gradients, or (every other step) none."""
     d = setup.records.dimension
-    rows, who = [np.zeros((0, d))], [np.zeros(0, dtype=np.int64)]
+    rows, who, drawn = [np.zeros((0, d))], [np.zeros(0, dtype=np.int64)], [np.zeros((0, _DRAWN), dtype=bool)]
     for _, clients in rounds(setup, channel, start, stop):
         releases = local_of(channel)
         local = releases.steps(clients)
         for index in range(min(int(local.max()) if len(local) else 0, _LOCAL)):
             active = clients[local > index]
-            _used, mask = releases.batch(active, index)
+            used, mask = releases.batch(active, index)
+            drawn += [_marked(own[there].numpy())[None] for own, there in zip(used, mask, strict=True)]
             place, _ = mask.nonzero(as_tuple=True) if index % 2 == 0 else (torch.zeros(0, dtype=torch.int64), None)
             place = place[: max(1, MOST_ELEMENTS // d)]
             value = releases.release(active, index, [(torch.zeros(1, d).expand(len(place), -1), place)]).cpu().numpy()
             rows += [standardized(value[i : i + 1], claims.of(GRADIENT, k)) for i, k in enumerate(active.tolist())]
             who.append(active.numpy())
-    return Noise(np.concatenate(rows), np.concatenate(who))
+    return Noise(np.concatenate(rows), np.concatenate(drawn), np.concatenate(who))
 
 
 # Clients that act one at a time
@@ -273,12 +286,14 @@ class Silent:
 
     Attributes:
         clients, uses, present: (T,) who acts, after how many activations of its own, with how many records.
+        drawn: (T, 64) bool, which of the client's first records take part, in the first repetition.
         values: (T, R, D) float64.
     """
 
     clients: np.ndarray
     uses: np.ndarray
     present: np.ndarray
+    drawn: np.ndarray
     values: np.ndarray
 
     @classmethod
@@ -304,6 +319,7 @@ class Silent:
         channel.start(at)
         uses = channel.account.participations[0].copy()
         values: list[np.ndarray] = [np.zeros((0, channel.replicates, setup.records.dimension))]
+        drawn = [np.zeros((0, _DRAWN), dtype=bool)]
         while at < len(order):
             length = min(len(order) - at, block or 1 + at * 7 % 61)
             acting = torch.from_numpy(order[at : at + length])
@@ -311,6 +327,7 @@ class Silent:
                 channel.begin(at, acting.expand(channel.replicates, -1))
             except BudgetExhausted:
                 break
+            drawn.append(_members(channel, acting.numpy()))
             values.append(nothing(channel, setup, length, math.nan if at % 2 else 0.0))
             at += length
         number = np.zeros(at - first, dtype=np.int64)
@@ -319,7 +336,8 @@ class Silent:
             uses[client] += int(present[first + row] > 0)
         loud = (present[first:at] > 0) & (number < channel.caps[order[first:at]])
         kept = np.flatnonzero(loud & (np.arange(first, at) >= start))
-        return cls(order[first:at][kept], number[kept], present[first:at][kept], np.concatenate(values)[kept])
+        rest = np.concatenate(drawn)[kept], np.concatenate(values)[kept]
+        return cls(order[first:at][kept], number[kept], present[first:at][kept], *rest)
 
     def noise(self, setup: Setup, claims: Claims, replicate: int = 0) -> Noise:
         """Return the noise in the units of what each was charged for."""
@@ -331,7 +349,18 @@ class Silent:
         for client in np.unique(self.clients).tolist():
             own = self.clients == client
             out[own] = standardized(values[own], claims.of(GRADIENT, client))
-        return Noise(out, self.clients)
+        return Noise(out, self.drawn, self.clients)
+
+
+def _members(channel: Channel, clients: np.ndarray) -> np.ndarray:
+    """Return (k, 64) bool: which of the first records of each of ``clients`` (k,), who act next, will take part."""
+    found = np.zeros((len(clients), _DRAWN), dtype=bool)
+    for client in np.unique(clients).tolist():
+        which = np.flatnonzero(clients == client)
+        members = channel.members(client, which, np.zeros_like(which))
+        if members is not None:
+            found[which, : members.shape[1]] = members[:, :_DRAWN]
+    return found
 
 
 def _charged(channel: Channel, present: np.ndarray) -> int:
@@ -399,4 +428,5 @@ def first_noise(setup: Setup, claims: Claims, seed: int, wanted: int) -> Noise:
         if sum(part.size for part in found) >= wanted:
             break
     units = np.concatenate(found)
-    return Noise(units, np.resize(np.array(charged, dtype=np.int64), len(units)))
+    clients = np.resize(np.array(charged, dtype=np.int64), len(units))
+    return Noise(units, np.zeros((len(units), _DRAWN), dtype=bool), clients)

@@ -20,12 +20,14 @@ from ..local_steps import LocalSteps
 from ..samplers import BoundCyclic, BoundFixed, BoundFull, BoundSampler
 from ..sums import RecordGradients, ScaledRows
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .setup import CLIENTS, Claim, Claims, Setup
-from .statistics import auditor, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
+from .play import Noise, gathered
+from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup
+from .statistics import auditor, correlations, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
 
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
 _RECORDS, _QUIET = 16, 1e-13
+_LEAST, _DRAWN_COORDINATES = 100, 16
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,36 @@ class _Drawn:
         overlap = np.array([len(np.intersect1d(a, b, assume_unique=True)) for a, b in kept])
         first, second = (np.array([len(pair[side]) for pair in kept]) for side in (0, 1))
         return from_hypergeometric(overlap, n, first, second, self.coins)
+
+
+def beside_noise(setup: Setup, claims: Claims, seed: int, draws: int) -> list[Finding]:
+    """Check that who takes part in a release, or which records do, says nothing of the noise of the same release."""
+    size = setup.records.dimension if setup.gradients is not None else min(plan.size for plan in setup.releases)
+    draws = min(2 * draws, max(_LEAST, MOST_ELEMENTS // size))
+    (first,) = seeds(seed, "sampler/noise", 1)
+    found = gathered(setup, claims, first, draws * size)
+    return [_unrelated(f"sampler: noise of {name}", one) for name, one in found.items() if one.drawn.any()]
+
+
+def _unrelated(check: str, noise: Noise) -> Finding:
+    """Test the correlations over releases of every unit's part, and of the number of units, with every coordinate of
+    the noise, with its size, and with the length of the noise: under the claim these are N(0, 1), so that a cosine with
+    anything independent has Student's law."""
+    units = noise.units[:, :_DRAWN_COORDINATES]
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = special.ndtri(special.gammainc(noise.units.shape[1] / 2, (noise.units**2).sum(1) / 2))
+        sizes = special.ndtri(special.erf(np.abs(units) / math.sqrt(2)))
+    drawn = np.column_stack([noise.drawn, noise.drawn.sum(1)]).astype(float)
+    drawn = (drawn - drawn.mean(0))[:, drawn.std(0) > 0]
+    if not drawn.size or len(units) < 3:
+        return skipped(check, "the same units take part in every release")
+    cosines = correlations(drawn.T, np.column_stack([units, sizes, lengths]).T)
+    largest, freedom = float(cosines.max()), len(units) - 1
+    ratio = largest * math.sqrt(freedom / max(1 - largest**2, 1e-300))
+    p = min(1.0, 2 * cosines.size * float(stats.t.sf(ratio, freedom)))
+    return low_p(
+        check, p, f"largest correlation {largest:.4g} with who takes part, of {cosines.size} in {len(units)} releases"
+    )
 
 
 # Cohorts

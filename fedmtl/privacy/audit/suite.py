@@ -14,7 +14,7 @@ from .grid import on_public_grids
 from .noise import noise_laws
 from .play import gathered
 from .rows import row_charges, row_claims, row_freshness, row_noise_law, row_sensitivity, rows_noise
-from .sampler import cohorts, subsets
+from .sampler import beside_noise, cohorts, subsets
 from .sensitivity import exact_sums, sensitivity
 from .setup import Claims, Setup
 from .stated import stated_figures
@@ -103,6 +103,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         else:
             claim = claims.of(claims.names[0]) if claims else None
             findings += cohorts(setup, claim, seed, effort.cohorts)
+        if claims and not published:
+            findings += beside_noise(setup, claims, seed, effort.cohorts)
     if "charges" in asked:
         findings += [*charges(setup, claims, seed), *stated_figures(setup, claims, seed)]
     if "grid" in asked:

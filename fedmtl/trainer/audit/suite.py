@@ -34,10 +34,11 @@ from ...schedules import AsynchronousSchedule, Block, BoundSchedule
 from ..sources import Activations, bind_schedule, releases_of
 from ..trainer import Trainer
 from .independence import independence
+from .publication import publication
 from .rerun import states
 from .runs import audit_runs
 
-_ROUNDS = 10
+_ROUNDS, _PUBLISHED = 10, 2
 _SHAPES = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "is_floating_point"}  # which tell no number
 
 
@@ -68,6 +69,7 @@ def audit_trainer(
         findings.append(transcript(trainer, seed=seed, rounds=min(rounds, trainer.rounds)))
         findings += automatic_settings(given, trainer, seed=seed)
         findings += frozen_parameters(trainer, rounds=min(rounds, trainer.rounds))
+        findings += published(trainer, seed=seed)
     if effort is None or "independence" in effort.checks:
         findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
     return findings
@@ -156,6 +158,16 @@ def automatic_settings(given: Trainer, resolved: Trainer, *, seed: int = 0) -> l
     detail = "settings that an algorithm chose by itself and that depend on records, or differ where all are replaced"
     detail = f"automatic settings depend on private data: {', '.join(wrong[:3])}" if wrong else detail
     return [exact("transcript: automatic settings", len(wrong), detail)]
+
+
+def published(trainer: Trainer, *, seed: int = 0) -> list[Finding]:
+    """Make the check of :mod:`.publication` with the examples of all clients replaced; nothing without noise, where
+    nothing is published."""
+    if trainer.privacy is None or trainer.privacy.noiseless:
+        return []
+    data = replaced_data(trainer.data, seed, counts=not isinstance(trainer.privacy, RecordPrivacy))
+    data = replace(data, notes=trainer.data.notes, verify=False)
+    return publication(trainer, data, seed=seed, rounds=_PUBLISHED)
 
 
 def frozen_parameters(trainer: Trainer, *, rounds: int = _ROUNDS) -> list[Finding]:

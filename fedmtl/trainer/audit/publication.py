@@ -1,0 +1,119 @@
+"""The check that what a run publishes is a function of its releases: every file of ``public/`` and the report.
+
+A run is made in a folder and its releases are recorded. It is made again with every client's examples replaced, the
+secret coins drawn anew, and the releases forced to the recording. The files of ``public/``, what the privacy report
+says, how loud the noise is said to be, and how the run ends must be the same, but for what has the random number of the
+run in it. Nothing but the released values themselves is left out; these are compared with the recording.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from ...data import FederatedDataset
+from ...errors import TrainingError
+from ...privacy import Channel, SeededSource
+from ...privacy.audit import Finding
+from ...privacy.audit.findings import exact
+from ...privacy.audit.play import coordinates
+from ...privacy.channel import Recording
+from ...random import derive_key
+from ..checkpoint import read_tensors
+from ..folder import MANIFEST, RunFolder
+from ..sources import Source
+from ..trainer import Trainer
+
+RELEASED = "releases.safetensors"
+
+
+def publication(trainer: Trainer, data: FederatedDataset, *, seed: int, rounds: int) -> list[Finding]:
+    """Compare what a run of ``rounds`` publishes with what it publishes on ``data``, with the releases forced.
+
+    Args:
+        trainer: the configuration, on the CPU.
+        data: of the same clients, with other examples.
+        seed: of the secret coins.
+        rounds: rounds, or activations, at most.
+    """
+    first = _Published.of(trainer, rounds, derive_key(seed, "audit/published") >> 1)
+    one = first.run(trainer.data)
+    again = _Published.of(trainer, rounds, derive_key(seed, "audit/coins") >> 1, replay=first.recording)
+    two = again.run(data)
+    differing = sorted(name for name in one | two if one.get(name) != two.get(name))
+    detail = f"of {len(one)} published files and facts that differ, data replaced, coins drawn anew and releases forced"
+    if differing:
+        detail = f"depends on private data or coins otherwise than through the releases: {', '.join(differing[:3])}"
+    findings = [exact("transcript: published files", len(differing), detail)]
+    if first.values:
+        strange = [name for name, value in first.values.items() if not first.has(name, value)]
+        detail = f"of {len(first.values)} values in public/{RELEASED} are none that was released"
+        findings.append(exact("transcript: published values", len(strange), detail))
+    return findings
+
+
+class _SecureSeed(SeededSource):
+    """Seeded coins on the path of secret ones, which rounds to a grid."""
+
+    name: ClassVar[str] = "secure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Published(Trainer):
+    """A run with coins of its own, whose channel records its releases, or has them forced."""
+
+    coins: int
+    replay: Recording | None
+    channels: list[Channel] = field(default_factory=list)
+    recording: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trainer: Trainer, rounds: int, coins: int, replay: Recording | None = None) -> _Published:
+        """Return a short run of the trainer's configuration."""
+        given = {one.name: getattr(trainer, one.name) for one in fields(Trainer)}
+        given |= {"rounds": min(rounds, trainer.rounds), "baselines": (), "callbacks": (), "progress": False}
+        return cls(**given, coins=coins, replay=replay)
+
+    def open(self, *args: Any, **options: Any) -> tuple[Channel, Source]:
+        channel, source = super().open(*args, **options | {"replay": self.replay})
+        self.channels[:], channel.record = [channel], self.recording
+        secret = not channel.account.by_client or channel.draws is not None  # else who takes part is charged for it
+        coins = self.coins if secret else self.seed
+        drawn = _SecureSeed(coins) if channel.source.name == "secure" else SeededSource(coins)
+        (channel if channel.draws is None else channel.draws).sources = [drawn]  # type: ignore[attr-defined]
+        return channel, source
+
+    def run(self, data: FederatedDataset) -> dict[str, bytes]:
+        """Return everything that a run on ``data`` publishes, by name."""
+        with TemporaryDirectory(prefix="fedmtl-audit-") as name:
+            folder = RunFolder(Path(name) / "run")
+            ending = "as planned"
+            try:
+                replace(self, data=data, folder=folder.root).fit()
+            except TrainingError as error:
+                ending = str(error)
+            found = {path.name: path.read_bytes() for path in folder.public.iterdir() if path.name != MANIFEST}
+            if found.pop(RELEASED, None) is not None:
+                tensors, _ = read_tensors(folder.public / RELEASED)
+                self.values.update({key: value.numpy() for key, value in tensors.items()})
+        report = json.loads(found.pop("privacy.json"))
+        facts = {f"{key} in privacy.json": value for key, value in report.items() if key not in ("run", "ledger_head")}
+        (channel,) = self.channels
+        facts |= {"the signal to noise": channel.snr(), "what is unspent": channel.unspent(), "the end": ending}
+        facts["the report"] = channel.report.text()
+        return found | {key: repr(value).encode() for key, value in facts.items()}
+
+    def has(self, name: str, value: np.ndarray) -> bool:
+        """Return whether ``value`` was released under ``name``."""
+        (channel,) = self.channels
+        forms = {plan.name: plan.form for plan in channel.plans}
+        each = (one.numpy() for _, key, one in self.recording if key.split("/")[0] == name)
+        made = (coordinates(one, forms.get(name, "vector")).reshape(-1) for one in each)
+        return any(one.shape == value.shape and np.allclose(one, value, rtol=1e-12, atol=0) for one in made)
