@@ -114,6 +114,11 @@ class Finetune:
         Returns:
             (k, D).
         """
+        return settled(self.reach(problem, start, clients), start)[0]
+
+    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Return where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers that are not
+        finite."""
         self.check(problem)
         problem = replace(problem, protects_records=False)
         models = start.expand(len(clients), -1).clone()
@@ -121,10 +126,7 @@ class Finetune:
         if not len(able):
             return models
         place = able.to(start.device)
-        first = models[place]
-        trained = self._train(problem, first, clients[able])
-        finite = torch.isfinite(trained).all(dim=1)
-        models[place] = torch.where(finite[:, None], trained, first)
+        models[place] = self._train(problem, models[place], clients[able])
         return models
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
@@ -141,6 +143,13 @@ class Finetune:
         return problem.train_locally(
             solver, start, clients, round=FINETUNE_ROUND, lam=self.lam, anchor=start, divergence=divergence
         )
+
+
+def settled(models: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Return models (k, D) with ``start``, (D,) or (k, D), in place of those that are not finite; and which these are,
+    bool (k,)."""
+    diverged = ~torch.isfinite(models).all(dim=1)
+    return torch.where(diverged[:, None], start, models), diverged
 
 
 def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -93,6 +93,8 @@ def plot_clients(
     *,
     metric: str = "accuracy",
     higher_is_better: bool = True,
+    resolution: float = 2.0**-40,
+    diverged: Mapping[str, Collection[int]] | None = None,
 ) -> Path:
     """Draw every client's ``metric``, sorted, for the personal models against each baseline.
 
@@ -105,6 +107,8 @@ def plot_clients(
         path: where the PNG goes; written to a temporary name and renamed.
         metric: what the values are.
         higher_is_better: False for errors and losses.
+        resolution: relative difference up to which two values are equal.
+        diverged: method -> places of clients whose training did, and who are in no comparison.
 
     Returns:
         ``path``.
@@ -142,8 +146,14 @@ def plot_clients(
     corner: Any = "lower right" if higher_is_better else "upper right"
     left.legend(loc=corner, frameon=False, fontsize=9, labelcolor=INK, reverse=True)
     if others:
-        sign = 1.0 if higher_is_better else -1.0
-        gains = {name: sign * (columns[first] - columns[name]) for name in others}
+        lost = {name: list((diverged or {}).get(name, ())) for name in columns}
+        gains = {}
+        for name in others:
+            own, other = columns[first], columns[name]
+            gain = (own - other) * (1.0 if higher_is_better else -1.0)
+            gain[np.abs(gain) <= resolution * np.maximum(np.abs(own), np.abs(other))] = 0.0
+            gain[[*lost[first], *lost[name]]] = np.nan
+            gains[name] = gain
         _gain_bars(panels[1], gains, title_of(first))
     footnote(figure, NOT_PRIVATE)
     return save(figure, path)
@@ -224,7 +234,7 @@ def _gain_bars(axes: Axes, gains: Mapping[str, np.ndarray], name: str) -> None:
     parts = (("better", "#0072B2", "white"), ("equal", "#dfe2e7", INK), ("worse", "#E69F00", INK))
     for row, gain in enumerate(gains.values()):
         known = gain[np.isfinite(gain)]
-        shares = ((known > 1e-9).mean(), (np.abs(known) <= 1e-9).mean(), (known < -1e-9).mean())
+        shares = ((known > 0).mean(), (known == 0).mean(), (known < 0).mean())
         start = 0.0
         for (_, colour, ink), share in zip(parts, shares if known.size else (0.0,) * 3, strict=True):
             axes.barh(row, share, left=start, height=0.52, color=colour, edgecolor="white", linewidth=1)

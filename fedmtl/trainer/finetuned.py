@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from ..algorithms.finetune import Finetune
@@ -22,7 +23,9 @@ class Finetuned:
             and ``"local"`` where clients chose, each by metric and client.
         chosen: name of the model that each client chose; empty where they did not choose.
         better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
-            that finetuning started from.
+            that finetuning started from; of those whose finetuning did not diverge, NaN without any.
+        diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
+            comparison.
     """
 
     settings: Finetune
@@ -33,6 +36,7 @@ class Finetuned:
     better: float
     equal: float
     worse: float
+    diverged: tuple[str, ...] = ()
 
     @property
     def scores(self) -> dict[str, Mapping[str, float]]:
@@ -47,6 +51,7 @@ class Finetuned:
             "better": self.better,
             "equal": self.equal,
             "worse": self.worse,
+            "finetuning_diverged": len(self.diverged),
         }
         names = [name for name in self.scores if any(name == one for one in self.chosen.values())]
         for name in names:
@@ -55,11 +60,12 @@ class Finetuned:
 
     def lines(self) -> list[str]:
         """The lines of the summary."""
-        three = percent((self.better, self.equal, self.worse))
-        found = [
-            f"  finetuning: {self.settings.text()}, from the {self.start} model",
-            f"    better/equal/worse than the {self.start} model for {three} % of the clients",
-        ]
+        found = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
+        if not isnan(self.equal):
+            three = percent((self.better, self.equal, self.worse))
+            found.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
+        if self.diverged:
+            found.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
         if self.chosen:
             shares = ", ".join(
                 f"{key.removeprefix('chose_')} {share:.0%}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Finetune, settled
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
@@ -21,7 +23,9 @@ from .finetuned import Finetuned
 from .metrics import REGISTRY, Metric
 from .replicates import numbers_of
 from .result import Result
-from .summary import ByClient, beside
+from .summary import ByClient, Stage, beside
+
+logger = logging.getLogger("fedmtl")
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
@@ -98,7 +102,8 @@ def finetuned(
     models = {"personal": result.personal}
     if result.shared is not None:
         models = {"shared": result.shared.expand(problem.clients, -1)} | models
-    models["finetuned"] = problem.spread(lambda own: finetune.train(problem, rows_at(start, own), own), everyone)
+    reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
+    models["finetuned"], apart = settled(reached, start)
     scores: dict[str, ByClient] = {"personal": result.by_client}
     if result.shared_by_client is not None:
         scores = {"shared": result.shared_by_client} | scores
@@ -114,8 +119,16 @@ def finetuned(
     scores |= {name: found.by_client(problem) for name, found in measured.items()}
     found = measured["finetuned"] if validation is None else _measured(problem, final, metrics)
     metric = result.metric
-    better, equal, worse = beside(found.by_client(problem)[metric], scores[origin][metric], REGISTRY[metric])
-    summary = Finetuned(finetune, origin, metric, scores, chosen, better, equal, worse)
+    ids = problem.data.ids
+    lost = {ids[place] for place in apart.nonzero()[:, 0].tolist()} | Stage("", scores["finetuned"]).left_out
+    diverged = tuple(name for name in ids if name in lost)
+    if diverged and problem.ranks.first:
+        text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; a smaller learning rate may help"
+        logger.warning(text, result.algorithm, len(diverged), len(ids), origin)
+    after, before = Stage("finetuned", found.by_client(problem), diverged=diverged), Stage(origin, scores[origin])
+    compared = beside(after, before, REGISTRY[metric], final.dtype)
+    better, equal, worse = compared or (math.nan,) * 3
+    summary = Finetuned(finetune, origin, metric, scores, chosen, better, equal, worse, diverged)
     return replace(
         result,
         personal=final,

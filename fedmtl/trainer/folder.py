@@ -265,7 +265,8 @@ class RunFolder:
         scores = {key: _numbers(found.pop(key)) for key in ("by_client", "shared_by_client", "final", "shortened")}
         if finetuned is not None:
             finetuned["settings"] = restored(finetuned["settings"])
-            finetuned = Finetuned(**finetuned | {"by_client": _numbers(finetuned["by_client"])})
+            numbers = {key: _numbers(finetuned[key]) for key in ("by_client", "better", "equal", "worse")}
+            finetuned = Finetuned(**finetuned | numbers | {"diverged": tuple(finetuned.get("diverged", ()))})
         replicates, parts = self.private / "replicates.csv", self.private / "parts.safetensors"
         report = read_json(self.public / "privacy.json")
         return (
@@ -347,8 +348,16 @@ class RunFolder:
         histories = {name: run.history for name, run in result.baselines.items()}
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
-        better = result.shown[0].higher_is_better
-        plot_clients(columns, self.private / "clients.png", metric=metric, higher_is_better=better)
+        places, main = {name: place for place, name in enumerate(ids)}, result.shown[0]
+        lost = {one.label: [places[name] for name in one.left_out if name in places] for one in stages}
+        plot_clients(
+            columns,
+            self.private / "clients.png",
+            metric=metric,
+            higher_is_better=main.higher_is_better,
+            resolution=main.resolution(result.personal.dtype),
+            diverged=lost,
+        )
 
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:

@@ -303,6 +303,20 @@ class Metric:
     meaning: str
     own: bool = False
 
+    def resolution(self, dtype: torch.dtype) -> float:
+        """Return the relative difference up to which two values are equal.
+
+        One model has values that differ in their rounding, by the way in which it was computed. Where more is better
+        a metric of the registry is a ratio of whole numbers, rounded in float64: sums of thousands of such numbers
+        agree to 2^-40, and two different ones of n examples are more than 1 / n^2 apart. Others follow the outputs,
+        which are computed in ``dtype`` with the relative error eps: a squared residual that is sqrt(eps) times as
+        large as the output it is made of has half of the digits, so values agree to sqrt(eps).
+
+        Args:
+            dtype: of the models.
+        """
+        return 2.0**-40 if self.higher_is_better and not self.own else math.sqrt(torch.finfo(dtype).eps)
+
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return the number; NaN where it is not defined or not finite, or where the caller's function raises, with a
         warning: a metric ends no run.
@@ -507,15 +521,24 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
     }
 
 
-def shares(scores: Tensor, others: Tensor, *, higher_is_better: bool) -> tuple[float, float, float]:
+def shares(
+    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
+) -> tuple[float, float, float]:
     """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each; 0 three times
-    without clients. What is not finite, as the error of a model that diverged, is worse than every number."""
+    without clients. What is not finite is worse than every number.
+
+    Args:
+        scores, others: (n,).
+        higher_is_better: False for errors.
+        resolution: relative difference up to which two scores are equal, see :meth:`Metric.resolution`.
+    """
     if not len(scores):
         return 0.0, 0.0, 0.0
     sign = 1.0 if higher_is_better else -1.0
     own, other = (torch.where(torch.isfinite(one), sign * one.double(), -1e300) for one in (scores, others))
-    better, worse = (own - other > 1e-9).double().mean(), (own - other < -1e-9).double().mean()
-    return float(better), float(((own - other).abs() <= 1e-9).double().mean()), float(worse)
+    equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
+    better = ((own > other) & ~equal).double().mean()
+    return float(better), float(equal.double().mean()), float(((own < other) & ~equal).double().mean())
 
 
 def _sums(values: Tensor, offsets: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._check import id_of
 from .._rounding import number_text
 from ..algorithms.base import Algorithm
-from ..algorithms.finetune import Finetune
+from ..algorithms.finetune import Finetune, settled
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution, operation_threads
@@ -76,6 +76,8 @@ class NewClients:
         finetune: how the models were made.
         asked: the metrics that were asked for.
         data_name: of the data.
+        diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
+            comparison.
     """
 
     ids: tuple[str, ...]
@@ -87,6 +89,7 @@ class NewClients:
     finetune: Finetune
     asked: tuple[Metric, ...] = ()
     data_name: str = "data"
+    diverged: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
@@ -116,21 +119,27 @@ class NewClients:
     def numbers(self) -> dict[str, object]:
         """The summary's numbers, as plain values."""
         values: dict[str, object] = {"data": self.data_name, "clients": len(self.ids), "metric": self.metric}
-        values |= {"finetune": self.finetune.kind, "metrics": [metric.name for metric in self.shown]}
+        values |= {"finetune": self.finetune.kind, "finetuning_diverged": len(self.diverged)}
+        values |= {"metrics": [metric.name for metric in self.shown]}
         for metric in self.shown:
             own, before = self.by_client[metric.name], self.shared_by_client[metric.name]
             found, started = spread_of(own, metric), spread_of(before, metric)
             values |= {metric.name: found.pop("mean"), f"global_{metric.name}": started["mean"]}
             values |= {f"{metric.name}_{key}": value for key, value in found.items()}
             names = (f"{metric.name}_{name}" for name in ("better", "equal", "worse"))
-            values |= dict(zip(names, beside(own, before, metric), strict=True))
+            compared = beside(*self._stages, metric, self.personal.dtype)
+            values |= dict(zip(names, compared or (), strict=compared is not None))
         return values
+
+    @property
+    def _stages(self) -> tuple[Stage, Stage]:
+        return Stage("finetuned", self.by_client, diverged=self.diverged), Stage("released", self.shared_by_client)
 
     def summary(self) -> str:
         """The printed summary: scores with the released model and with their own, and what it costs."""
-        stages = [Stage("finetuned", self.by_client), Stage("released", self.shared_by_client)]
         head = f"{len(self.ids):,} new clients of {self.data_name}"
-        scores = score_lines(stages, self.shown, len(self.ids), ("released", self.shared_by_client))
+        stages = self._stages
+        scores = score_lines(stages, self.shown, len(self.ids), self.personal.dtype, stages[1])
         lines = [head, "", "not private (computed on the new clients' test data)", *scores]
         return "\n".join([*lines, f"  finetuning: {self.finetune.text()}, from the released model", "", NOTHING_SENT])
 
@@ -205,19 +214,22 @@ def personalize(
         finetune.check(problem)
         try_metrics(problem, further)
         everyone = torch.arange(problem.clients)
-        models = finetune.train(problem, problem.initial, everyone)
+        models, apart = settled(finetune.reach(problem, problem.initial, everyone), problem.initial)
         own = evaluate_rows(problem, models, everyone, "test", further)
         shared = evaluate_shared(problem, problem.initial, "test", further)
+    by_client = own.by_client(problem)
+    lost = {data.ids[place] for place in apart.nonzero()[:, 0].tolist()} | Stage("", by_client).left_out
     return NewClients(
         ids=data.ids,
         personal=models,
-        by_client=own.by_client(problem),
+        by_client=by_client,
         shared_by_client=shared.by_client(problem),
         metric=metric_name(problem),
         module=problem.module,
         finetune=finetune,
         asked=asked,
         data_name=data.name,
+        diverged=tuple(name for name in data.ids if name in lost),
     )
 
 

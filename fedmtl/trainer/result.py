@@ -170,6 +170,11 @@ class Result:
         return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
 
     @property
+    def diverged_trainings(self) -> int:
+        """How many local trainings ended in a model that is not finite, which was not kept."""
+        return sum(int(row.get("diverged_trainings", 0)) for row in self.history)
+
+    @property
     def lost(self) -> str:
         """Why nothing was learned; empty where something was."""
         if not self.trained:
@@ -279,9 +284,9 @@ class Result:
                 values[f"{prefix}standard_error"] = self.standard_error(metric)
             if prefix:
                 values |= {f"{prefix}{key}": found[key] for key in ("worst_tenth", "spread", "clients")}
-            if alone is not None:
+            if alone is not None and (compared := self._beside(alone, metric)) is not None:
                 names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
-                values |= dict(zip(names, beside(own, alone.by_client.get(metric.name, {}), metric), strict=True))
+                values |= dict(zip(names, compared, strict=True))
         if self.replicates is None:
             return values | {k: v for k, v in self.final.items() if k != "time"}
         rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
@@ -319,14 +324,16 @@ class Result:
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
         lines = ["not private (computed on the clients' test data)"]
         lines[0] += "; baselines are not released" if self.baselines else ""
-        reference = None if alone is None else ("local", alone.by_client)
-        lines += score_lines(stages, self.shown, len(self.owners), reference)
+        reference = None if alone is None else Stage("local", alone.by_client)
+        lines += score_lines(stages, self.shown, len(self.owners), self.personal.dtype, reference)
         if self.evaluated is not None:
             errors = [(one.name, self.standard_error(one), last.get(one.name)) for one in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
             lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
-        if self.diverged and not self.lost:
-            lines.append(f"  diverged: the loss of {self.diverged:,} clients' own models is not finite")
+        trainings = {name: run.diverged_trainings for name, run in {self.algorithm: self, **self.baselines}.items()}
+        if any(trainings.values()):
+            counts = ", ".join(f"{count:,} of {name}" for name, count in trainings.items() if count)
+            lines.append(f"  diverged, and not kept: local trainings, {counts}")
         if self.finetuned is not None:
             lines += self.finetuned.lines()
         if "nmse" in last and REGISTRY["nmse"] not in self.shown:
@@ -353,15 +360,20 @@ class Result:
         if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
             found.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
         if self.finetuned is not None:
-            found.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon))
+            found.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged))
         return found
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
         """Shares of the clients whose personal model scores better than, as, and worse than what they have alone; None
-        without the baseline ``"local"``."""
+        without the baseline ``"local"``, or a client to compare."""
         alone = self.baselines.get("local")
-        return None if alone is None else beside(self.personal_accuracy, alone.personal_accuracy, self.shown[0])
+        return None if alone is None else self._beside(alone, self.shown[0])
+
+    def _beside(self, alone: Result, metric: Metric) -> tuple[float, float, float] | None:
+        left_out = () if self.finetuned is None else self.finetuned.diverged
+        own = Stage(self.algorithm, self.by_client, diverged=left_out)
+        return beside(own, Stage("local", alone.by_client), metric, self.personal.dtype)
 
     def _best(self) -> str:
         """The best mean score of this run and of its baselines, and what comes next."""

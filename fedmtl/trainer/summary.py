@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 
 import torch
 
@@ -23,11 +23,19 @@ class Stage:
         label: what they are.
         by_client: their scores.
         epsilon: that they cost; None where it is not said.
+        diverged: ids of clients whose training did, and who have the model that it started from.
     """
 
     label: str
     by_client: ByClient
     epsilon: float | None = None
+    diverged: Collection[str] = ()
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return the clients that are in no comparison: those that diverged, or have no finite loss."""
+        losses = self.by_client.get("loss", {})
+        return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
@@ -39,16 +47,29 @@ def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
     return distribution(values, higher_is_better=metric.higher_is_better) | {"clients": len(values)}
 
 
-def beside(own: Mapping[str, float], others: Mapping[str, float], metric: Metric) -> tuple[float, float, float]:
+def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tuple[float, float, float] | None:
     """Return the shares of the clients that score better, equal and worse than with other models, of those that have a
-    score with both."""
-    both = [name for name in own if name in others]
-    pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (own, others))
-    return shares(*pair, higher_is_better=metric.higher_is_better)
+    score with both, and whose training did not diverge; None without such a client.
+
+    Args:
+        own, others: scores.
+        metric: that is compared.
+        dtype: of the models, which decides when two scores are equal.
+    """
+    first, second = (one.by_client.get(metric.name, {}) for one in (own, others))
+    without = own.left_out | others.left_out
+    both = [name for name in first if name in second and name not in without]
+    pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
+    found = shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+    return found if both else None
 
 
 def score_lines(
-    stages: Sequence[Stage], metrics: Sequence[Metric], clients: int, reference: tuple[str, ByClient] | None = None
+    stages: Sequence[Stage],
+    metrics: Sequence[Metric],
+    clients: int,
+    dtype: torch.dtype,
+    reference: Stage | None = None,
 ) -> list[str]:
     """Return the printed tables, one a metric, and what their columns mean.
 
@@ -56,10 +77,11 @@ def score_lines(
         stages: rows of a table.
         metrics: tables.
         clients: n, of all clients.
-        reference: name and scores of the models to compare with, one a client; None leaves the column out.
+        dtype: of the models.
+        reference: the models to compare with, one a client; None leaves the column out.
     """
     lines: list[str] = []
-    name, others = reference or ("", {})
+    name = "" if reference is None else reference.label
     for metric in metrics:
         known = [len(stage.by_client.get(metric.name, {})) for stage in stages]
         rows = [[metric.name, "mean", "median", "tenth", "spread", f"than {name}", "epsilon"]]
@@ -68,7 +90,9 @@ def score_lines(
             found = spread_of(scores, metric)
             names = ("mean", "median", "worst_tenth", "spread")
             cells = [number_text(found[key], found["mean"]) for key in names]
-            beyond = "-" if stage.by_client is others else percent(beside(scores, others.get(metric.name, {}), metric))
+            itself = reference is None or stage.by_client is reference.by_client
+            compared = None if itself or reference is None else beside(stage, reference, metric, dtype)
+            beyond = "-" if compared is None else percent(compared)
             epsilon = "-" if stage.epsilon is None else rounded_up(stage.epsilon, 3)
             rows.append([stage.label, *cells, beyond, epsilon])
         left_out = [
@@ -92,6 +116,9 @@ def score_lines(
     lines.append("  spread: standard deviation")
     if reference is not None:
         lines[-1] += f"; than {name}: % of clients better/equal/worse"
+    counts = [(stage.label, len(stage.left_out)) for stage in stages]
+    lost = ", ".join(f"{count:,} of {label}" for label, count in counts if count)
+    lines += [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
     return lines
 
 

@@ -29,7 +29,7 @@ def data(extreme: float = 1.0, clients: int = 6) -> FederatedDataset:
     for place in range(clients):
         x = torch.randn(8, 3, generator=generator) * (extreme if place == 0 else 1.0)
         rows[f"c{place}"] = (x, torch.randn(8, generator=generator))
-    return FederatedDataset.from_tensors(rows, test_fraction=0.25)
+    return FederatedDataset.from_tensors(rows, test_fraction=0.25, classes=None)
 
 
 def trainer(**settings: Any) -> Trainer:
@@ -66,7 +66,8 @@ def test_one_diverged_client_is_said_and_counted(tmp_path: Path, caplog: pytest.
     with open(tmp_path / "run/private/metrics.csv") as file:
         assert [row["diverged_trainings"] for row in csv.DictReader(file)] == ["2", "2", "2"]
     assert found.diverged == 1
-    assert "diverged: the loss of 1 clients' own models is not finite" in found.summary()
+    assert "diverged, and in no comparison: models of clients, 1 of fedavg + finetuning, 1 of fedavg" in found.summary()
+    assert "diverged, and not kept: local trainings, 6 of fedavg" in found.summary()
     assert json.loads((tmp_path / "run/private/result.json").read_text())["diverged_trainings"] == 2
 
 

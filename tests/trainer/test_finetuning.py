@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -20,19 +21,22 @@ from fedmtl import (
     PoissonClocks,
     RecordPrivacy,
     Trainer,
+    models,
     personalize,
 )
 from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
+from fedmtl.trainer import Result
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.finetuning import held_out
-from fedmtl.trainer.metrics import shares
+from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification
 from tests.trainer.settings import DATA, DELTA, SOLVER, quick_figures, trainer
 
 FINETUNE = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
+KINDS = (torch.float32, torch.float64)
 RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.2, delta=DELTA)
 
 
@@ -158,6 +162,7 @@ def test_validation_records_are_each_clients_own_affair() -> None:
     single = FederatedDataset.from_tensors(
         {"a": (torch.ones(1, 2), torch.tensor([0])), "b": (torch.ones(3, 2), torch.tensor([0, 1, 0]))},
         test={name: (torch.ones(1, 2), torch.tensor([1])) for name in "ab"},
+        classes=2,
     )
     fit, validation = held_out(single, finetune)
     assert fit.train.counts.tolist() == [1, 2]
@@ -214,6 +219,72 @@ def test_shares_of_clients() -> None:
     scores, before = torch.tensor([0.5, 0.7, 0.2, 0.4, float("nan")]), torch.tensor([0.5, 0.6, 0.1, 0.9, 0.3])
     assert shares(scores, before, higher_is_better=True) == (0.4, 0.2, 0.4)
     assert shares(scores, before, higher_is_better=False) == (0.2, 0.2, 0.6)
+    assert shares(scores * 1e-12, before * 1e-12, higher_is_better=True) == (0.4, 0.2, 0.4)
+
+
+def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:
+    """A squared error follows outputs in the dtype of the models; an accuracy is a ratio of whole numbers."""
+    mse, accuracy = REGISTRY["mse"], REGISTRY["accuracy"]
+    one, other = torch.tensor([0.5, 1e-10], dtype=torch.float64), torch.tensor([0.5 + 3e-8, 9e-10], dtype=torch.float64)
+    errors = {kind: shares(one, other, higher_is_better=False, resolution=mse.resolution(kind)) for kind in KINDS}
+    assert errors == {torch.float32: (0.5, 0.5, 0.0), torch.float64: (1.0, 0.0, 0.0)}
+    rows = 100_000
+    close = torch.tensor([1 / rows, 0.1 + 0.2], dtype=torch.float64), torch.tensor([2 / rows, 0.3], dtype=torch.float64)
+    for kind in KINDS:
+        assert shares(*close, higher_is_better=True, resolution=accuracy.resolution(kind)) == (0.0, 0.5, 0.5)
+
+
+def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
+    """Models that are finetuned by nothing are the shared one, whose outputs are computed in other blocks."""
+    generator = torch.Generator().manual_seed(0)
+    rows = {}
+    for place in range(40):
+        count = 5 + 7 * place
+        x = torch.randn(count, 200, generator=generator)
+        rows[f"c{place}"] = x, x.sum(1) + torch.randn(count, generator=generator)
+    data = FederatedDataset.from_tensors(rows, test_fraction=0.5, classes=None)
+    still = Finetune(kind="vanilla", local=LocalSGD(lr=1e-30, steps=1))
+    result = trainer(
+        algorithm=FedAvg(local=LocalSGD(lr=1e-3, steps=1)), data=data, model=models.mlp(hidden=32), privacy=None,
+        finetune=still, dtype="float32",
+    ).fit()  # fmt: skip
+    found = result.finetuned
+    assert found is not None
+    assert found.scores["finetuned"] != found.scores["shared"]
+    assert (found.better, found.equal, found.worse) == (0.0, 1.0, 0.0)
+
+
+def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, monkeypatch, caplog) -> None:
+    quick_figures(monkeypatch)
+    data = ragged_classification(12)
+    x = data.train.x.clone()
+    x[: int(data.train.offsets[3])] *= 1e160  # of three clients
+    data = replace(data, train=replace(data.train, x=x))
+    settings = {"algorithm": FedAvg(local=replace(SOLVER, lr=1e-300)), "data": data, "privacy": None}
+    ways = Finetune(kind="vanilla", local=LocalSGD(lr=0.2, steps=3, batch_size=4))
+    with caplog.at_level(logging.WARNING, "fedmtl"):
+        result = trainer(finetune=ways, folder=tmp_path / "run", baselines=["local"], **settings).fit()
+    found = result.finetuned
+    assert found is not None
+    assert found.diverged == data.ids[:3]
+    assert result.personal[:3].equal(result.shared.expand(3, -1))
+    assert "fedavg: finetuning diverged for 3 of 12 clients, who keep the shared model" in caplog.text
+    assert "    diverged for 3 clients, who keep the shared model" in result.summary()
+    assert "diverged, and in no comparison: models of clients, 3 of fedavg + finetuning" in result.summary()
+    rest = data.ids[3:]
+    gaps = [found.scores["finetuned"][name] - found.scores["shared"][name] for name in rest]
+    expected = [sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps), sum(gap < 0 for gap in gaps)]
+    assert [found.better, found.equal, found.worse] == pytest.approx([count / 9 for count in expected])
+    alone = result.baselines["local"].personal_accuracy
+    gaps = [result.personal_accuracy[name] - alone[name] for name in rest]
+    assert result.beside_local[0] == pytest.approx(sum(gap > 0 for gap in gaps) / 9)
+    kept = json.loads((tmp_path / "run/private/result.json").read_text())
+    assert kept["finetuning_diverged"] == 3
+    assert Result.load(tmp_path / "run").finetuned == found
+    joined = result.adapt(data)
+    assert joined.diverged == data.ids[:3]
+    assert joined.numbers()["finetuning_diverged"] == 3
+    assert "models of clients, 3 of finetuned" in joined.summary()
 
 
 def test_what_cannot_be_finetuned_is_refused() -> None:
