@@ -129,7 +129,7 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["algorithm=mp_mtl", "replicates=2", "early_stopping={patience: 2}"], "replicates: early_stopping is "),
         (["early_stopping.patience=3"], "early_stopping is None; write 'early_stopping={patience: 3}'"),
         (["early_stopping={patience: 0}"], "early_stopping.patience is 0"),
-        (["algorithm=async_learner", "algorithm.batch_rate=.5"], "algorithm.batch_rate must be 1, not 0.5: algorithm."),
+        (["algorithm=async_learner", "algorithm.step_size=.5", "algorithm.kappa=40"], "algorithm.kappa is 40, which "),
         (["algorithm=async_learner", "algorithm.loss=foo"], "algorithm.loss is 'foo'; accepted: 'squared'"),
         (["algorithm=p2p", "algorithm.allocation=foo"], "algorithm.allocation is 'foo'; accepted: 'uniform'"),
         (["algorithm=p2p", "algorithm/graph=ratings"], "algorithm.graph.root is read from data.root, which the chosen"),

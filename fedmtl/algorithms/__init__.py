@@ -3,6 +3,7 @@
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
 from .async_learner.collaboration import Collaboration, Forecast, choose_kappa, fit_forecast, simulate
+from .async_learner.one_answer import Moments, PublicStart
 from .base import PERSONALIZE_ROUND, Algorithm, Own, Problem, Released, Round, State
 from .clusters import IFCA, ClusteredPMTL
 from .ditto import Ditto
@@ -51,12 +52,14 @@ __all__ = [
     "LocalFit",
     "MPMTLayers",
     "MappedClientStore",
+    "Moments",
     "Own",
     "PFedMe",
     "PeerToPeer",
     "PriorLayers",
     "PrivatePrior",
     "Problem",
+    "PublicStart",
     "Released",
     "Round",
     "ServerOptimizer",

@@ -14,6 +14,8 @@ _TITLES = {
     "ditto": "Ditto",
     "pp_dmtl": "PP-DMTL",
     "async_learner": "Asynchronous learner",
+    "public_start": "Public start",
+    "moments": "AdaSSP",
     "mp_mtl": "MP-MTL",
     "mp_mtl_layers": "MP-MTL of layers",
     "private_prior": "Private prior",

@@ -41,6 +41,8 @@ _METHOD_COLOURS = {
     "mp_mtl_layers": "#e05a5f",
     "pp_dmtl": "#3f51b5",
     "async_learner": "#00796b",
+    "public_start": "#26a69a",
+    "moments": "#7cb342",
     "p2p": "#a0522d",
     "clustered_pmtl": "#4a8fd0",
     "ifca": "#5d4037",

@@ -16,6 +16,7 @@ from fedmtl import models
 from fedmtl.algorithms import Algorithm
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.collaboration import simulate
+from fedmtl.algorithms.async_learner.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
@@ -91,7 +92,7 @@ def test_public_start_is_the_posterior_mean(loss: str, who: list[int]) -> None:
     """The joint Gaussian of theta and all answers, conditioned on the answers, for unequal budgets and sizes."""
     work, bound, reg = problem(loss), 2.5 if loss == "squared" else 0.8, 0.01
     privacy = replace(NOISY, clip_norm=bound)
-    learner = AsyncLearner(method="public_start", loss=loss, reg=reg)
+    learner = PublicStart(loss=loss, reg=reg)
     clients = torch.tensor([who])
     caps = np.maximum(np.bincount(who, minlength=3), 1)
     state, _ = run_activations(learner, work, clients, privacy, pieces=2, caps=caps)
@@ -124,7 +125,7 @@ def test_public_start_is_the_posterior_mean(loss: str, who: list[int]) -> None:
 
 def test_limits_of_the_budget() -> None:
     """No information leaves the public fit; all of it gives the fit of all rows."""
-    learner, known = AsyncLearner(method="public_start", reg=1e-9), rows("squared")[1]
+    learner, known = PublicStart(reg=1e-9), rows("squared")[1]
     public = LinearData((torch.from_numpy(known[0]),), (torch.from_numpy(known[1]),), False)
     rng = np.random.default_rng(4)
     data = LinearData(  # the public features, with targets of their own
@@ -140,7 +141,7 @@ def test_limits_of_the_budget() -> None:
         privacy = RecordPrivacy(clip_norm=4.0, epsilon=epsilon, mechanism="laplace", delta=0)
         found = simulate(learner, data, privacy, torch.tensor([[1, 0]]), public=public)
         np.testing.assert_allclose(found[0].numpy(), start, rtol=tolerance, atol=tolerance)
-    moments = AsyncLearner(method="moments", reg=0.01)
+    moments = Moments(reg=0.01)
     found = simulate(moments, data, None, torch.tensor([[1, 0]]))
     x, y = (torch.cat(part).numpy() for part in (data.x, data.y))
     np.testing.assert_allclose(
@@ -185,7 +186,7 @@ def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg
 
 @pytest.mark.parametrize("who", [[2, 0, 1], [1, 2]])
 def test_moments_are_adassp(who: list[int]) -> None:
-    work, learner = problem(), AsyncLearner(method="moments", reg=0.02)
+    work, learner = problem(), Moments(reg=0.02)
     clients, caps = torch.tensor([who]), np.ones(3, dtype=int)
     state, _ = run_activations(learner, work, clients, NOISY, pieces=2, caps=caps)
     noise = drawn_noise(learner, work, clients, NOISY, caps=caps)
@@ -193,9 +194,9 @@ def test_moments_are_adassp(who: list[int]) -> None:
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["public_start", "moments"])
-def test_repetitions_are_runs_and_pieces_do_not_matter(method: str) -> None:
-    work, learner = problem(), AsyncLearner(method=method)
+@pytest.mark.parametrize("method", [PublicStart, Moments])
+def test_repetitions_are_runs_and_pieces_do_not_matter(method: type[OneAnswer]) -> None:
+    work, learner = problem(), method()
     clients = torch.tensor([[2, 0, -1, 1], [1, 0, 2, -1]])
     together, _ = run_activations(learner, work, clients, NOISY)
     pieces, _ = run_activations(learner, work, clients, NOISY, pieces=1)
@@ -207,12 +208,12 @@ def test_repetitions_are_runs_and_pieces_do_not_matter(method: str) -> None:
     assert learner.models(work, together).shape == (2, 3, P)
 
 
-@pytest.mark.parametrize("method", ["public_start", "moments"])
+@pytest.mark.parametrize("method", [PublicStart, Moments])
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_an_answer_costs_one_release_of_the_whole_vector(method: str, mechanism: str) -> None:
+def test_an_answer_costs_one_release_of_the_whole_vector(method: type[OneAnswer], mechanism: str) -> None:
     """Noise of the scale 2 C z / n_i in every coordinate, with z by dp-accounting; here for Gaussian noise, and by
     hand for Laplace noise, where z is 1 / epsilon."""
-    work, learner = problem(), AsyncLearner(method=method)
+    work, learner = problem(), method()
     delta = 0.0 if mechanism == "laplace" else 1e-5
     privacy = RecordPrivacy(clip_norm=1.5, epsilon=2.0, mechanism=mechanism, delta=delta)
     channel = open_activations(learner, work, ONCE, privacy, caps=np.ones(3, dtype=int)).channel
@@ -222,7 +223,7 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: str, mechanism:
     else:
         spent = PLDAccountant().compose(dp_event.GaussianDpEvent(z)).get_epsilon(delta)
         assert spent == pytest.approx(2.0, rel=1e-3)
-    size = P if method == "public_start" else P * (P + 1) // 2 + P
+    size = P if method is PublicStart else P * (P + 1) // 2 + P
     drawn = np.stack([drawn_noise(learner, work, ONCE, privacy, seed=seed) for seed in range(300)])
     assert drawn.shape == (300, 3, size)
     for k, owner in enumerate(ONCE[0].tolist()):
@@ -231,15 +232,15 @@ def test_an_answer_costs_one_release_of_the_whole_vector(method: str, mechanism:
         assert stats.kstest(drawn[:, k].ravel(), law.cdf).pvalue > 1e-4
     channel.begin(0, ONCE)
     for owner in ONCE[0].tolist():
-        channel.release_gradients(learner.asked(learner._work(work), learner.init(work).public, clipped=True))
+        channel.release_gradients(learner.asked(learner.data(work), learner.init(work).public, clipped=True))
         std = math.sqrt(2.0) if mechanism == "laplace" else 1.0
         assert float(channel.noise_std("gradient")) == pytest.approx(std * 2 * 1.5 * z / COUNTS[owner], rel=1e-12)
 
 
 def test_the_domain_in_place_of_the_clip() -> None:
     domain = DomainBound(x_l1=4.0, y=2.0)
-    learner = AsyncLearner(method="public_start", bound="domain", domain=domain, theta_max=2.0)
-    clip = AsyncLearner(method="public_start", domain=domain, theta_max=2.0)
+    learner = PublicStart(bound="domain", domain=domain, theta_max=2.0)
+    clip = PublicStart(domain=domain, theta_max=2.0)
     privacy = RecordPrivacy(clip_norm=learner.xi, epsilon=50.0, mechanism="laplace", delta=0)
     one, other = (run_activations(each, problem(), ONCE, privacy)[0].public["theta_l"] for each in (learner, clip))
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
@@ -247,12 +248,12 @@ def test_the_domain_in_place_of_the_clip() -> None:
 
 def test_private_rows_reach_nothing_but_the_answers() -> None:
     """The start and the prior are those of the public rows alone, and an owner that does not answer counts nothing."""
-    learner, work = AsyncLearner(method="public_start"), problem()
+    learner, work = PublicStart(), problem()
     state = learner.init(work)
     x, y = rows("squared")[1]
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), fit("squared", x, y, 1e-5), atol=1e-6)
     nobody = torch.tensor([[-1, -1]])
-    for step in (AsyncLearner.step, Algorithm.step):
+    for step in (PublicStart.step, Algorithm.step):
         channel = open_activations(learner, work, nobody, NOISY)
         channel.begin(0, nobody)
         after = step(learner, work, learner.init(work), block_of(nobody), channel.channel)
@@ -260,24 +261,26 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("make", "said"),
     [
-        ({"method": "newton"}, r"method is 'newton'; accepted: 'steps'"),
-        ({"method": "public_start", "loss": "hinge"}, r"second derivative: 'squared' or 'logistic', not 'hinge'"),
-        ({"method": "moments", "loss": "logistic"}, r"solves the squared loss, not 'logistic'"),
-        ({"method": "moments", "bound": "domain", "domain": DomainBound(x_l1=2.0)}, r"use bound='clip'"),
-        ({"method": "moments", "groups": (("a", "b"),)}, r"leave groups out"),
-        ({"method": "public_start", "frequencies": "observed"}, r"leave frequencies out"),
-        ({"method": "public_start", "step_size": 0.1}, r"leave step_size out"),
-        ({"method": "moments", "batch_rate": 0.5}, r"batch_rate must be 1, not 0.5"),
-        ({"kappa": "best"}, r"kappa is 'best'; it must be a finite number above 0, or 'auto'"),
+        (lambda: PublicStart(loss="hinge"), r"PublicStart.loss is 'hinge'; accepted: 'squared'"),  # type: ignore[arg-type]
+        (lambda: PublicStart(bound="domain"), r"PublicStart.bound='domain' needs domain"),
+        (lambda: AsyncLearner(kappa="best"), r"kappa is 'best'; it must be a finite number above 0, or 'auto'"),  # type: ignore[arg-type]
+        (
+            lambda: AsyncLearner(step_size=0.1, kappa=3.0),
+            r"kappa is 3.0, which chooses the automatic step",
+        ),
+        (
+            lambda: AsyncLearner(step_size=0.1, horizon=9),
+            r"horizon is 9, which chooses the automatic step",
+        ),
     ],
-)  # fmt: skip
-def test_what_has_no_meaning_is_refused(settings, said: str) -> None:
+)
+def test_what_has_no_effect_or_no_meaning_is_refused(make, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        AsyncLearner(**settings)
+        make()
 
 
 def test_public_rows_are_needed() -> None:
     with pytest.raises(ConfigError, match=r"needs public rows, and .* has none"):
-        AsyncLearner(method="public_start").init(problem(public=False))
+        PublicStart().init(problem(public=False))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import PPDMTL, AsyncLearner, PeerToPeer, models
+from fedmtl import PPDMTL, AsyncLearner, Moments, PeerToPeer, PublicStart, models
 from fedmtl.algorithms import Algorithm, Released, Round, State
 from fedmtl.algorithms.linear.data import DomainBound
 from fedmtl.data import load_synthetic_tasks
@@ -34,7 +34,7 @@ ALGORITHMS = {
     "async_learner, observed frequencies": AsyncLearner(loss="logistic", reg=0.01, frequencies="observed"),
     "async_learner, groups": AsyncLearner(loss="hinge", reg=0.01, groups=(("task-1", "task-4"), ("task-2", "task-0"))),
     "async_learner, subsets": AsyncLearner(loss="logistic", reg=0.01, batch_rate=0.5),
-    "async_learner, public start": AsyncLearner(method="public_start", loss="logistic", reg=0.01),
+    "async_learner, public start": PublicStart(loss="logistic", reg=0.01),
     "p2p": PeerToPeer(row_norm=1.0, graph=Ring(), mu=0.5, allocation=2.0),
     "p2p, records that arrive": PeerToPeer(
         row_norm=1.0, graph=Ring(), mu=0.5, arrivals={"task-2": [3, 0, 2, 2, 9, 0, 30, 1, 8]}
@@ -53,7 +53,7 @@ REGRESSION = {
     "async_learner, statistics": AsyncLearner(
         reg=0.01, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0), theta_max=0.3
     ),
-    "async_learner, moments": AsyncLearner(method="moments", reg=0.01),
+    "async_learner, moments": Moments(reg=0.01),
     "pp_dmtl, squared": PPDMTL(row_norm=1.0, loss="squared", lam=0.02, a1=0.1),
 }
 

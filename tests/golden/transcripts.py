@@ -27,7 +27,7 @@ _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
 _STEPS = (
     f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
-    "algorithm.method=steps algorithm.loss=squared algorithm.reg=1e-5 schedule.per_client=10"
+    "algorithm.reg=1e-5 schedule.per_client=10"
 )
 _PP_DMTL = (
     f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 algorithm.lam=0.015 "
@@ -66,11 +66,12 @@ RUNS = {
     ),
     "pp_dmtl, published": f"{_PP_DMTL} guarantee=paper privacy.mechanism=l2_laplace",
     "async_learner": f"{_STEPS} data.problem=regression",
-    "async_learner, public start": (
-        f"{_STEPS} algorithm.method=public_start algorithm.loss=logistic data.public_examples=30 schedule.per_client=2"
+    "public_start": (
+        f"{_STEPS.replace('async_learner', 'public_start')} algorithm.loss=logistic data.public_examples=30 "
+        "schedule.per_client=2"
     ),
-    "async_learner, moments": (
-        f"{_STEPS} data.problem=regression algorithm.method=moments "
+    "moments": (
+        f"{_STEPS.replace('async_learner', 'moments')} data.problem=regression "
         "schedule.per_client=1 privacy.mechanism=l2_laplace privacy.delta=0 privacy.epsilon=40"
     ),
     "async_learner, sufficient statistics": (

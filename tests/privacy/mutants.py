@@ -16,10 +16,11 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl import PPDMTL, AsyncLearner, Latencies, PeerToPeer, PoissonClocks, Trainer, models
+from fedmtl import PPDMTL, AsyncLearner, Latencies, Moments, PeerToPeer, PoissonClocks, PublicStart, Trainer, models
 from fedmtl._threads import Threads
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, FedProx, MPMTLayers, PriorLayers, PrivatePrior, private_prior
-from fedmtl.algorithms.async_learner import once
+from fedmtl.algorithms.async_learner import one_answer
+from fedmtl.algorithms.async_learner.one_answer import OneAnswer
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import DomainBound, LinearData
 from fedmtl.algorithms.linear.evidence import own_ridges
@@ -166,8 +167,8 @@ FURTHER: dict[str, tuple[Any, Any]] = {
         AsyncLearner(reg=1e-3, theta_max=3.0, bound="domain", domain=DomainBound(x_l1=2.0, y=1.0)),
         _CLOCKS,
     ),
-    "public start": (AsyncLearner(method="public_start", loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
-    "moments": (AsyncLearner(method="moments", reg=1e-3), PoissonClocks(per_client=4)),
+    "public start": (PublicStart(loss="logistic", reg=1e-3), PoissonClocks(per_client=4)),
+    "moments": (Moments(reg=1e-3), PoissonClocks(per_client=4)),
     "simulated step": (PPDMTL(row_norm=1.0, a2="auto"), _LATENCIES),
 }
 _PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0)
@@ -1591,11 +1592,10 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _weighed_by_their_records(self, problem, public, clip):
     """Owners count by the sizes of their private rows."""
     sizes = torch.stack([x.abs().sum() for x in LinearData.of(problem).x])
-    prior = None if self.method == "moments" else once.PublicPrior.of(self, self._public(problem), clip)
-    self.solve(public, sizes, prior, clip)
+    self.solve(public, sizes, self.prior(self._public(problem), clip), clip)
 
 
-_solve, _silent_steps, _message = AsyncLearner._solve, GraphState.remembered, once.moments_message
+_solve, _silent_steps, _message = OneAnswer._solve, GraphState.remembered, one_answer.moments_message
 
 
 def _ridge_of_raw_moments(self, problem, public, clip):
@@ -2041,21 +2041,19 @@ MUTANTS = [
     Mutant("models trained on raw records", _raw_gradients, TRANSCRIPT, RECORDS),
     Mutant(
         "public start of private rows",
-        _set(AsyncLearner, "_public", lambda self, problem: LinearData.of(problem)),
+        _set(PublicStart, "_public", lambda self, problem: LinearData.of(problem)),
         TRANSCRIPT,
         CLOCK,
         ("public start",),
     ),
     Mutant(
         "owners weighed by their records",
-        _set(AsyncLearner, "_solve", _weighed_by_their_records),
+        _set(OneAnswer, "_solve", _weighed_by_their_records),
         TRANSCRIPT,
         CLOCK,
         _ONCE,
     ),
-    Mutant(
-        "ridge of raw moments", _set(AsyncLearner, "_solve", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)
-    ),
+    Mutant("ridge of raw moments", _set(Moments, "_solve", _ridge_of_raw_moments), TRANSCRIPT, CLOCK, ("moments",)),
     Mutant(
         "silent agents along raw gradients",
         _set(GraphState, "remembered", _silent_along_raw_gradients),
@@ -2103,7 +2101,7 @@ MUTANTS = [
     ),
     Mutant(
         "moments of the next owner too",
-        _set(once, "moments_message", _moments_of_the_next_too),
+        _set(one_answer, "moments_message", _moments_of_the_next_too),
         INDEPENDENCE,
         CLOCK,
         ("moments",),

@@ -18,6 +18,7 @@ from fedmtl import (
     DomainBound,
     FedAvg,
     FullParticipation,
+    Moments,
     MPMTLayers,
     PeerToPeer,
     PoissonClocks,
@@ -54,7 +55,7 @@ LINEAR = {
         RECORD,
     ),
     "async, clip": (lambda loss: AsyncLearner(loss=loss, psi=True), RECORD),
-    "async, moments": (lambda loss: AsyncLearner(method="moments", psi=True), RECORD),
+    "async, moments": (lambda loss: Moments(psi=True), RECORD),
     "async, domain": (
         lambda loss: AsyncLearner(loss=loss, bound="domain", domain=DomainBound(1.0, 1.0), theta_max=1.0, psi=True),
         RecordPrivacy(clip_norm=4.0, epsilon=5.0, delta=1e-5),
@@ -105,7 +106,7 @@ KINDS = [
 
 
 def run(algorithm, privacy, data, model, **options):
-    asynchronous = isinstance(algorithm, (PPDMTL, PeerToPeer, AsyncLearner))
+    asynchronous = isinstance(algorithm, (PPDMTL, PeerToPeer, AsyncLearner, Moments))
     return Trainer(
         algorithm=algorithm,
         data=data,

@@ -28,7 +28,9 @@ from setting import CANDIDATES, budget, clocks, first_owners, lending  # noqa: E
 from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
+from fedmtl.algorithms.async_learner.central import CentralLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.collaboration import Collaboration, simulate  # noqa: E402
+from fedmtl.algorithms.async_learner.one_answer import Moments, PublicStart  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
 
 CELLS = {(100, 90): 80, (30, 300): 24, (10, 300): 10}
@@ -46,7 +48,7 @@ class Method:
 
     role: str
     name: str
-    learner: AsyncLearner
+    learner: CentralLearner
     cap: int | tuple[int, ...] | None
     settings: tuple[tuple[float, float], ...]  # clip, kappa
     rate: float | tuple[float, ...] = 1.0
@@ -55,10 +57,16 @@ class Method:
             runs: int, seed: int) -> Tensor:  # fmt: skip
         """Return theta of ``runs`` runs, (runs, p)."""
         clip, kappa = setting
-        learner = replace(self.learner, kappa=kappa)
+        learner = self.learner
+        if isinstance(learner, AsyncLearner):
+            learner = replace(learner, kappa=kappa)
         clients = clocks(len(data.x), runs, seed, self.cap, self.rate)
-        known = public if learner.method == "public_start" else None
+        known = public if isinstance(learner, PublicStart) else None
         return simulate(learner, data, budget(epsilon, clip), clients, seed=seed, public=known)
+
+    def said(self, clip: float, kappa: float) -> str:
+        """Return a setting in words."""
+        return f"clip {clip:g}" + (f", kappa {kappa:g}" if isinstance(self.learner, AsyncLearner) else "")
 
     def chosen(self, public: LinearData, counts: Sequence[int], epsilon: float) -> tuple[float, float]:
         """Return the setting of the least mean psi where public rows play both parts: a half is public, and owners'
@@ -82,8 +90,8 @@ STEPS = tuple((clip, kappa) for clip in (5.0, 20.0) for kappa in CANDIDATES)
 ONCE = tuple((clip, 1.0) for clip in CLIPS)
 METHODS = (
     Method("published", "published learner", AsyncLearner(), None, STEPS),
-    Method("baseline", "AdaSSP", AsyncLearner(method="moments"), 1, ONCE),
-    Method("new", "public start", AsyncLearner(method="public_start"), 1, ONCE),
+    Method("baseline", "AdaSSP", Moments(), 1, ONCE),
+    Method("new", "public start", PublicStart(), 1, ONCE),
 )
 
 
@@ -155,7 +163,9 @@ def measured(root: Path) -> Iterator[Score]:
                         clip, kappa = choices[key]
                         theta = method.run(data, public, epsilon, choices[key], RUNS, 10_000 + deal)
                         value = float(score_of(theta).mean())
-                        said = f"clip {clip:g}" + (f", kappa {kappa:g}" if method.learner.method == "steps" else "")
+                        said = f"clip {clip:g}" + (
+                            f", kappa {kappa:g}" if isinstance(method.learner, AsyncLearner) else ""
+                        )
                         yield row(method.role, method.name, epsilon, value, dict.fromkeys(ids, value), said)
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
@@ -178,11 +188,13 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
         yield row("public", "public rows", 0.0, seed, dict.fromkeys(ids, free))
         yield row("public", "public rows and own records", 0.0, seed, both)
     for method in methods:
-        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if method.learner.method == "steps" else (1.0,)
+        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if isinstance(method.learner, AsyncLearner) else (1.0,)
         method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
         for epsilon in EPSILONS:
             choice = method.chosen(public, counts, epsilon)
-            said = f"clip {choice[0]:g}" + (f", kappa {choice[1]:g}" if method.learner.method == "steps" else "")
+            said = f"clip {choice[0]:g}" + (
+                f", kappa {choice[1]:g}" if isinstance(method.learner, AsyncLearner) else ""
+            )
             for seed in range(DEALS):
                 value = float(psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean())
                 yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), said)

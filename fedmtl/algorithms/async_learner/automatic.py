@@ -1,4 +1,4 @@
-"""Settings that are chosen from what is public: the public rows of the data, and the bounds of their domain."""
+"""The step size that is chosen from the public rows of the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...errors import ConfigError
 from ...privacy import RecordPrivacy
 from ...random import derive_key
 from ...schedules import BoundSchedule
-from ..linear.data import DomainBound, LinearData, probe_linear
+from ..linear.data import LinearData
 from .collaboration import choose_kappa
 
 if TYPE_CHECKING:
@@ -22,28 +22,18 @@ logger = logging.getLogger("fedmtl")
 _TRIALS = 20
 
 
-def resolve_learner(
+def resolve_kappa(
     learner: AsyncLearner,
     problem: Problem,
     schedule: BoundSchedule,
     privacy: RecordPrivacy | Sequence[RecordPrivacy] | None,
 ) -> AsyncLearner:
-    """Fill in ``domain`` from the data's bounds, ``kappa`` by noisy simulation on the public rows for each budget.
+    """Return the settings with ``kappa`` by noisy simulation on the public rows, for each budget.
 
     The simulation has owners of the true sizes whose records are drawn from the public rows, the true caps and
     budgets, and 20 schedules and noises of its own. Only public things enter, so the choice costs no privacy.
     """
     data = problem.data
-    if learner.domain == "auto":
-        if (stated := data.domain) is None:
-            raise ConfigError(
-                f"AsyncLearner.domain is 'auto', but {data.name} states no public bounds on its records; give a number."
-            )
-        room = stated.l1 + probe_linear(problem.module, data.spec.shape)
-        target = stated.target if data.classes is None else 1.0
-        learner = replace(learner, domain=DomainBound(x_l1=room, y=target))
-    if learner.kappa != "auto":
-        return learner
     if data.public is None:
         raise ConfigError(
             f"AsyncLearner.kappa is 'auto', but {data.name} has no public rows to choose it with; give a number."

@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -39,9 +39,10 @@ from ...errors import ConfigError
 from ...privacy import RecordPrivacy, open_channel
 from ...random import derive_key
 from ..linear.data import LinearData, LinearLoss
+from .central import CentralLearner
 from .fitness import Fitness, Optimum
 from .learner_data import LearnerData
-from .once import PublicPrior
+from .one_answer import OneAnswer
 
 if TYPE_CHECKING:
     from .algorithm import AsyncLearner
@@ -76,11 +77,11 @@ class Collaboration:
         data: the owners' records; forced into the learner's domain where it has one.
     """
 
-    learner: AsyncLearner
+    learner: CentralLearner
     data: LinearData
 
     @classmethod
-    def of(cls, learner: AsyncLearner, data: FederatedDataset, *, bias: bool = False) -> Collaboration:
+    def of(cls, learner: CentralLearner, data: FederatedDataset, *, bias: bool = False) -> Collaboration:
         """The owners of a dataset, with a linear model that has a bias or none.
 
         Raises:
@@ -90,11 +91,7 @@ class Collaboration:
 
     @cached_property
     def _bounded(self) -> LinearData:
-        LinearLoss(self.learner.loss).check_targets(self.data.y, self.data.name)
-        domain = self.learner.domain
-        if domain == "auto":
-            raise ConfigError("Collaboration: the learner's domain is 'auto', which a Trainer fills in; give bounds.")
-        return self.data if domain is None else domain.bounded(self.data)
+        return self.learner.bounded(self.data)
 
     def _fitness(self, x: Tensor, y: Tensor) -> Fitness:
         return Fitness(x, y, LinearLoss(self.learner.loss), self.learner.reg, self.learner.theta_max)
@@ -211,7 +208,7 @@ def log_log_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def simulate(
-    learner: AsyncLearner,
+    learner: CentralLearner,
     data: LinearData,
     privacy: RecordPrivacy | None,
     clients: Tensor,
@@ -242,28 +239,29 @@ def simulate(
         BudgetExhausted: an owner is asked beyond its cap, without ``shorten``.
     """
     names = ids or tuple(map(str, range(len(data.x))))
-    work = LearnerData.of(learner, data, names)
+    data = learner.bounded(data)
     replicates, events = clients.shape
     if caps is None:
         answers = [torch.bincount(row[row >= 0], minlength=len(names)) for row in clients]
         caps = torch.stack(answers).amax(0).numpy()
     caps = learner.hard_caps(caps, events)
-    plan = learner.released(work.data, names, caps)
+    plan = learner.released(data, names, caps)
     channel = open_channel(privacy, (plan,), "activations as given", seed=seed, replicates=replicates)
     if shorten:
         fitting = torch.from_numpy(channel.account.fitting(clients.numpy()[:, :, None]))
         clients = torch.where(torch.arange(events) < fitting[:, None], clients, -1)
-    state = learner.start(work, public, replicates)
-    if learner.method != "steps":
+    if isinstance(learner, OneAnswer):
+        state = learner.start(data, public, replicates)
         channel.begin(0, clients)
-        learner.hear(state, clients.numpy().T, channel, learner.asked(work, state, clipped=privacy is not None))
-        prior = None if public is None else PublicPrior.of(learner, public, channel.sums.clip)
-        learner.solve(state, work.data.counts, prior, channel.sums.clip)
+        learner.hear(state, clients.numpy().T, channel, learner.asked(data, state, clipped=privacy is not None))
+        learner.solve(state, data.counts, learner.prior(public, channel.sums.clip), channel.sums.clip)
         channel.close()
         return state["theta_l"]
-    updates = learner.updates(
-        work, state, learner.effective_step(work.copies, len(names), events), clipped=privacy is not None
-    )
+    steps = cast("AsyncLearner", learner)
+    work = LearnerData.of(steps, data, names)
+    state = work.start(replicates)
+    step = steps.effective_step(work.copies, len(names), events)
+    updates = steps.updates(work, state, step, clipped=privacy is not None)
     for first in range(0, events, 1024):
         block = clients[:, first : first + 1024]
         channel.begin(first, block)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ..linear.data import LinearData, LinearLoss
+from ..linear.data import LinearData
 
 if TYPE_CHECKING:
     from .algorithm import AsyncLearner
@@ -45,13 +45,7 @@ class LearnerData:
 
     @classmethod
     def of(cls, settings: AsyncLearner, data: LinearData, ids: tuple[str, ...]) -> LearnerData:
-        """Prepare the records; ``ids`` name the owners."""
-        LinearLoss(settings.loss).check_targets(data.y, data.name)
-        if settings.domain == "auto":
-            raise ConfigError(
-                "AsyncLearner.domain is 'auto', which a Trainer fills in; give bounds, or resolve_auto()."
-            )
-        data = data if settings.domain is None else settings.domain.bounded(data)
+        """Prepare the records, :meth:`~.central.CentralLearner.bounded`; ``ids`` name the owners."""
         copy_of = copies_of(settings.groups, ids)
         copies = int(copy_of.max()) + 1
         weights = np.ones(copies)
