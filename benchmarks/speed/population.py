@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         (Loop, "checkpoint", "checkpoint"),
         (RunFolder, "write_run", "files"),
         (RunFolder, "write_result", "files"),
-        (RunFolder, "seal", "files"),
+        (RunFolder, "write_lists", "files"),
         (Trainer, "open", "start"),
         (Trainer, "problem", "start"),
         (ALGORITHMS[arguments.algorithm], "step", "rounds"),

@@ -29,7 +29,7 @@ their public grid, and the shared model against the checkpoint. What cannot be c
 --json the output can travel with a model as its privacy certificate; it holds nothing private.
 
 Files that fit prove that nothing was altered by mistake or by someone without the whole folder. Whoever holds the whole
-folder can write it anew, but not so that it fits a head in a privacy.json that was published before.
+folder can write it anew, but not under the seal that a secure run prints at its end, if that was published.
 """
 
 

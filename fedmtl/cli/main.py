@@ -343,6 +343,10 @@ def _fit(trainer: Trainer, folder: Path, *, resume: bool, job: Job | None = None
         private = f"accuracy.png, clients.png, {own}metrics.csv, checkpoint, ledger"
     print(f"  public/   {', '.join(public)}\n            {result.privacy.publication}")
     print(f"  private/  {private}\n            covered by no epsilon")
+    if result.privacy.source == "secure":
+        from ..trainer.folder import RunFolder
+
+        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
 
 
 def _train_options(words: list[str]) -> argparse.Namespace:

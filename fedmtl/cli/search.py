@@ -139,3 +139,7 @@ def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:
     print(f"  public/   privacy.json, search.json, epsilon.png{model}, manifest.json")
     print(f"            {result.privacy.publication}")
     print("  private/  every candidate's run, the scores, how many there were\n            covered by no epsilon")
+    if result.privacy.source == "secure":
+        from ..trainer.folder import RunFolder
+
+        print(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")

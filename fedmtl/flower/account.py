@@ -99,7 +99,7 @@ class NodeAccount:
             write_json(self.folder.public / "privacy.json", found)
             about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
             write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | found))
-            self.folder.seal()
+            self.folder.write_lists()
             told = self.problem.data.ids[0], rounded_up(report.epsilon), self.folder.root
             logger.info("%s: epsilon %s of its records; fedmtl verify %s", *told)
         elif self.channel.rows:

@@ -5,8 +5,8 @@ noise, fingerprint, and a random number of the run, so that no two runs have the
 begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
 participations are charged), ``first`` (one release before all steps, of everybody who has one), ``remaining`` (the run
 stopped because of what it showed, and is charged as if it had gone on), ``close`` (a clean end, which returns the
-steps that its own session reserved and never began), ``moved`` (the user has said that this file is the only one that
-goes on) and ``seal`` (the hash of the list of files that a finished run has published).
+steps that its own session reserved and never began) and ``moved`` (the user has said that this file is the only one
+that goes on).
 
 Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
 only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
@@ -24,8 +24,7 @@ together with its head file and its checkpoint, and copies of which the user say
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -301,7 +300,7 @@ class Ledger:
                 self._remaining = int(line["uses"])
             elif line["kind"] == "moved":
                 self._place = line["place"]
-            elif line["kind"] == "seal":
+            elif line["kind"] == "seal":  # of earlier versions
                 pass
             elif line["kind"] == "close":
                 self._refund(int(line["session"]), line["unused"])
@@ -344,34 +343,14 @@ def accept_move(path: Path) -> None:
     Raises:
         ResumeError: not a ledger of this version, in use, damaged or rolled back.
     """
-    with _appending(path) as file:
-        places = [line["place"] for line in file.chain.lines if "place" in line] if file is not None else []
-        if file is not None and places and not same_place(places[-1], place_of(path)):
-            file.append({"kind": "moved", "place": place_of(path)})
-
-
-def seal(path: Path, lists: Mapping[str, str]) -> None:
-    """Note in the ledger at ``path`` the hashes of the lists of files that a finished run has left; nothing without a
-    ledger.
-
-    Raises:
-        ResumeError: not a ledger of this version, in use, damaged or rolled back.
-    """
-    with _appending(path) as file:
-        if file is not None:
-            file.append({"kind": "seal", **lists})
-
-
-@contextmanager
-def _appending(path: Path) -> Iterator[ChainFile | None]:
-    """Yield the ledger at ``path`` under its lock, for a line that charges nothing; None where there is none."""
     header = read_first(path)
     if header is None:
-        yield None
         return
     file = ChainFile(path, version=VERSION, single=not header.get("replays_free", False), resume=True)
     try:
-        yield file
+        places = [line["place"] for line in file.chain.lines if "place" in line]
+        if places and not same_place(places[-1], place_of(path)):
+            file.append({"kind": "moved", "place": place_of(path)})
     finally:
         file.close()
 

@@ -215,7 +215,7 @@ class PrivateSearch:
             search = _Search(self, plan, root)
             result = search.run()
         if root is not None:
-            root.seal()
+            root.write_lists()
             search.date(root.public)
         return result
 

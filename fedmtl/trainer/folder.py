@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..models import BoundedInputs, ModelFactory
 from ..models.factory import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
-from ..privacy.ledger import accept_move, seal
+from ..privacy.ledger import accept_move
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
@@ -316,20 +317,27 @@ class RunFolder:
         ids = json.dumps(data.ids)
         write_tensors(self.private / "models.safetensors", {"models": found.personal}, {"ids": ids})
 
-    def seal(self) -> None:
-        """List every file of the finished run with its hash, and note the hashes of the lists in the ledger.
+    def write_lists(self) -> None:
+        """List every file of the finished run with its hash: those of ``private/``, the ledger included, in
+        ``private/manifest.json``, and those of ``public/`` with the hash of that list in ``public/manifest.json``, so
+        that the hash of the latter, :attr:`seal`, stands for all of them.
 
-        ``public/manifest.json`` lists the files of which ``privacy.json`` speaks, ``private/manifest.json`` the others.
+        The private list has a random number of its own: its hash is published, and must not tell one guess at the
+        private files from another.
         """
         chain = read_chain(self.ledger)
         run = chain.digests[0] if chain.digests else None
-        lists = {}
-        for part in (self.public, self.private):
+        for part in (self.private, self.public):
             names = sorted(path.name for path in part.iterdir() if path.is_file() and _listed(path))
-            files = {name: hashlib.sha256((part / name).read_bytes()).hexdigest() for name in names}
-            write_json(part / MANIFEST, {"run": run, "files": files})
-            lists[part.name] = hashlib.sha256((part / MANIFEST).read_bytes()).hexdigest()
-        seal(self.ledger, lists)
+            files = {name: sha256(part / name) for name in names}
+            private = part == self.private
+            more = {"salt": secrets.token_hex(32)} if private else {"private": sha256(self.private / MANIFEST)}
+            write_json(part / MANIFEST, {"run": run, **more, "files": files})
+
+    @property
+    def seal(self) -> str:
+        """Return the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when a run has ended."""
+        return sha256(self.public / MANIFEST)
 
     def _plot(self, result: Result) -> None:
         with uncollected():
@@ -439,8 +447,13 @@ def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[
 
 
 def _listed(path: Path) -> bool:
-    """Return whether a manifest lists a file: not itself, nor what is half written, nor the ledger, which goes on."""
-    return path.name != MANIFEST and path.suffix not in (".tmp", ".jsonl", ".head")
+    """Return whether a manifest lists a file: not itself, what is half written, or the head file of a ledger."""
+    return path.name != MANIFEST and path.suffix not in (".tmp", ".head")
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file, 64 hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence[Any]]:

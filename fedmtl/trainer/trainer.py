@@ -300,7 +300,7 @@ class Trainer:
         def write() -> None:
             if folder is not None:
                 folder.write_result(result, self._settings(result.module), self.data)
-                folder.seal()
+                folder.write_lists()
 
         ranks.share(write)
         return result

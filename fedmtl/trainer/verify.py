@@ -4,13 +4,12 @@ values on their grid, and the hashes of the files.
 Nothing is taken from the objects of the run: the lines of the ledger are counted here, the events of the accounting are
 put together from the ledger's header, and the accountant is that of the audit, which bounds epsilon from below. What is
 found is a line each, confirmed, failed or not covered. A confirmed line says that the files agree with one another:
-whoever holds the whole folder can write all of it anew, but not so that it fits a head that was published before.
+whoever holds the whole folder can write all of it anew, but not under a seal that was published before.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import math
 import re
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from dp_accounting import dp_event
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -40,11 +39,17 @@ from ..privacy.clip import sum_width
 from ..privacy.ledger import VERSION
 from ..privacy.noise.grid import GridValue, grid_width, whole_width
 from .checkpoint import Checkpoint, read_tensors
-from .folder import MANIFEST, OUTCOME, RunFolder
+from .folder import MANIFEST, OUTCOME, RunFolder, sha256
 
 CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
 _WHOLE = "discrete_gaussian"
+_SEAL = """\
+If this seal was published when the run ended, no listed file has changed since: it is the hash of public/manifest.json,
+which has the hashes of the public files and of private/manifest.json, and that has those of the private files and of
+the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
+it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
+files that no list has (baselines, mapped clients), and a second copy of the run that was continued."""
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
@@ -69,13 +74,14 @@ class Verification:
 
     Attributes:
         run: identity of the run, the hash of its ledger's first line; None without a ledger.
-        head: hash of the last line of the ledger when the run ended.
+        seal: hash of ``public/manifest.json``, which stands for every listed file, the ledger included; None without
+            that file.
         epsilon, delta: as the run reports them; epsilon is ``"inf"`` where nothing is protected.
         checks: in order.
     """
 
     run: str | None
-    head: str | None
+    seal: str | None
     epsilon: float | str | None
     delta: float | None
     checks: tuple[Check, ...]
@@ -90,19 +96,29 @@ class Verification:
         numbers = Counter(check.verdict for check in self.checks)
         return {verdict: numbers[verdict] for verdict in (CONFIRMED, FAILED, OPEN)}
 
+    def conclusion(self) -> str:
+        """Return in sentences what the checks say together, what was not checked, and what no check can see."""
+        total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
+        if not self.fits:
+            return f"{total}: the run does not fit."
+        sentences = [f"{total}: the files that were compared agree with one another."]
+        missing = [check.name for check in self.checks if check.verdict == OPEN]
+        if missing:
+            sentences.append(f"Not checked: {', '.join(missing)}.")
+        if not any(check.name == "epsilon" and check.verdict == CONFIRMED for check in self.checks):
+            sentences.append(f"Not confirmed: epsilon = {self.epsilon} is what privacy.json says; it was not computed.")
+        return " ".join(sentences)
+
     def text(self) -> str:
-        """Return one line a check, and one of the whole."""
+        """Return one line a check, the conclusion, and the seal with what it is good for."""
         wide = max(len(check.name) for check in self.checks)
         lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
-        total = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items())
-        return "\n".join(
-            [*lines, "", f"{total}: " + ("what was checked fits" if self.fits else "the run does not fit")]
-        )
+        return "\n".join([*lines, "", self.conclusion(), "", f"seal {self.seal}", _SEAL])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate that can travel with a model, JSON-ready."""
         whole = asdict(self) | {"checks": [asdict(check) for check in self.checks]}
-        return {"fedmtl": __version__, "fits": self.fits, **whole}
+        return {"fedmtl": __version__, "fits": self.fits, "conclusion": self.conclusion(), **whole}
 
 
 def verify(folder: str | Path) -> Verification:
@@ -234,9 +250,8 @@ class _Verifier:
         )
         self._readable("model", self._model, "model.safetensors or the checkpoint")
         report = self.report
-        return Verification(
-            report.get("run"), report.get("ledger_head"), report.get("epsilon"), report.get("delta"), tuple(self.checks)
-        )
+        seal = self.folder.seal if (self.folder.public / MANIFEST).is_file() else None
+        return Verification(report.get("run"), seal, report.get("epsilon"), report.get("delta"), tuple(self.checks))
 
     def _note(self, name: str, verdict: str, detail: str) -> None:
         self.checks.append(Check(name, verdict, detail))
@@ -249,12 +264,13 @@ class _Verifier:
         """Make a check whose line fails where a file lacks what it reads."""
         try:
             check()
-        except (KeyError, TypeError, ValueError, IndexError, OSError, SafetensorError) as error:
+        except Exception as error:  # whatever a file holds, it is the file that fails
             self._note(name, FAILED, f"{what} cannot be read: {error!r}")
 
     # The files
 
     def _files(self) -> None:
+        public = self.folder.public / MANIFEST
         for part in (self.folder.public, self.folder.private):
             if not part.is_dir():
                 self._note(f"files: {part.name}", OPEN, "the private part is not here")
@@ -266,13 +282,15 @@ class _Verifier:
             files, wrong = manifest.get("files", {}), []
             for name, digest in files.items():
                 path = part / name
-                if not path.is_file():
+                if path.name != name or not path.is_file():
                     wrong.append(f"{name} is missing")
-                elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                elif sha256(path) != digest:
                     wrong.append(f"{name} is not the file that was listed")
             if part == self.folder.public:
                 extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
                 wrong += [f"{name} was added" for name in sorted(extra)]
+            elif public.is_file() and read_json(public).get("private") != sha256(part / MANIFEST):
+                wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
             if manifest.get("run") != self.report.get("run") and self.report.get("repetitions") != "secret":
                 wrong.append(f"{MANIFEST} and privacy.json are of different runs")
             self._say(f"files: {part.name}", wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}")
@@ -317,20 +335,13 @@ class _Verifier:
                 wrong.append("privacy.json has the identity of another run")
             if not chain.has(head) or not head.lines:
                 wrong.append(f"line {head.lines} of the ledger is not the head in privacy.json")
-            elif any(line["kind"] not in ("seal", "moved") for line in chain.lines[head.lines :]):
-                wrong.append("the ledger goes on after the head in privacy.json")
-            self._say("head", wrong, f"line {head.lines} is the head in privacy.json")
+            elif chain.head != head:
+                wrong.append(f"the ledger goes on after line {head.lines}, the head in privacy.json")
+            self._say("head", wrong, f"line {head.lines}, the last one, is the head in privacy.json")
         stored = Checkpoint.ledger_of(self.folder.checkpoint) if self.folder.checkpoint.is_file() else None
         if stored is not None:
             text = f"line {stored.lines} is the head in the checkpoint"
             self._say("checkpoint", [] if chain.has(stored) else [f"not so: {text}"], text)
-        seals = [line for line in chain.lines if line["kind"] == "seal"]
-        wrong = [] if seals else ["the ledger has no seal: the run ended before its files were listed"]
-        for part in (self.folder.public, self.folder.private):
-            path = part / MANIFEST
-            if seals and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != seals[-1].get(part.name):
-                wrong.append(f"{part.name}/{MANIFEST} is not the list that the ledger has sealed")
-        self._say("seal", wrong, "the ledger has the hashes of the lists of files")
 
     def _settings(self, header: Mapping[str, Any]) -> None:
         privacy = header.get("privacy")

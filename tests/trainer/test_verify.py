@@ -36,6 +36,7 @@ from fedmtl.errors import DataError
 from fedmtl.graphs import Ring
 from fedmtl.privacy.noise.grid import GridValue
 from fedmtl.trainer import Callback
+from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, Verification, verify
 
 from ..golden.transcripts import RUNS
@@ -51,9 +52,9 @@ def figures():
         yield
 
 
-def run(folder: Path, **settings: Any) -> Path:
+def run(folder: Path, *, resume: bool = False, **settings: Any) -> Path:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
-    trainer(folder=folder, **{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings).fit()
+    trainer(folder=folder, **{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings).fit(resume=resume)
     return folder
 
 
@@ -82,7 +83,7 @@ def failed(folder: Path) -> dict[str, str]:
 
 def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
     found = verify(good)
-    names = ["files: public", "files: private", "chain", "head", "checkpoint", "seal", "settings", "charges", "epsilon"]
+    names = ["files: public", "files: private", "chain", "head", "checkpoint", "settings", "charges", "epsilon"]
     assert verdicts(found) == dict.fromkeys([*names, "headline", "report", "grid", "model"], CONFIRMED)
     assert found.fits
     event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
@@ -95,7 +96,7 @@ def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
 SHORT = {
     "pmtl": "seeded", "pmtl, running mean, fixed cohorts": "secure", "pmtl, adaptive clip": "secure",
     "pmtl, L2-Laplace, everybody": "seeded", "pmtl, published accounting of cohorts in turn": "seeded",
-    "fedprox, records": "secure", "local, records, Laplace": "seeded", "fedavg, no privacy": None,
+    "fedprox, records": "secure", "pmtl without a pull, records, Laplace": "seeded", "fedavg, no privacy": None,
     "mp_mtl": "secure", "mp_mtl, squared loss, P + Q, curator": "seeded", "pp_dmtl, subsamples, L2,1 norm": "secure",
     "pp_dmtl, published": "seeded", "async_learner": "secure", "p2p": "secure",
     "p2p, warm start, Laplace, ring": "seeded", "p2p, repetitions": None,
@@ -112,7 +113,7 @@ def test_runs_of_every_method_fit(name: str, tmp_path: Path) -> None:
     assert failed(tmp_path / "run") == {}
     said = verdicts(found)
     if source is not None:
-        for line in ("chain", "head", "seal", "charges"):
+        for line in ("chain", "head", "charges"):
             assert said[line] == CONFIRMED
         assert said["epsilon"] in (CONFIRMED, OPEN)
         assert said["grid"] == (CONFIRMED if source == "secure" else OPEN)
@@ -197,10 +198,26 @@ def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source:
 
 
 def test_the_public_part_alone(copy: Path) -> None:
+    """An epsilon that was made smaller, with everything beside it, contradicts nothing that is there; the last words
+    say that it was not computed, and the seal is another one."""
     shutil.rmtree(copy / "private")
-    said = verdicts(verify(copy))
+    found = verify(copy)
+    said, seal = verdicts(found), found.seal
     assert said["files: public"] == said["headline"] == said["grid"] == CONFIRMED
     assert said["files: private"] == said["chain"] == said["epsilon"] == said["model"] == OPEN
+    assert seal in found.text()
+    change(copy / "public/privacy.json", epsilon=0.1, headline="private: epsilon = 0.1 at delta = 1e-05")
+    manifest = json.loads((copy / "public/manifest.json").read_text())
+    manifest["files"]["privacy.json"] = hashlib.sha256((copy / "public/privacy.json").read_bytes()).hexdigest()
+    change(copy / "public/manifest.json", **manifest)
+    found = verify(copy)
+    assert found.fits
+    assert found.conclusion().endswith(
+        "Not checked: files: private, chain, epsilon, report, model. "
+        "Not confirmed: epsilon = 0.1 is what privacy.json says; it was not computed."
+    )
+    assert "what was checked fits" not in found.text()
+    assert found.seal != seal
 
 
 # Altered runs
@@ -225,24 +242,79 @@ def both(folder: Path, **values: Any) -> None:
 
 
 def rewrite(folder: Path, edit: Callable[[list[dict]], list[dict]] = lambda lines: lines) -> None:
-    """All that somebody can do who holds the folder: a new chain, head, report, lists of files and seal."""
-    lines = edit([json.loads(line) for line in ledger(folder)])
-    made = chained([json.dumps(line).encode() for line in lines if line["kind"] != "seal"])
+    """All that somebody can do who holds the folder: a new chain, head, report and lists of files."""
+    made = chained([json.dumps(line).encode() for line in edit([json.loads(line) for line in ledger(folder)])])
+    write(folder, made)
     run_id, head = (hashlib.sha256(line).hexdigest() for line in (made[0], made[-1]))
     both(folder, run=run_id, ledger_lines=len(made), ledger_head=head)
-    seal = {"kind": "seal"}
-    for part in ("public", "private"):
+    lists(folder)
+
+
+def lists(folder: Path) -> None:
+    """Write the lists of files anew."""
+    for part in ("private", "public"):
         place = folder / part / "manifest.json"
-        names = json.loads(place.read_text())["files"]
-        hashes = {name: hashlib.sha256((folder / part / name).read_bytes()).hexdigest() for name in names}
-        place.write_text(json.dumps({"run": run_id, "files": hashes}))
-        seal[part] = hashlib.sha256(place.read_bytes()).hexdigest()
-    write(folder, chained([*made, json.dumps(seal).encode()]))
+        found = json.loads(place.read_text())
+        found["files"] = {
+            name: hashlib.sha256((folder / part / name).read_bytes()).hexdigest() for name in found["files"]
+        }
+        found["run"] = json.loads((folder / "public/privacy.json").read_text())["run"]
+        if part == "public":
+            found["private"] = hashlib.sha256((folder / "private/manifest.json").read_bytes()).hexdigest()
+        place.write_text(json.dumps(found))
 
 
 def test_rewriting_without_a_change_shows_only_in_the_checkpoint_or_nowhere(copy: Path) -> None:
     rewrite(copy)
     assert set(failed(copy)) <= {"checkpoint"}
+
+
+@pytest.mark.parametrize("part", ["public", "private"])
+def test_no_listed_file_is_another_under_one_seal(copy: Path, part: str) -> None:
+    lists(copy)
+    published = verify(copy).seal
+    names = json.loads((copy / part / "manifest.json").read_text())["files"]
+    assert set(names) >= {"public": {"model.safetensors", "privacy.json"}, "private": {"ledger.jsonl"}}[part]
+    for name in names:
+        place = copy / part / name
+        before = place.read_bytes()
+        place.write_bytes(before + b" ")
+        found = verify(copy)
+        assert f"{name} is not the file that was listed" in failed(copy)[f"files: {part}"]
+        assert found.seal == published
+        lists(copy)
+        assert verify(copy).seal != published
+        place.write_bytes(before)
+        lists(copy)
+        assert verify(copy).seal == published  # it depends on nothing else
+
+
+@pytest.mark.parametrize("kind", ["seal", "open", "moved"])
+def test_nothing_follows_the_head_of_a_finished_run(copy: Path, kind: str) -> None:
+    """Not a second seal either, as of a model that was exchanged."""
+    flipped(copy)
+    write(copy, chained([*ledger(copy), json.dumps({"kind": kind, "session": 2, "place": {}}).encode()]))
+    lists(copy)
+    assert "goes on after line" in failed(copy)["head"]
+
+
+def test_the_hash_of_private_files_tells_nothing_of_them(copy: Path) -> None:
+    """It is published: the same private files are listed under another hash each time."""
+    found = set()
+    for _ in range(3):
+        RunFolder(copy).write_lists()
+        found.add(json.loads((copy / "public/manifest.json").read_text())["private"])
+        assert verify(copy).fits
+    assert len(found) == 3
+
+
+def test_a_finished_run_that_is_resumed_has_a_new_seal(copy: Path) -> None:
+    RunFolder(copy).accept_move()
+    assert "goes on after line" in failed(copy)["head"]
+    before = verify(copy).seal
+    run(copy, resume=True)
+    assert verify(copy).fits
+    assert verify(copy).seal != before
 
 
 @pytest.mark.parametrize("gone", [1, 2])
