@@ -50,6 +50,7 @@ which has the hashes of the public files and of private/manifest.json, and that 
 the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
 files that no list has (baselines, mapped clients), and a second copy of the run that was continued."""
+_BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 16
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
@@ -154,17 +155,19 @@ class _Charges:
     def of(cls, lines: list[dict[str, Any]]) -> _Charges:
         charges = cls(bool(lines[0]["replays_free"]))
         session, reached, closed = 0, 0, True
+        following: int | None = None  # the next step of this session
         for number, line in enumerate(lines[1:], start=2):
             kind = line["kind"]
             if kind == "open":
                 if line["session"] != session + 1:
                     charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
-                session, closed = line["session"], False
-                following: int | None = None  # the next step of this session
+                session, closed, following = line["session"], False, None
             elif kind in ("reserve", "first", "remaining", "close") and (line["session"] != session or closed):
                 charges.problems.append(f"line {number}: {kind} outside of an open session")
             if kind == "reserve":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
+                if cohorts is None and end - first > _BLOCK:
+                    raise ValueError(f"line {number} charges {end - first} steps without cohorts")
                 if first >= end or (following is not None and first != following) or first > reached:
                     charges.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
                 if cohorts is not None and len(cohorts) != end - first:
@@ -179,6 +182,8 @@ class _Charges:
                 charges.firsts += 1
             elif kind == "remaining":
                 charges.remaining = int(line["uses"])
+            elif kind not in ("open", "close", "moved"):
+                charges.problems.append(f"line {number}: {kind!r} is no kind of line")
             elif kind == "close":
                 closed = True
                 for step in line["unused"]:
@@ -221,7 +226,8 @@ class _Verifier:
         self.checks: list[Check] = []
 
     def verification(self) -> Verification:
-        self._files()
+        for part in (self.folder.public, self.folder.private):
+            self._readable(f"files: {part.name}", lambda part=part: self._files(part), MANIFEST)  # type: ignore[misc]
         chain = self._chain()
         if chain is not None:
             self._readable("head", lambda: self._ends(chain))
@@ -243,7 +249,7 @@ class _Verifier:
             if self.result.get("replicates"):
                 why = "repetitions are simulations, whose charges are not kept"
             self._note("epsilon", OPEN, f"{why}, so there is nothing to compute it from")
-        self._headline()
+        self._readable("headline", self._headline)
         self._report()
         self._readable(
             "grid", lambda: self._grid(None if chain is None else chain.lines[0]), "releases.safetensors or the ledger"
@@ -269,31 +275,27 @@ class _Verifier:
 
     # The files
 
-    def _files(self) -> None:
-        public = self.folder.public / MANIFEST
-        for part in (self.folder.public, self.folder.private):
-            if not part.is_dir():
-                self._note(f"files: {part.name}", OPEN, "the private part is not here")
-                continue
-            if not (part / MANIFEST).is_file():
-                self._note(f"files: {part.name}", FAILED, f"{part.name}/{MANIFEST} is missing")
-                continue
-            manifest = read_json(part / MANIFEST)
-            files, wrong = manifest.get("files", {}), []
-            for name, digest in files.items():
-                path = part / name
-                if path.name != name or not path.is_file():
-                    wrong.append(f"{name} is missing")
-                elif sha256(path) != digest:
-                    wrong.append(f"{name} is not the file that was listed")
-            if part == self.folder.public:
-                extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
-                wrong += [f"{name} was added" for name in sorted(extra)]
-            elif public.is_file() and read_json(public).get("private") != sha256(part / MANIFEST):
-                wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
-            if manifest.get("run") != self.report.get("run") and self.report.get("repetitions") != "secret":
-                wrong.append(f"{MANIFEST} and privacy.json are of different runs")
-            self._say(f"files: {part.name}", wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}")
+    def _files(self, part: Path) -> None:
+        name = f"files: {part.name}"
+        if not part.is_dir():
+            self._note(name, OPEN, "the private part is not here")
+            return
+        manifest = read_json(part / MANIFEST)
+        files, wrong = manifest["files"], []
+        for file, digest in files.items():
+            path = part / file
+            if path.name != file or not path.is_file():
+                wrong.append(f"{file} is missing")
+            elif sha256(path) != digest:
+                wrong.append(f"{file} is not the file that was listed")
+        if part == self.folder.public:
+            extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
+            wrong += [f"{file} was added" for file in sorted(extra)]
+        elif read_json(self.folder.public / MANIFEST).get("private") != sha256(part / MANIFEST):
+            wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
+        if manifest.get("run") != self.report.get("run") and self.report.get("repetitions") != "secret":
+            wrong.append(f"{MANIFEST} and privacy.json are of different runs")
+        self._say(name, wrong, f"{len(files)} files have the hashes of {part.name}/{MANIFEST}")
 
     # The ledger
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -611,6 +612,73 @@ def test_a_ledger_without_what_is_needed_fails_in_its_lines(copy: Path) -> None:
     found = failed(copy)
     assert "cannot be read" in found["settings"]
     assert "cannot be read" in found["charges"]
+
+
+HOSTILE = (None, "x", [], {}, True, -1, 0, 0.5, 1e-300, 1e308, 10**9, 10**30, math.nan, math.inf)
+
+
+def altered(value: Any, rng: random.Random) -> Any:
+    """The same JSON with one field of another type or size, or missing."""
+    place, at = json.loads(json.dumps(value)), []
+    at.append(place)
+    while isinstance(at[-1], (dict, list)) and at[-1] and (len(at) == 1 or rng.random() < 0.8):
+        key = rng.choice(list(at[-1])) if isinstance(at[-1], dict) else rng.randrange(len(at[-1]))
+        holder = at[-1]
+        at.append(holder[key])
+    if rng.random() < 0.1:
+        del holder[key]
+    else:
+        holder[key] = rng.choice(HOSTILE)
+    return place
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("which", ["ledger", "public/privacy.json", "private/result.json", "public/manifest.json"])
+def test_hostile_files_fail_with_a_reason(copy: Path, which: str, seed: int) -> None:
+    """Whatever a file holds, a verification ends in its lines, or is refused in one."""
+    rng = random.Random(seed)
+    lines = [json.loads(line) for line in ledger(copy)]
+    before = lines if which == "ledger" else json.loads((copy / which).read_text())
+    for _ in range(15):
+        new = altered(before, rng)
+        if which == "ledger":
+            made = chained([json.dumps(line).encode() for line in new if isinstance(line, dict)])
+            if made == chained([json.dumps(line).encode() for line in lines]):
+                continue  # what was altered is the chain, which is made anew
+            write(copy, made)
+        else:
+            (copy / which).write_text(json.dumps(new))
+        try:
+            found = verify(copy)
+        except DataError:
+            continue
+        assert not found.fits  # the lists of files are as they were
+        assert "the run does not fit" in found.text()
+        json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    "name", ["public/releases.safetensors", "public/model.safetensors", "private/checkpoint.safetensors",
+             "private/clients.csv", "private/outcome.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"[" * 100_000])
+def test_files_of_other_bytes_fail_with_a_reason(copy: Path, name: str, content: bytes) -> None:
+    (copy / name).write_bytes(content)
+    assert f"files: {name.split('/')[0]}" in failed(copy)
+
+
+REORDERED: dict[str, Callable[[list[dict]], list[dict]]] = {
+    "a charge before any session": lambda lines: [lines[0], *[line for line in lines if line["kind"] == "reserve"]],
+    "no noise": lambda lines: [lines[0] | {"noise_multiplier": 0}, *lines[1:]],
+    "steps without end": lambda lines: [*lines[:2], lines[2] | {"end": 10**18}, *lines[3:]],
+    "a line of no kind": lambda lines: [*lines, {"kind": "refund", "session": 1}],
+}
+
+
+@pytest.mark.parametrize("name", REORDERED)
+def test_charges_that_no_run_writes_fail(copy: Path, name: str) -> None:
+    rewrite(copy, REORDERED[name])
+    assert "charges" in failed(copy)
 
 
 def test_an_older_ledger_fails_by_name(copy: Path) -> None:
