@@ -15,10 +15,26 @@ from torch import Tensor
 
 from .._devices import sent
 from .._files import write_bytes
-from ..errors import ResumeError
+from ..errors import ConfigError, ResumeError
 
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """{name: (shape of one client's value, dtype)}."""
+
+
+def checked(fields: Fields) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the fields of a store; refuse what is none.
+
+    Raises:
+        ConfigError: a value that is not a shape and a dtype.
+    """
+    for name, field in fields.items():
+        pair = isinstance(field, tuple) and len(field) == 2 and isinstance(field[1], torch.dtype)
+        if not pair or not isinstance(field[0], tuple) or not all(isinstance(size, int) for size in field[0]):
+            raise ConfigError(
+                f"client_store: field {name!r} is {field!r}; give the shape of one client's value and its dtype, such "
+                "as ((problem.dimension,), torch.float32), or ((), torch.bool) for one value."
+            )
+    return dict(fields)
 
 
 class WrittenRows:
@@ -98,7 +114,7 @@ class ClientStore:
 
     def __init__(self, clients: int, fields: Fields, *, device: torch.device | str = "cpu") -> None:
         self.clients = clients
-        self.fields = dict(fields)
+        self.fields = checked(fields)
         self.device = device
         self._written = {name: WrittenRows(clients, shape, dtype, device) for name, (shape, dtype) in fields.items()}
         self._dense: dict[str, Tensor] = {}  # of the fields that most clients have
@@ -263,7 +279,7 @@ class MappedClientStore(ClientStore):
     """
 
     def __init__(self, clients: int, fields: Fields, *, folder: str | Path, device: torch.device | str = "cpu") -> None:
-        self.clients, self.fields, self.folder, self.device = clients, dict(fields), Path(folder), device
+        self.clients, self.fields, self.folder, self.device = clients, checked(fields), Path(folder), device
         self.folder.mkdir(parents=True, exist_ok=True)
         layout = json.dumps({k: [clients, list(s), str(d)] for k, (s, d) in self.fields.items()}, sort_keys=True)
         description = self.folder / "layout.json"

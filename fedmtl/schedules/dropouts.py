@@ -43,7 +43,10 @@ class Dropouts:
                 raise ConfigError("Dropouts needs intervals, or both rate and duration.")
             positive(self, rate=self.rate, duration=self.duration)
             return
+        names = [str(name) for name in self.intervals]
         for name, pairs in self.intervals.items():
+            if names.count(str(name)) > 1:
+                raise ConfigError(f"Dropouts.intervals names client {str(name)!r} twice, as a number and as a text.")
             _check_intervals(name, pairs)
 
     def check(self, names: Sequence[str]) -> None:

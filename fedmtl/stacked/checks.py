@@ -48,7 +48,7 @@ def prepare_module(
             raise ModelError(
                 f"Layer {name or type(child).__name__!r} is {type(child).__name__}: its running statistics mix clients "
                 f"and leave them without noise. Use torch.nn.GroupNorm (for example GroupNorm({_groups(channels)}, "
-                f"{channels})) instead."
+                f"{channels})) instead; model.fix=true, in Python models.fix(model), does so."
             )
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
             for option in ("max_norm", "sparse", "scale_grad_by_freq"):
@@ -57,6 +57,13 @@ def prepare_module(
                         f"Layer {name!r} is {type(child).__name__} with {option}={getattr(child, option)}, which mixes"
                         f" the examples of a batch; leave {option} out."
                     )
+        several = not isinstance(child, nn.RNNBase) or child.num_layers > 1  # dropout is between layers
+        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and child.dropout > 0 and several:
+            raise ModelError(
+                f"Layer {name or type(child).__name__!r} is {type(child).__name__} with dropout={child.dropout:g}, "
+                "which draws from a global random generator; model.fix=true, in Python models.fix(model), replaces it "
+                "by a layer whose dropout is keyed, or leave dropout out."
+            )
         if isinstance(child, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise ModelError(f"Layer {name!r} is {type(child).__name__}; use nn.Dropout, whose masks can be keyed.")
     ready = copy.deepcopy(module).to(sample.device, sample.dtype if dtype is None else dtype).train()

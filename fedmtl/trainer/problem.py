@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import logging
 import math
@@ -140,12 +141,26 @@ def _takes(module: nn.Module, data: FederatedDataset, dtype: torch.dtype) -> boo
 
 
 def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:
-    """Return the module, or the one that a factory makes for data of this shape with the start of a run's seed."""
+    """Return the module, or the one that a factory makes for data of this shape with the start of a run's seed.
+
+    Raises:
+        ConfigError: a function that does not take the shape alone, or that returns no module.
+    """
     if isinstance(model, nn.Module):
         return model
+    try:
+        inspect.signature(model).bind(spec)
+    except TypeError as error:
+        raise ConfigError(
+            f"model is a function that cannot be called with the data's DataSpec ({error}); give a function of one "
+            "argument that returns a module, such as lambda spec: MyModel(), or the module itself."
+        ) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(seed, "model") >> 1)
-        return model(spec)
+        module = model(spec)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model is a function that returned {type(module).__name__}; it must return an nn.Module.")
+    return module
 
 
 def _check_loss(loss: str, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:

@@ -397,3 +397,8 @@ def test_an_owner_that_never_wakes():
 def test_bad_settings_are_refused(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_a_client_that_two_names_stand_for_is_refused():
+    with pytest.raises(ConfigError, match="names client '1' twice"):
+        Dropouts(intervals={1: [(0.0, 5.0)], "1": [(7.0, 9.0)]})

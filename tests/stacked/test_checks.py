@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedmtl import models
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.stacked import prepare_module, resolve_loss
 from fedmtl.stacked.losses import example_losses
@@ -34,6 +35,25 @@ def test_batch_normalization_is_refused_with_its_name_and_advice():
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(ModelError, match=r"Layer '1' is BatchNorm1d.*GroupNorm\(8, 8\)"):
         prepare_module(net, torch.zeros(2, 4), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.BatchNorm1d(4), "BatchNorm1d"),
+        (nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True), "MultiheadAttention with dropout=0.1"),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.1), "LSTM with dropout=0.1"),
+    ],
+)
+def test_a_layer_that_can_be_replaced_is_refused_with_its_name_and_the_setting_that_does_it(layer, name):
+    net = nn.Sequential(nn.Linear(4, 4), layer)
+    with pytest.raises(ModelError, match=rf"Layer '1' is {name}.*model\.fix=true, in Python models\.fix\(model\)"):
+        prepare_module(net, torch.zeros(2, 4), seed=0)
+
+
+def test_dropout_of_replaced_attention_is_keyed():
+    attention = models.fix(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
+    assert isinstance(prepare_module(attention, torch.zeros(2, 5, 4), seed=0), nn.Module)
 
 
 def test_functional_dropout_is_refused():

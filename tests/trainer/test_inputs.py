@@ -504,3 +504,17 @@ def test_repetitions_and_budgets_take_numbers_of_numpy():
         .bands
     )
     assert [row["budget"] for row in bands] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(4, 3), "cannot be called with the data's DataSpec"),
+        (lambda spec, width: nn.Linear(4, width), "missing a required argument: 'width'"),
+        (lambda spec: nn.Linear, "returned type; it must return an nn.Module"),
+        (lambda spec: None, "returned NoneType"),
+    ],
+)
+def test_a_function_that_makes_no_model_is_refused(model, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(ragged_classification(3), model)

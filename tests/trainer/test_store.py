@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import fedmtl._files as files_module
 from fedmtl.algorithms import ClientStore, MappedClientStore, dealing
 from fedmtl.algorithms.dealing import deal
 from fedmtl.algorithms.store import PartStore
-from fedmtl.errors import ResumeError
+from fedmtl.errors import ConfigError, ResumeError
 from fedmtl.ranks import Ranks
 
 N = 9
@@ -439,3 +440,10 @@ def is_snapshot(store, old, new) -> str:
             continue
         return name
     pytest.fail("a mixture of two snapshots")
+
+
+@pytest.mark.parametrize("field", [3, (3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)])
+def test_a_field_that_is_no_shape_and_dtype_is_refused_by_name(field, tmp_path):
+    for make in (ClientStore, partial(MappedClientStore, folder=tmp_path)):
+        with pytest.raises(ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"):
+            make(N, {"h": field})
