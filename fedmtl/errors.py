@@ -33,3 +33,9 @@ class TrainingError(FedmtlError, RuntimeError):
 
 class BudgetExhausted(FedmtlError, RuntimeError):
     """The next release would exceed the privacy budget; raised before any data is read for it."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line, without its full stop; the name of its class where it has no text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -441,7 +441,7 @@ def test_a_class_that_cannot_be_imported_is_said_with_its_reason(
     (tmp_path / "own_module.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_module", raising=False)
-    assert cli.main(["--config-dir", str(tmp_path), "algorithm=own"]) == 2
+    assert cli.main(["--config-dir", str(tmp_path), "--trust=own_module", "algorithm=own"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("fedmtl: error: algorithm._target_ is 'own_module.Own', which cannot be imported (")
     assert why in shown
@@ -592,6 +592,76 @@ def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProc
     assert yaml.safe_load(stored)["seed"] == 0
     public = [file.read_text(errors="replace") for file in (folder / "public").iterdir() if file.suffix != ".png"]
     assert not any('"seed"' in text or "seed:" in text for text in public)
+
+
+HOSTILE = """
+from pathlib import Path
+Path(__file__).with_name("ran").touch()
+def read(path):
+    Path(path).touch()
+"""
+
+
+def test_a_folder_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resume and adapt make what the package has, whatever the stored settings name, and what the user trusts."""
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
+    config = resolve(compose(tuple(TINY)))
+    mark = str(tmp_path / "touched")
+    path = {"_target_": "pathlib.Path", "_args_": [mark]}
+    targets = [{"_target_": "pathlib.Path.touch", "self": path}, {"_target_": "hostile.read", "path": mark}]
+
+    def refused(words: list[str], key: str) -> None:
+        code = cli.main(words)
+        assert not (tmp_path / "touched").exists()
+        assert not (tmp_path / "ran").exists()
+        assert code == 2
+        assert f"error: {key}._target_ is " in (said := capsys.readouterr().err)
+        assert "which a file may not name; accepted: settings, readers, networks and loggers of fedmtl" in said
+
+    for number, target in enumerate(targets):
+        for group in ("data", "algorithm", "finetune", "logger"):
+            private = tmp_path / f"{group}-{number}" / "private"
+            private.mkdir(parents=True)
+            (private / "result.json").write_text("{}")
+            (private / "config.yaml").write_text(yaml.safe_dump(config | {group: target}))
+            place = group if number else f"{group}.self"
+            refused(["resume", str(private.parent)], place)
+            if group in ("data", "algorithm"):
+                refused(["adapt", str(private.parent), "--out", str(tmp_path / "new")], place)
+    searched = {"candidates": {"a": config | {"model": targets[1]}, "b": config}, "mean": 4.0, "shape": 1.0}
+    private = tmp_path / "search" / "private"
+    private.mkdir(parents=True)
+    (private / "config.yaml").write_text(yaml.safe_dump({"search": searched}))
+    refused(["resume", str(private.parent)], "model")
+    assert cli.main(["resume", str(tmp_path / "data-1"), "--trust", "hostile"]) == 2
+    assert (tmp_path / "touched").exists()
+    capsys.readouterr()
+    assert cli.main(["resume", str(tmp_path / "data-1"), "--trust"]) == 2
+    assert "--trust is ''; give the name of a module" in capsys.readouterr().err
+
+
+def test_a_sweep_imports_nothing_that_its_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra imports what a search path names."""
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
+    for text in ("hydra.searchpath=[pkg://hostile]", "++hydra.searchpath=[pkg://hostile]"):
+        hydra = {
+            "overrides": {"task": [*TINY, "seed=1,2", text]},
+            "sweep": {"subdir": "${hydra.job.num}"},
+            "runtime": {"config_sources": [], "cwd": str(tmp_path)},
+        }
+        (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": hydra}))
+        code = cli.main(["resume", str(tmp_path)])
+        assert not (tmp_path / "ran").exists()
+        assert code == 2
+        assert f"multirun.yaml has {text}, which" in capsys.readouterr().err
 
 
 def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

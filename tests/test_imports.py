@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,6 @@ def test_imports_inside_functions_are_only_of_what_is_slow_or_not_on_every_syste
 
 def test_every_dependency_is_imported_by_the_package():
     """Of the hard ones pyarrow alone is not: pandas reads parquet by it."""
-    tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [
         *project["dependencies"],

@@ -1,7 +1,8 @@
 """From command-line overrides to a trainer: find, check and compose the configuration, build its objects.
 
 Hydra composes and sweeps; the objects are those a program would make, named by ``_target_``. What this module
-adds is that every override is checked before any work, and that errors name the key and what is accepted.
+adds is that every override is checked before any work, that errors name the key and what is accepted, and that a
+file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets it name.
 PyTorch is imported only by :func:`settings` and :func:`build`.
 """
 
@@ -15,19 +16,22 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._check import one_of, positive_int
 from .._imports import uncollected
-from ..errors import ConfigError, FedmtlError
+from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
 Config = dict[str, Any]
+TRUST: ContextVar[tuple[str, ...]] = ContextVar("TRUST", default=())
+"""Modules that this command line trusts, beside this package."""
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune")
 _INTERNAL = ("hydra", "scales", "tuned")  # how configuration files talk to each other, not settings
 _INNER_NAMES = {  # settings that an algorithm hands on to a class or function of its own
@@ -91,7 +95,7 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            raise ConfigError(f"cannot read {text!r}: {_first_line(error)}.") from error
+            raise ConfigError(f"cannot read {text!r}: {first_line(error)}.") from error
         if override.is_sweep_override():
             if not multirun:
                 listed = f", or write {text.replace('=', '=[')}] for a list" if text.startswith("epsilons=") else ""
@@ -103,6 +107,13 @@ def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[s
         else:
             axes[override.get_key_element()] = [text]
     return (list(combination) for combination in itertools.product(*axes.values()))
+
+
+def hydra_base() -> dict[str, str]:
+    """Return the argument by which Hydra 1.3 behaves as later versions do, which warn of it."""
+    import hydra
+
+    return {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
 @lru_cache(maxsize=64)
@@ -119,10 +130,10 @@ def compose(overrides: tuple[str, ...], extra: Path | None = None) -> Any:
 
     search = [f"hydra.searchpath=[file://{extra.resolve()}]"] if extra is not None else []
     try:
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with initialize_config_dir(str(config_folder()), **hydra_base()):
             return hydra_compose("config", overrides=[*overrides, *search])
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{_first_line(error)}.") from error
+        raise ConfigError(f"{first_line(error)}.") from error
 
 
 def resolve(config: Any) -> Config:
@@ -144,15 +155,15 @@ def resolve(config: Any) -> Config:
             raise ConfigError(f"{missing[0]} is required; add {missing[0]}=VALUE.")
         plain = OmegaConf.to_container(config, resolve=True)
     except InterpolationToMissingValueError as error:
-        key = _first_line(error).rpartition(" ")[2]
+        key = first_line(error).rpartition(" ")[2]
         raise ConfigError(f"{key} is required; add {key}=VALUE.") from error
     except InterpolationKeyError as error:
-        reference = re.search(r"'(.+)'", _first_line(error))
+        reference = re.search(r"'(.+)'", first_line(error))
         key = reference.group(1) if reference else "?"
         group = f"the chosen {key.split('.')[0]} has not" if "." in key else "is no setting"
         raise ConfigError(f"{error.full_key} is read from {key}, which {group}; choose another, or set it.") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{_first_line(error)}.") from error
+        raise ConfigError(f"{first_line(error)}.") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items() if key not in (*_INTERNAL, "scale")}
 
@@ -410,14 +421,44 @@ def _keys(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def instantiate_group(config: Config, group: str) -> Any:
-    """Return the object that ``config[group]`` describes; None for an empty description."""
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
+    """Return the object that ``config[group]`` describes; None for an empty description.
 
+    Raises:
+        ConfigError: a ``_target_`` that is neither of this package nor of a module in :data:`TRUST`, or one that does
+            not take its settings.
+    """
     if not config.get(group):
         return None
     with ByKey(config, group):
-        return instantiate(OmegaConf.create(config[group]), _convert_="all")
+        return _made(config[group], group)
+
+
+def _made(node: Any, place: str) -> Any:
+    """Return the object of a mapping with ``_target_``, its parts made before it; other values as they are."""
+    from ..trainer.targets import resolved_target
+
+    if isinstance(node, list):
+        return [_made(value, place) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    parts = {name: _made(value, f"{place}.{name}") for name, value in node.items() if name != "_target_"}
+    if "_target_" not in node:
+        return parts
+    try:
+        target = resolved_target(str(node["_target_"]), TRUST.get())
+    except ConfigError as error:
+        raise ConfigError(f"{place}._target_ is {error}") from error
+    try:
+        return target(**parts)
+    except FedmtlError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
+        if unknown is not None and unknown.group(1) == target.__name__:
+            accepted = ", ".join(name for name in parts if name != unknown.group(2))
+            reason = f"{place}.{unknown.group(2)} is no setting of {target.__name__}; accepted: {accepted}"
+        raise ConfigError(f"{reason}.") from error
 
 
 class ByKey:
@@ -450,30 +491,6 @@ class ByKey:
             if text == str(error):
                 return
             raise type(cause)(text) from error
-        from hydra.errors import InstantiationException
-
-        if isinstance(error, InstantiationException):
-            reason = _first_line(error.__cause__ or error)
-            unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
-            if unknown is not None and unknown.group(1) in self.keys():
-                class_name, name = unknown.groups()
-                place = self.keys()[class_name]
-                node: Any = self.config
-                for part in place.split("."):
-                    node = node[part]
-                accepted = ", ".join(str(key) for key in node if key not in ("_target_", name))
-                reason = f"{place}.{name} is no setting of {class_name}; accepted: {accepted}"
-            elif (failed := re.match(r"Error loading '(.+)'", reason)) is not None:
-                target = failed.group(1)
-                why: BaseException = error
-                while (deeper := why.__cause__ or why.__context__) is not None:
-                    why = deeper
-                place = self.keys().get(target.rpartition(".")[2], "")
-                reason = (
-                    f"{place}._target_ is {target!r}, which cannot be imported ({_first_line(why)}); it must be "
-                    "MODULE.NAME, with the module's folder on PYTHONPATH"
-                )
-            raise ConfigError(f"{reason}.") from error
 
     def keys(self) -> dict[str, str]:
         """Map names of classes and functions to the key of the node that names them."""
@@ -489,9 +506,3 @@ class ByKey:
         visit(self.config, "")
         visit(self.config.get(self.group), self.group)
         return keys
-
-
-def _first_line(error: BaseException) -> str:
-    """Return an error's first line; Hydra's further lines are advice on its own syntax."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")

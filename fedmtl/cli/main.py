@@ -22,7 +22,7 @@ from .. import __version__
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
-from .config import ByKey, Config, build, check, choices, config_folder, printed_log, resolve
+from .config import TRUST, ByKey, Config, build, check, choices, config_folder, hydra_base, printed_log, resolve
 from .inspect import audit, profile, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
@@ -66,6 +66,7 @@ options
   -m, --multirun      run every combination of listed values
   --cfg job           print all settings and stop; with --resolve: what references lead to
   --config-dir DIR    a folder with your own groups, searched first
+  --trust MODULE      call what files name in this module too, such as an algorithm of yours; every command takes it
   --debug             show tracebacks
   --version, --help
 """
@@ -83,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    before = TRUST.set(())
     try:
         ranks: Ranks | None = None
         with _errors_in_one_line(debug) as codes:
+            words = _trusting(words)
             ranks = _launched(words)
             codes.append(_dispatch(words, debug, ranks))
         if ranks is not None:
@@ -94,6 +97,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted.")
         return INTERRUPTED
+    finally:
+        TRUST.reset(before)
+
+
+def _trusting(words: list[str]) -> list[str]:
+    """Trust the modules of every ``--trust MODULE``, and return the other words.
+
+    Raises:
+        ConfigError: no name of a module follows.
+    """
+    left, rest = [], iter(words)
+    for word in rest:
+        name, _, module = word.partition("=")
+        if name != "--trust":
+            left.append(word)
+            continue
+        module = module or next(rest, "")
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(f"--trust is {module!r}; give the name of a module, such as --trust my_ditto.")
+        TRUST.set((*TRUST.get(), module))
+    return left
 
 
 def _launched(words: list[str]) -> Ranks | None:
@@ -202,7 +226,7 @@ def _hydra(words: list[str], task: Callable[[Any], None]) -> None:
     full = os.environ.get(_FULL_ERROR)
     os.environ[_FULL_ERROR] = "1"  # errors come here, and are not printed by Hydra
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(task)()
+        hydra.main(**hydra_base(), config_path=str(config_folder()), config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
         raise ConfigError(
             f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."

@@ -104,7 +104,7 @@ def left(sweep: Path, turns: Turns) -> Iterator[Left]:
     A job that never wrote its settings is composed anew, with paths as they were when the sweep began.
 
     Raises:
-        ConfigError: a sweep whose folders are not numbered.
+        ConfigError: a sweep whose folders are not numbered, or one with settings of Hydra, which could import modules.
     """
     from omegaconf import OmegaConf
 
@@ -116,7 +116,11 @@ def left(sweep: Path, turns: Turns) -> Iterator[Left]:
         raise ConfigError(f"{sweep}: its folders are named by hydra.sweep.subdir; resume each of them by its own name.")
     sources = hydra["runtime"]["config_sources"]
     extra = next((Path(one["path"]) for one in sources if one["provider"] == "command-line"), None)
-    for job, overrides in jobs([str(text) for text in hydra["overrides"]["task"]], sweep):
+    task = [str(text) for text in hydra["overrides"]["task"]]
+    for text in task:
+        if text.lstrip("+~").startswith("hydra"):
+            raise ConfigError(f"{sweep / STORED} has {text}, which is no setting of a run; take it out.")
+    for job, overrides in jobs(task, sweep):
         if not turns.come(job.number):
             continue
         folder = sweep / str(job.number)

@@ -21,7 +21,7 @@ from __future__ import annotations
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise ImportError('fedmtl.flower needs Flower, and so Python 3.11: pip install "fedmtl[flower]".') from error
+    raise ImportError('fedmtl.flower needs Flower: pip install "fedmtl[flower]".') from error
 
 from .node import client_app
 from .population import population

@@ -36,7 +36,8 @@ from .finetuned import Finetuned
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .new_clients import NewClients, Terms
-from .problem import build_problem, describe, made, named_model, restored
+from .problem import build_problem, describe, made
+from .targets import named_model, restored
 
 if TYPE_CHECKING:
     from .result import Result
@@ -213,11 +214,14 @@ class RunFolder:
         module.load_state_dict(tensors)
         return BoundedInputs(module, RowBound(**json.loads(metadata["bound"]))) if "bound" in metadata else module
 
-    def read_run(self, model: nn.Module | ModelFactory | None = None) -> tuple[tuple[str, ...], dict[str, Any]]:
+    def read_run(
+        self, model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Return the names of the baselines of a finished run, and the fields of its :class:`Result` but these.
 
         Args:
             model: of the run, where its files do not say how it is built.
+            trust: modules whose classes its files may name.
 
         Raises:
             ConfigError: no finished run, or one of an earlier version.
@@ -235,7 +239,7 @@ class RunFolder:
                 raise ConfigError(f"{self.root} holds no finished run that can be loaded: {path} is missing; {hint}.")
         found = read_json(self.private / OUTCOME)
         try:
-            fields = self._fields(found, model)
+            fields = self._fields(found, model, trust)
         except FedmtlError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -243,7 +247,9 @@ class RunFolder:
         result = {} if is_baseline else read_json(self.private / "result.json")
         return tuple(result.get("baselines", ())), fields
 
-    def _fields(self, found: dict[str, Any], model: nn.Module | ModelFactory | None) -> dict[str, Any]:
+    def _fields(
+        self, found: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
+    ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
         ids, network, finetuned = tuple(found.pop("ids")), found.pop("network"), found.pop("finetuned")
         drawn = found.pop("evaluated", None)  # folders of before have none
@@ -258,14 +264,14 @@ class RunFolder:
             personal = shared.expand(len(owners), -1)
         terms = found.pop("terms")
         try:
-            kept = None if terms is None else Terms(**restored(terms))
+            kept = None if terms is None else Terms(**restored(terms, trust))
         except ConfigError:  # objects of the caller's own
             kept = None
         asked = found.pop("asked")
         metrics = [REGISTRY.get(one["name"]) or Metric(one["name"], None, one["up"], (), "", own=True) for one in asked]
         scores = {key: _numbers(found.pop(key)) for key in ("by_client", "shared_by_client", "final", "shortened")}
         if finetuned is not None:
-            finetuned["settings"] = restored(finetuned["settings"])
+            finetuned["settings"] = restored(finetuned["settings"], trust)
             numbers = {key: _numbers(finetuned[key]) for key in ("by_client", "better", "equal", "worse")}
             finetuned = Finetuned(**finetuned | numbers | {"diverged": tuple(finetuned.get("diverged", ()))})
         replicates, parts = self.private / "replicates.csv", self.private / "parts.safetensors"

@@ -254,7 +254,10 @@ def adapt(
         ModelError: data that the model does not take.
     """
     if terms is None:
-        raise ConfigError("this result does not know the settings of its run; use personalize(model, data, ...).")
+        raise ConfigError(
+            "this result does not know the settings of its run; use personalize(model, data, ...), or where its "
+            "algorithm is your own Result.load(folder, trust=[MODULE])."
+        )
     if terms.algorithm.loss is not None:
         raise ConfigError(
             f"new clients finetune with the loss of the run, but {terms.algorithm.name} has a loss of its own; use "

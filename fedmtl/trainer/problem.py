@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import algorithms, local, models
 from .._fingerprint import fingerprint_of
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
@@ -405,8 +404,9 @@ def fingerprint(
 
 
 def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields, arrays by a digest, functions by their
-    qualified name, and by the values that they are bound to or close over, other objects by class and attributes.
+    """A JSON-ready description of settings: dataclasses by class and fields (one that is not of this package comes with
+    its module), arrays by a digest, functions by their qualified name, and by the values that they are bound to or
+    close over, other objects by class and attributes.
 
     Args:
         value: what is described.
@@ -416,7 +416,9 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
         value = value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name), within) for f in dataclasses.fields(value)}
-        return {"class": type(value).__qualname__, **fields}
+        own = type(value).__module__.split(".")[0] != "fedmtl"
+        name = f"{type(value).__module__}.{type(value).__qualname__}" if own else type(value).__qualname__
+        return {"class": name, **fields}
     if isinstance(value, Mapping):
         return {str(k): describe(v, within) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -443,36 +445,6 @@ def _state(value: Any) -> dict[str, Any]:
         found = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
         return {name: part for name, part in found.items() if part}
     return {} if isinstance(value, type) else getattr(value, "__dict__", {})
-
-
-def restored(description: Any) -> Any:
-    """Return the settings that :func:`describe` described: dataclasses of this package by class and fields.
-
-    Raises:
-        ConfigError: an object that its description does not give back.
-    """
-    if isinstance(description, Mapping):
-        found = {str(name): restored(value) for name, value in description.items()}
-        if "class" not in found:
-            return found
-        name = found.pop("class")
-        kind = getattr(algorithms, name, getattr(local, name, None))
-        if not dataclasses.is_dataclass(kind):
-            raise ConfigError(f"{description['class']!r} is no class of settings of this package.")
-        try:
-            return kind(**found)  # type: ignore[operator]
-        except Exception as error:
-            raise ConfigError(f"{description['class']!r} cannot be made from its description: {error}") from error
-    return tuple(map(restored, description)) if isinstance(description, list) else description
-
-
-def named_model(description: Mapping[str, Any]) -> ModelFactory:
-    """Return the factory of :class:`fedmtl.models.factory.NamedFactory.description`."""
-    arguments = {name: value for name, value in description.items() if name != "factory"}
-    if "model" in arguments:
-        arguments["model"] = named_model(arguments["model"])
-    factory: ModelFactory = getattr(models, description["factory"])(**arguments)
-    return factory
 
 
 def _digest(tensor: Tensor) -> str:

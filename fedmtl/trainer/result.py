@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,9 @@ class Result:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: str | Path, model: nn.Module | ModelFactory | None = None) -> Result:
+    def load(
+        cls, folder: str | Path, model: nn.Module | ModelFactory | None = None, *, trust: Sequence[str] = ()
+    ) -> Result:
         """Return what :meth:`Trainer.fit` returned, from the folder of a finished run, with its baselines.
 
         Of a baseline whose clients have the shared model the personal models are that model for each. Models and
@@ -115,6 +117,8 @@ class Result:
             folder: of the run.
             model: as of :class:`~fedmtl.Trainer`; needed for modules only (:meth:`model_for`, :meth:`shared_model`,
                 :meth:`adapt`), and only where the run's was no factory of :mod:`fedmtl.models`.
+            trust: names of modules, such as that of an algorithm of your own, of which a class that the files name is
+                imported and made; beside them only settings and networks of this package are.
 
         Raises:
             ConfigError: no finished run, or one without the files that this reads.
@@ -123,12 +127,14 @@ class Result:
         """
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError(f"folder is {folder!r}; give the path of a finished run, as text or Path.")
-        return cls._read(RunFolder(Path(folder)), model)
+        if isinstance(trust, str):
+            raise ConfigError(f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}].")
+        return cls._read(RunFolder(Path(folder)), model, trust)
 
     @classmethod
-    def _read(cls, folder: RunFolder, model: nn.Module | ModelFactory | None) -> Result:
-        names, fields = folder.read_run(model)
-        return cls(**fields, baselines={name: cls._read(folder.baseline(name), model) for name in names})
+    def _read(cls, folder: RunFolder, model: nn.Module | ModelFactory | None, trust: Sequence[str]) -> Result:
+        names, fields = folder.read_run(model, trust)
+        return cls(**fields, baselines={name: cls._read(folder.baseline(name), model, trust) for name in names})
 
     def __repr__(self) -> str:
         folder = "" if self.folder is None else f", in {self.folder}"

@@ -33,7 +33,12 @@ def test_the_algorithm_of_the_text_is_ditto(privacy: str, mine: Path, capsys: py
         "progress=false",
     ]
     for name in ("my_ditto", "ditto"):
-        assert cli.main(["--config-dir", "mine", *words, f"algorithm={name}", f"hydra.run.dir={name}"]) == 0
+        assert (
+            cli.main(
+                ["--config-dir", "mine", "--trust", "my_ditto", *words, f"algorithm={name}", f"hydra.run.dir={name}"]
+            )
+            == 0
+        )
         printed = capsys.readouterr().out
         assert "public/   privacy.json, " in printed
         assert ("a simulation, not private; to publish" in printed) == (privacy != "none")
@@ -47,7 +52,7 @@ def test_the_algorithm_of_the_text_is_ditto(privacy: str, mine: Path, capsys: py
 def test_a_module_that_python_does_not_find_is_named(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     yaml = mine / "mine" / "algorithm" / "my_ditto.yaml"
     (yaml.parent / "lost.yaml").write_text(yaml.read_text().replace("my_ditto.", "nowhere."))
-    assert cli.main(["--config-dir", "mine", "algorithm=lost"]) == 2
+    assert cli.main(["--config-dir", "mine", "--trust", "nowhere", "algorithm=lost"]) == 2
     assert capsys.readouterr().err == (
         "fedmtl: error: algorithm._target_ is 'nowhere.MyDitto', which cannot be imported (No module named 'nowhere'); "
         "it must be MODULE.NAME, with the module's folder on PYTHONPATH.\n"

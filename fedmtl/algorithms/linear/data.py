@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ from ...stacked import Layout
 from ..base import Algorithm, Problem
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ...data import Examples, FederatedDataset
 
 LossName = Literal["squared", "hinge", "logistic"]

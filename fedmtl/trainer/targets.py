@@ -1,0 +1,109 @@
+"""What a file may name: whoever reads a configuration or the folder of a run must not run the code that it names.
+
+A file may name the settings, readers, networks and loggers of this package and the modules of :mod:`torch.nn`. Anything
+else must be defined in a module that the user trusts by name, on the command line or as an argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from inspect import isclass, isfunction
+from typing import Any
+
+from torch import nn
+
+from .. import algorithms, models
+from ..data.loaders import LOADERS
+from ..errors import ConfigError, first_line
+from ..models import ModelFactory
+from .callbacks import Callback
+
+_SETTINGS = tuple(f"fedmtl.{name}" for name in ("algorithms", "data", "graphs", "local", "privacy", "schedules"))
+
+
+def resolved_target(target: str, trust: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return the class or function that a file names.
+
+    Nothing is imported before its name is checked, and what another module defines is refused by whatever name it is
+    reached: ``fedmtl.trainer.folder.Path`` is not of this package.
+
+    Args:
+        target: such as ``"fedmtl.LocalSGD"`` or ``"torch.nn.Linear"``.
+        trust: names of modules of which everything may be called, with the modules in them.
+
+    Raises:
+        ConfigError: something else, or a name that cannot be imported.
+    """
+    module, _, name = target.rpartition(".")
+    trusted, public = _within(module, trust), not any(part.startswith("_") for part in target.split("."))
+    if not trusted and not (public and (_within(module, ("fedmtl",)) or module == "torch.nn")):
+        raise _refused(target)
+    try:
+        value = getattr(import_module(module), name)
+    except Exception as error:  # also those of a module of the user's own
+        raise ConfigError(
+            f"{target!r}, which cannot be imported ({first_line(error)}); it must be MODULE.NAME, with the module's "
+            "folder on PYTHONPATH."
+        ) from error
+    if not (isclass(value) or isfunction(value)):
+        raise _refused(target)
+    if not (_within(value.__module__, trust) if trusted else _may_be_named(value, name)):
+        raise _refused(target)
+    return value  # type: ignore[no-any-return]
+
+
+def restored(description: Any, trust: Sequence[str] = ()) -> Any:
+    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by class and fields.
+
+    Raises:
+        ConfigError: an object that its description does not give back, or a class that is neither of this package nor
+            of a module in ``trust``.
+    """
+    if isinstance(description, Mapping):
+        values = {str(name): restored(value, trust) for name, value in description.items()}
+        if "class" not in values:
+            return values
+        name = str(values.pop("class"))
+        package = "algorithms" if hasattr(algorithms, name) else "local"
+        kind = resolved_target(name if "." in name else f"fedmtl.{package}.{name}", trust)
+        try:
+            return kind(**values)
+        except Exception as error:
+            raise ConfigError(f"{name!r} cannot be made from its description: {error}") from error
+    return tuple(restored(one, trust) for one in description) if isinstance(description, list) else description
+
+
+def named_model(description: Mapping[str, Any]) -> ModelFactory:
+    """Return the factory of :class:`fedmtl.models.factory.NamedFactory.description`."""
+    arguments = {name: value for name, value in description.items() if name != "factory"}
+    if "model" in arguments:
+        arguments["model"] = named_model(arguments["model"])
+    factory: ModelFactory = resolved_target(f"fedmtl.models.{description['factory']}")(**arguments)
+    return factory
+
+
+def _within(module: str, trust: Sequence[str]) -> bool:
+    """Return whether a module is one of ``trust``, or lies in a package that is."""
+    return any(module == name or module.startswith(f"{name}.") for name in trust)
+
+
+def _may_be_named(value: Any, name: str) -> bool:
+    """Return whether a class or function is a part of a configuration, wherever it was reached from."""
+    if isfunction(value):
+        return value in LOADERS.values() or (name in models.__all__ and getattr(models, name) is value)
+    if _within(value.__module__, ("torch.nn.modules", "fedmtl.models")):
+        return issubclass(value, nn.Module)
+    if _within(value.__module__, ("fedmtl.trainer.callbacks",)):
+        return issubclass(value, Callback)
+    return _within(value.__module__, _SETTINGS) and dataclasses.is_dataclass(value)
+
+
+def _refused(target: str) -> ConfigError:
+    root = target.split(".")[0]
+    hint = f" If you trust the code of {root}, say so: --trust {root}, in Python trust=[{root!r}]."
+    return ConfigError(
+        f"{target!r}, which a file may not name; accepted: settings, readers, networks and loggers of fedmtl, and "
+        f"modules of torch.nn.{'' if root in ('fedmtl', 'torch') else hint}"
+    )

@@ -1,0 +1,168 @@
+"""What files may name: settings, readers, networks and loggers of the package, modules of torch.nn, trusted modules."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from fedmtl import FedAvg, Result
+from fedmtl.cli.config import config_folder
+from fedmtl.errors import ConfigError
+from fedmtl.trainer.targets import resolved_target
+
+from .settings import DATA, SOLVER, quick_figures, trainer
+
+OWN = """
+from dataclasses import dataclass
+from os import system
+from pathlib import Path
+
+from fedmtl import FedAvg
+
+Path(__file__).with_name("imported").touch()
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    strength: float = 1.0
+
+def network(width: int):
+    from torch import nn
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(width))
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module of the user's own, and beside it the mark of its import."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "my_method.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "pathlib.Path.touch",
+        "pathlib.Path",
+        "builtins.exec",
+        "eval",
+        "",
+        "functools.partial",
+        "hydra.utils.get_method",
+        "my_method.Mine",
+        # reached through this package
+        "fedmtl.cli.main.os.system",
+        "fedmtl.cli.main.main",
+        "fedmtl.cli.main",
+        "fedmtl.trainer.folder.Path",
+        "fedmtl.trainer.folder.Path.touch",
+        "fedmtl.trainer.callbacks.Path",
+        "fedmtl.import_module",
+        "fedmtl.Result.load",
+        "fedmtl.Trainer",
+        "fedmtl.personalize",
+        "fedmtl.report.report",
+        "fedmtl.trainer.checkpoint.write_json",
+        "fedmtl._files.write_bytes",
+        "fedmtl.trainer.callbacks.write_bytes",
+        "fedmtl.privacy.Ledger",
+        "fedmtl.privacy.open_channel",
+        "fedmtl.algorithms.MappedClientStore",
+        "fedmtl.local.Executor",
+        "fedmtl.data.LOADERS",
+        "fedmtl.data.reader",
+        "fedmtl.models.factory.wraps",
+        "fedmtl.__main__.main",
+        "fedmtl.FedAvg.__init__",
+        "fedmtl.algorithms.FedAvg.client",
+        # and through torch
+        "torch.load",
+        "torch.hub.load",
+        "torch.utils.cpp_extension.load",
+        "torch.nn.modules.module.torch.load",
+        "torch.nn.functional.torch.load",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.DataParallel",
+        "torch.nn.Module.apply",
+        "torch.nn.Parameter",
+        "torch.nn.init",
+        "torch.jit.load",
+        "torch.package.PackageImporter",
+        "torch.optim.SGD",
+    ],
+)
+def test_a_file_may_not_name_what_could_run_code(target: str, own: Path) -> None:
+    with pytest.raises(ConfigError, match=r"which (a file may not name|cannot be imported)"):
+        resolved_target(target)
+    assert not (own / "imported").exists()
+
+
+def test_a_file_may_name_what_the_packaged_configurations_do() -> None:
+    files = sorted(config_folder().rglob("*.yaml"))
+    found = {target for file in files for target in re.findall(r"_target_: ([\w.]+)", file.read_text())}
+    assert len(found) > 50
+    for target in found | {"fedmtl.ServerOptimizer", "fedmtl.schedules.Dropouts", "fedmtl.models.lora"}:
+        assert callable(resolved_target(target))
+    assert resolved_target("torch.nn.CrossEntropyLoss") is nn.CrossEntropyLoss
+    assert resolved_target("torch.nn.Linear") is nn.Linear
+
+
+def test_a_trusted_module_is_named_and_nothing_that_it_imports(own: Path) -> None:
+    made = resolved_target("my_method.Mine", ["my_method"])
+    assert isinstance(made(local=SOLVER), FedAvg)
+    assert resolved_target("my_method.network", ["my_method"])(3)[1].out_features == 3
+    for name in ("system", "Path", "dataclass"):
+        with pytest.raises(ConfigError, match="which a file may not name"):
+            resolved_target(f"my_method.{name}", ["my_method"])
+    with pytest.raises(ConfigError, match=r"say so: --trust my_method, in Python trust=\['my_method'\]"):
+        resolved_target("my_method.Mine", ["my_metho", "my_method.Mine"])
+
+
+# The folder of a run
+
+
+def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick_figures(monkeypatch)
+    trainer(folder=tmp_path / "run", rounds=1).fit()
+    path = tmp_path / "run/private/outcome.json"
+    found = json.loads(path.read_text())
+    planted = {"class": "my_method.Mine", "local": None}
+    path.write_text(json.dumps(found | {"terms": found["terms"] | {"algorithm": planted}}))
+    assert Result.load(tmp_path / "run").terms is None
+    path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
+    with pytest.raises(ConfigError, match=r"'my_method.Mine', which a file may not name"):
+        Result.load(tmp_path / "run")
+    path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"factory": "factory.wraps"}}}))
+    with pytest.raises(ConfigError, match=r"'fedmtl.models.factory.wraps', which a file may not name"):
+        Result.load(tmp_path / "run")
+    assert not (own / "imported").exists()
+
+
+def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_figures(monkeypatch)
+    mine = resolved_target("my_method.Mine", ["my_method"])(local=SOLVER, strength=2.0)
+    result = trainer(algorithm=mine, folder=tmp_path / "run", rounds=2).fit()
+    (own / "imported").unlink()
+    monkeypatch.delitem(sys.modules, "my_method")
+    assert Result.load(tmp_path / "run").terms is None
+    assert not (own / "imported").exists()
+    with pytest.raises(ConfigError, match=r"is your own Result.load\(folder, trust=\[MODULE\]\)"):
+        Result.load(tmp_path / "run").adapt(DATA)
+    again = Result.load(tmp_path / "run", trust=["my_method"])
+    assert (own / "imported").exists()
+    assert again.terms is not None
+    assert repr(again.terms.algorithm) == repr(mine)
+    assert again.adapt(DATA).summary() == result.adapt(DATA).summary()
+    with pytest.raises(ConfigError, match=r"trust is 'my_method'; give a list"):
+        Result.load(tmp_path / "run", trust="my_method")
