@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,7 +185,7 @@ class Waiting(Stream):
         left = int(caps.max(initial=0)) - self._round
         if left <= 0 or np.isinf(self._now).all():
             return False
-        members = np.count_nonzero(self._pace.caps > self._round)
+        members = int(np.count_nonzero(self._pace.caps > self._round))
         page = min(_PAGE // 8 // self._replicates, self._steps - self.position)
         rounds = -(-max(int(need.max()), page) // members)
         rounds = min(left, rounds, max(1, 16 * _PAGE // len(caps)))
@@ -195,7 +196,8 @@ class Waiting(Stream):
         time = np.repeat(ends, self._clients, axis=0)
         row = np.broadcast_to(every[:, None], time.shape)
         shape = (self._replicates, self._clients, rounds)
-        time, row, real = (x.reshape(shape).transpose(0, 2, 1).ravel() for x in (time, row, acts & (time < np.inf)))
+        parts: list[NDArray[Any]] = [time, row, acts & (time < np.inf)]
+        time, row, real = (part.reshape(shape).transpose(0, 2, 1).ravel() for part in parts)
         self._push(time[real], row[real])
         self._round += rounds
         self._now = ends[:, -1]
