@@ -1084,7 +1084,12 @@ class Channel:
                     raise PrivacyError(f"The first vector of client {client} has not {plan.dimension} numbers.")
                 if self.tap is not None:
                     self.tap(-1, FIRST, torch.tensor([client]), vector[None])
-                vectors[client] = torch.where(torch.isfinite(vector).all(), vector, 0.0)
+                if not torch.isfinite(vector).all():  # it has no sensitivity, and to set it to 0 would move it further
+                    raise PrivacyError(
+                        "The first vector of a client is not finite, so no sensitivity bounds what one record does to "
+                        "it; nothing is released. The function that makes vectors must be finite for all records."
+                    )
+                vectors[client] = vector
             if value is None:
                 value = self._noised_vectors(vectors, acting, np.asarray(plan.first.sensitivity, dtype=np.float64))
         self._note(-1, FIRST, value)

@@ -82,8 +82,8 @@ class ClientVectors:
     """One vector of every client that has data, before all activations: a warm start.
 
     Attributes:
-        vectors: client -> (D,), within the sensitivity that the channel was opened with; one that is not finite counts
-            as zero. The repetitions share it, and have noise of their own.
+        vectors: client -> (D,), within the sensitivity that the channel was opened with, and finite for all records:
+            one that is not is refused, and none is released. The repetitions share it, and have noise of their own.
     """
 
     vectors: Callable[[int], Tensor]

@@ -310,8 +310,11 @@ def test_the_first_release_happens_once_and_before_any_answer() -> None:
         door().release_first(zeros)
     with pytest.raises(PrivacyError, match="first vector of client 0 has not 4 numbers"):
         door(first=first()).release_first(lambda client: torch.zeros(D + 1))
-    broken = door(first=first()).release_first(lambda client: torch.full((D,), math.nan))
-    assert torch.equal(broken, door(first=first()).release_first(zeros)), "what is not finite counts as zero"
+    broken = door(first=first())
+    broken.record = []
+    with pytest.raises(PrivacyError, match="is not finite, so no sensitivity bounds"):
+        broken.release_first(lambda client: torch.full((D,), math.nan if client == 2 else 0.0))
+    assert broken.record == []
     with pytest.raises(ConfigError, match=r"share is 1\.0"):
         first(1.0)
     with pytest.raises(ConfigError, match="positive finite number for each of 3 clients"):
