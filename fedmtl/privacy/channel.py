@@ -189,7 +189,7 @@ class Channel:
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
             self._ahead: np.ndarray | None = None  # of it, by repetition, while repetitions are apart
             self._begins, self._partial = 0, self.draws.partial
-            self._simple = terms is not None and len(sources) == 1 and sources[0].name == "seeded" and replay is None
+            self._behind: dict[int, np.ndarray] = {}  # recorded activations that some repetitions have yet to release
             self._first_made = False
         else:
             self.draws = None
@@ -745,6 +745,10 @@ class Channel:
                         which, where = np.divmod(which, self.replicates)
                     together = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
                 value = together
+            if self.tap is not None:
+                self._tap_sums(
+                    np.repeat(at + np.arange(count), self.replicates), clients.ravel(), value.reshape(clients.size, -1)
+                )
             if self._replay is not None:
                 value = self._replayed_activations(at, count)
             else:
@@ -766,44 +770,22 @@ class Channel:
         """Yield what every activation that has begun releases, one after another: (R, D) float64.
 
         Each is that of :meth:`release`, and the message is asked when its turn comes, so that it may depend on all
-        releases before. Of a single seeded run, what does not depend on them is computed for many activations at once.
+        releases before.
 
         Raises:
             PrivacyError: as for :meth:`release`; or something else was released in between.
         """
-        if not self._simple or self.tap is not None:
-            while self._place < self._end:
-                yield self.release_gradients(message)[0]
-            return
-        means_of, vdot = self._means_of_all(message) if isinstance(message, BoundedMeans) else None, np.vdot
-        while (at := self._place) < self._end:
-            for client, noise, divisor in zip(*self._noise_ahead(at), strict=True):
-                if self._place != at:
-                    raise PrivacyError(f"Activation {at} was released already; every one of them happens once.")
-                if client < 0:
-                    one = np.zeros_like(noise)
-                elif means_of is not None:
-                    one = means_of(client, _ONLY, _ONLY)
-                    if not vdot(one, one) <= self._clearly_within:
-                        self._check_bound(one)
-                    one = one + noise
-                else:
-                    if isinstance(message, ScaledRows) and not self._partial:
-                        one = self.sums.of_factors(client, message.factors(client, _ONLY, _ONLY))
-                    else:
-                        one = self._sums_of(message, client, _ONLY, _ONLY)
-                    one /= divisor
-                    one += noise
-                if self.record is not None:
-                    self.record.append((at, GRADIENT, torch.tensor(one)))
-                self._place = at = at + 1
-                yield one
+        at = self._place
+        while at < self._end:
+            if self._place != at:
+                raise PrivacyError(f"Activation {at} was released already; every one of them happens once.")
+            at += 1
+            yield self.release_gradients(message)[0]
 
     @property
     def apart(self) -> int:
-        """Return by how many activations one repetition may be ahead of another in :meth:`release_runs`; 0 where all
-        are released together: there is one, or a recording is made or replayed."""
-        if self.replicates == 1 or self.tap is not None or self.record is not None or self._replay is not None:
+        """Return by how many activations one repetition may be ahead of another in :meth:`release_runs`; 0 of one."""
+        if self.replicates == 1:
             return 0
         return max(_AT_LEAST_APART, _APART // (self.replicates * self.sums.dimension))
 
@@ -836,12 +818,23 @@ class Channel:
         which = np.arange(len(where)) + np.repeat(ahead + counts - np.cumsum(counts), counts)
         steps = which + (self._place - window.first)
         value = self._sums_at(message, window.clients[steps, where], which, where)
-        if self.terms is not None:
+        self._tap_sums(self._place + which, window.clients[steps, where], value)
+        if self._replay is not None:
+            value = np.stack(
+                [self._replayed_activations(self._place + w, 1)[0, r] for w, r in zip(which, where, strict=True)]
+            )
+        elif self.terms is not None:
             start, last = self._place - window.first, int(steps.max())
             if not window.drawn <= start <= last < window.drawn + len(window.noise):
                 self._draw_noise(window, start, self.apart)
             value += window.noise[steps - window.drawn, where]
-        value /= window.divisors[steps, where][:, None]
+        if self._replay is None:
+            value /= window.divisors[steps, where][:, None]
+        if self.record is not None:
+            for step, r, one in zip((self._place + which).tolist(), where.tolist(), value, strict=True):
+                self._behind.setdefault(step, np.zeros((len(counts), value.shape[1])))[r] = one
+            done = [step for step in sorted(self._behind) if step < self._place + int((ahead + counts).min())]
+            self.record.extend((step, GRADIENT, torch.from_numpy(self._behind.pop(step))) for step in done)
         ahead = ahead + counts
         self._place += int(ahead.min())
         self._ahead = ahead - ahead.min() if int(ahead.min()) < reach else None
@@ -854,23 +847,10 @@ class Channel:
         sums /= window.divisors[start : start + len(sums), :, None]
         return sums
 
-    def _noise_ahead(self, at: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Return, of as many of a single run's activations from ``at`` on as have begun and have their noise drawn, who
-        acts (s,), the noise on its mean (s, 1, D) and the divisor of its sum, in every coordinate (s, 1, D)."""
-        window = self._window
-        assert window is not None
-        start = at - window.first
-        if not window.drawn <= start < window.drawn + len(window.noise):
-            self._draw_noise(window, start, 1)
-        stop = min(self._end - window.first, window.drawn + len(window.noise))
-        divisors = np.repeat(window.divisors[start:stop, :, None], self.sums.dimension, 2)
-        noise = window.noise[start - window.drawn : stop - window.drawn] / divisors
-        return window.clients[start:stop, 0].tolist(), noise, divisors
-
     def _sums_together(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray | None:
         """Return the sums of one activation of several repetitions (1, R, D) where they are computed at once; else
         None."""
-        if self.replicates == 1 or self.tap is not None or isinstance(message, RecordGradients):
+        if self.replicates == 1 or isinstance(message, RecordGradients):
             return None
         if message.together is None:
             return None
@@ -919,11 +899,9 @@ class Channel:
             return np.zeros((len(clients), self.sums.dimension))
         assert isinstance(message, ScaledRows)
         assert message.of_all is not None
-        sums = self.sums.of_all(turns, message.of_all(clients[order], where[order], turns))
-        if self.tap is not None:
-            for place, row in zip(np.arange(len(clients))[order].tolist(), torch.tensor(sums), strict=True):
-                self.tap(self._place + int(which[place]), GRADIENT, torch.tensor(clients[place : place + 1]), row[None])
-        return in_order(sums, order, len(clients))
+        return in_order(
+            self.sums.of_all(turns, message.of_all(clients[order], where[order], turns)), order, len(clients)
+        )
 
     def _sums_of(self, message: GradientMessage, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): clipped sums over the records of a client that take part in its releases."""
@@ -938,10 +916,14 @@ class Channel:
                 value = self.sums.of_factors(client, message.factors(client, which, where), drawn)
             else:
                 value = self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
-        if self.tap is not None:
-            for step, row in zip((self._place + which).tolist(), torch.from_numpy(value), strict=True):
-                self.tap(step, GRADIENT, torch.tensor([client]), row[None])
         return value
+
+    def _tap_sums(self, steps: np.ndarray, clients: np.ndarray, sums: np.ndarray) -> None:
+        """Call the tap with sums (k, D) of ``clients`` (k,) at activations ``steps`` (k,); -1 is nobody."""
+        if self.tap is not None:
+            for step, client, row in zip(steps.tolist(), clients.tolist(), torch.tensor(sums), strict=True):
+                if client >= 0:
+                    self.tap(step, GRADIENT, torch.tensor([client]), row[None])
 
     def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Return (k, D): means over all records that the domain bounds."""

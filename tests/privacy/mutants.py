@@ -540,7 +540,6 @@ def _added(change: Callable[..., np.ndarray]) -> _Patch:
     """Noise is added to sums of activations by ``change(channel, total, start, window)``, also to a single one."""
 
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-        patch.setattr(Channel, "_simple", property(lambda self: False, lambda self, value: None), raising=False)
         patch.setattr(Channel, "_noised_activations", change)
 
     return apply
@@ -566,13 +565,13 @@ def _bounded_without_noise(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _in_the_loop(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     """Noise (s, 1, D) of the loop over the activations of a single run is changed."""
-    ahead = Channel._noise_ahead
+    draw = Channel._draw_noise
 
-    def changed(self, at):
-        clients, noise, divisors = ahead(self, at)
-        return clients, change(noise.copy()), divisors
+    def changed(self, window, start, count):
+        draw(self, window, start, count)
+        window.noise = change(window.noise.copy())
 
-    return _set(Channel, "_noise_ahead", changed)
+    return _set(Channel, "_draw_noise", changed)
 
 
 def _repeated_in_pairs(noise):

@@ -704,13 +704,59 @@ def test_repetitions_that_do_not_wait_for_one_another_release_the_same(privacy: 
         doors[1].release_runs(walks[1].message, np.array([1, 0, 0]))
 
 
-def test_repetitions_that_are_recorded_stay_together() -> None:
-    one, walk = door(dimension=5, replicates=2), Walks(2)
-    one.begin(0, torch.tensor([[0, 1, 2], [1, 2, 0]]))
-    one.record = []
-    assert one.apart == door().apart == 0
-    with pytest.raises(PrivacyError, match="2 activations apart; at most 0"):
-        one.release_runs(walk.message, np.array([2, 1]))
-    released = torch.from_numpy(one.release_runs(walk.message, np.array([2, 2])).reshape(2, 2, 5))
-    assert [step for step, _, _ in one.record] == [0, 1]
-    assert torch.equal(torch.stack([value for _, _, value in one.record], 1), released)
+def test_repetitions_at_their_own_paces_have_the_same_bits_recorded_tapped_and_replayed() -> None:
+    clients = torch.tensor([[0, 1, 2, 0, -1, 1], [2, 1, 0, 1, 2, 0], [-1, 0, 2, 1, 0, -1]])
+    tapped: list[tuple[int, int]] = []
+
+    def released(record=None, tap=None, replay=None) -> np.ndarray:
+        one, walk = door(dimension=5, replicates=3, replay=replay), Walks(3)
+        one.begin(0, clients)
+        one.record, one.tap = record, tap
+        paces = [(3, 0, 2), (0, 3, 1), (2, 2, 2), (1, 1, 1)]
+        return np.concatenate([one.release_runs(walk.message, np.array(pace)) for pace in paces])
+
+    expected, record = released(), []
+    assert np.array_equal(released(record), expected)
+    assert [step for step, _, _ in record] == list(range(6))
+    assert np.array_equal(released(tap=lambda step, _, who, rows: tapped.append((step, int(who)))), expected)
+    acting = [(step, client) for row in clients.tolist() for step, client in enumerate(row) if client >= 0]
+    assert sorted(tapped) == sorted(acting)
+    assert np.array_equal(released(replay=record), expected)
+
+
+@pytest.mark.parametrize("watched", ["record", "tap"])
+@pytest.mark.parametrize("replicates", [1, 3])
+@pytest.mark.parametrize("kind", ["factors", "means"])
+def test_answers_have_the_same_bits_when_they_are_recorded_or_tapped_and_are_those_of_release(
+    watched: str, replicates: int, kind: str
+) -> None:
+    clients = torch.tensor([[0, 1, -1, 1, 0, 0, 2, 1], [2, 1, 0, 1, -1, 0, 0, 2], [1, 1, 1, 0, 0, 2, 2, 0]])[
+        :replicates
+    ]
+
+    def message(made: list[np.ndarray]) -> ScaledRows | BoundedMeans:
+        def factors(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+            shift = made[-1].sum() * 1e-3 if made else 0.1
+            return np.linspace(-1, 1, COUNTS[client])[None] * np.ones((len(where), 1)) + shift
+
+        def means(client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
+            return factors(client, which, where)[:, :4] / 300
+
+        return ScaledRows(factors) if kind == "factors" else BoundedMeans(means)
+
+    def run(way: str) -> np.ndarray:
+        one, made = door(dimension=4, replicates=replicates).channel, []
+        one.record = [] if way == "record" else None
+        one.tap = (lambda *_: None) if way == "tap" else None
+        one.begin(0, clients)
+        if way == "release":
+            for _ in range(8):
+                made.append(one.release("gradient", message(made))[0].numpy())
+        else:
+            for answer in one.answers(message(made)):
+                made.append(answer)
+        return np.stack(made)
+
+    plain = run("plain")
+    assert np.array_equal(run(watched), plain)
+    assert np.array_equal(run("release"), plain)
