@@ -5,7 +5,7 @@ A factory takes the shape of the data and returns a module, so that a model can 
 
 from .factory import ModelFactory
 from .fix import fix
-from .images import celeba_cnn, centaur_cnn, femnist_cnn, torchvision_model, with_group_norm
+from .images import celeba_cnn, fedrep_cnn, femnist_cnn, torchvision_model, with_group_norm
 from .inputs import BoundedInputs, NamedInputs
 from .low_rank import lora, merge_lora
 from .simple import linear_regression, logistic_regression, mlp, softmax_regression
@@ -17,7 +17,7 @@ __all__ = [
     "ModelFactory",
     "NamedInputs",
     "celeba_cnn",
-    "centaur_cnn",
+    "fedrep_cnn",
     "femnist_cnn",
     "fix",
     "linear_regression",

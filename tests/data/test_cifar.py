@@ -132,9 +132,9 @@ def test_impossible_deals_are_refused(tmp_path):
         read_cifar(tmp_path, classes=20)
 
 
-def test_the_command_trains_the_network_of_centaur(tmp_path):
+def test_the_command_trains_the_network_of_fedrep(tmp_path):
     write_cifar(tmp_path, 10)
-    words = ("data=cifar", "data.root=.", "data.clients=4", "model=centaur_cnn", "schedule.cohort=2", "rounds=1")
+    words = ("data=cifar", "data.root=.", "data.clients=4", "model=fedrep_cnn", "schedule.cohort=2", "rounds=1")
     done = command(*words, "baselines=[]", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fedavg on cifar10: 4 clients, 1 round" in done.stdout

@@ -54,8 +54,8 @@ def test_the_image_networks_have_the_papers_sizes():
     assert parameters(models.celeba_cnn(norm="none")(celeba)) == convolutions + last
     assert parameters(models.celeba_cnn()(celeba)) == convolutions + last + 4 * 2 * 32 == 30_498
     body = (25 * 3 * 64 + 64) + (25 * 64 * 64 + 64) + (1600 * 120 + 120) + (120 * 64 + 64)
-    assert parameters(models.centaur_cnn()(cifar)) == body + 64 * 10 + 10 == 307_842
-    for factory, spec in ((models.celeba_cnn(), celeba), (models.centaur_cnn(), cifar)):
+    assert parameters(models.fedrep_cnn()(cifar)) == body + 64 * 10 + 10 == 307_842
+    for factory, spec in ((models.celeba_cnn(), celeba), (models.fedrep_cnn(), cifar)):
         assert factory(spec)(torch.zeros(2, *spec.shape)).shape == (2, spec.classes)
         with pytest.raises(ModelError, match="images"):
             factory(DataSpec((784,), 2, 3))
