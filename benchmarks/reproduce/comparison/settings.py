@@ -42,7 +42,8 @@ from fedmtl.data.examples import Examples
 
 VALIDATION = 0.2  # share of every client's training rows on which settings are compared
 DELTA = 1e-5
-StudyName = Literal["digits", "femnist", "school", "school records"]
+StudyName = Literal["digits", "femnist", "femnist all images", "school", "school records"]
+WRITERS = 206
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,10 @@ def load(name: StudyName, root: Path | None, seed: int) -> FederatedDataset:
         return load_data("digits", seed=seed)
     if name == "femnist":
         return half_size(load_data("femnist", root=root, seed=seed))
+    if name == "femnist all images":
+        data = load_data("femnist", root=root, seed=seed)
+        chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:WRITERS]
+        return half_size(data.subset(sorted(chosen.tolist())))
     return load_data(
         "school", root=root, seed=seed, test_fraction=0.7, standardize="client", targets="centred", unit_rows=True,
         min_examples=4,
@@ -253,7 +258,7 @@ def held_out(data: FederatedDataset, seed: int) -> FederatedDataset:
 
 
 RIDGES = (0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
-STUDIES = {
+STUDIES: dict[str, Study] = {
     "digits": Study(
         name="digits",
         title="digits: 1,000 writers, 10 images each",
@@ -314,3 +319,6 @@ STUDIES = {
         unit="record",
     ),
 }
+STUDIES["femnist all images"] = replace(
+    STUDIES["femnist"], name="femnist all images", title=f"FEMNIST: {WRITERS} writers, all images, 62 classes"
+)
