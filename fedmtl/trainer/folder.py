@@ -464,8 +464,9 @@ def sha256(path: Path) -> str:
 
 def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence[Any]]:
     """Return a column for each size and score, a row a client: the score of its own, of the shared and of the
-    baselines' models, empty where the client has nothing to test on or was not drawn for evaluation; then the same of
-    every metric that was asked for, such as ``personal auc``, empty where it is not defined."""
+    baselines' models as the summary names them, empty where the client has nothing to test on or was not drawn for
+    evaluation; then the same of every metric that was asked for, such as ``personal auc``, empty where it is not
+    defined."""
     columns: dict[str, Sequence[Any]] = {
         "client": data.ids,
         "train_examples": data.train.counts.tolist(),
@@ -476,10 +477,12 @@ def client_columns(result: Result, data: FederatedDataset) -> dict[str, Sequence
         return [values.get(client, "") for client in data.ids]
 
     own, finetuned = {"personal": result.by_client}, result.finetuned
-    if finetuned is not None:
-        own |= {f"{name} model": scores for name, scores in finetuned.by_client.items()}
+    if finetuned is not None:  # the shared one is "global", and without a choice the finetuned one "personal"
+        again = {"shared"} if finetuned.chosen else {"shared", "finetuned"}
+        again |= {"personal"} if finetuned.by_client["personal"] == result.shared_by_client else set()
+        own |= {f"{name} model": scores for name, scores in finetuned.by_client.items() if name not in again}
     others = {} if result.shared_by_client is None else {"global": result.shared_by_client}
-    others |= {name: run.by_client for name, run in result.baselines.items()}
+    others |= {stage.label: stage.by_client for name, run in result.baselines.items() for stage in run.stages(name)}
     columns |= {label: column(scores[result.metric]) for label, scores in own.items()}
     if finetuned is not None and finetuned.chosen:
         columns["chosen"] = column(finetuned.chosen)

@@ -84,7 +84,9 @@ def test_the_report_says_why_it_costs_nothing(unit: str) -> None:
 def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> None:
     quick_figures(monkeypatch)
     for name, finetune in (("plain", None), ("tuned", FINETUNE)):
-        run = trainer(algorithm=FedAvg(local=SOLVER), finetune=finetune, folder=tmp_path / name, baselines=["local"])
+        run = trainer(
+            algorithm=FedAvg(local=SOLVER), finetune=finetune, folder=tmp_path / name, baselines=["local", "pmtl"]
+        )
         result = run.fit()
     one, other = (load_file(tmp_path / name / "public/model.safetensors") for name in ("plain", "tuned"))
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -93,7 +95,17 @@ def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> Non
     with open(tmp_path / "tuned/private/clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["personal"]) for row in rows] == list(result.personal_accuracy.values())
-    assert [float(row["shared model"]) for row in rows] == list(result.shared_accuracy.values())
+    assert [float(row["global"]) for row in rows] == list(result.shared_accuracy.values())
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    scores = ["personal", "global", "local", "pmtl", "pmtl + finetuning"]
+    assert list(columns) == ["client", "train_examples", "test_examples", *scores]
+    assert len({tuple(columns[name]) for name in scores}) == len(scores)
+    assert [float(one) for one in columns["pmtl"]] == list(
+        result.baselines["pmtl"].finetuned.scores["personal"].values()
+    )
+    assert [float(one) for one in columns["pmtl + finetuning"]] == list(
+        result.baselines["pmtl"].personal_accuracy.values()
+    )
     told = json.loads((tmp_path / "tuned/private/result.json").read_text())
     assert told["finetune"] == "mean"
     assert told["better"] + told["equal"] + told["worse"] == pytest.approx(1.0)
