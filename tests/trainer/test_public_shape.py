@@ -1,5 +1,6 @@
 """The shape of what a run publishes does not come from private records: it is given, or a run with noise is refused."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,8 +8,11 @@ import pandas as pd
 import pytest
 
 from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, Trainer, models
-from fedmtl.data import FederatedDataset, read_table
+from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
+from fedmtl.privacy.audit import Effort
+from fedmtl.trainer.audit.independence import public_shape
+from fedmtl.trainer.audit.suite import audit_trainer
 from tests.test_cli import command
 
 UNITS = {unit: unit(clip_norm=1.0, epsilon=1.0, source="secure") for unit in (ClientPrivacy, RecordPrivacy)}
@@ -79,3 +83,33 @@ def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     assert "data.classes=K 'data.categories={city: [A, B, ...]}' on the command line" in refused.stderr
     done = command(*words, "data.classes=3", "data.categories={city: [X, Y]}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfItsLabels(FederatedDataset):
+    """Reads the number of classes off its records and does not say so."""
+
+    def __post_init__(self, verify):
+        object.__setattr__(self, "classes", int(self.train.y.max()) + 1)
+        super().__post_init__(verify)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfItsRows(FederatedDataset):
+    """Has the largest entry of its records as its domain."""
+
+    def __post_init__(self, verify):
+        object.__setattr__(self, "domain", Domain(math.inf, float(self.train.x.norm(dim=1).max()), math.inf))
+        super().__post_init__(verify)
+
+
+@pytest.mark.parametrize(("broken", "fact"), [(OfItsLabels, "spec"), (OfItsRows, "domain")])
+def test_the_audit_finds_data_that_take_a_public_fact_from_their_records(broken, fact):
+    sound = read_table(table(), client="who", target="y", categories={"city": ["X", "Y"]}, classes=3)
+    fields = {field.name: getattr(sound, field.name) for field in dataclasses.fields(sound)}
+    assert not public_shape(sound).refuted
+    settings = {"model": models.softmax_regression(), "schedule": FullParticipation(), "rounds": 1, "progress": False}
+    run = Trainer(algorithm=FedAvg(), data=broken(**fields), privacy=UNITS[ClientPrivacy], **settings)
+    found = [one for one in audit_trainer(run, effort=Effort(checks=("independence",))) if one.refuted]
+    assert [one.check for one in found] == ["independence: public shape"]
+    assert found[0].detail.startswith(f"{fact} of the data depend on the records of client 'a'")

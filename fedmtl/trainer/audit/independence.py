@@ -82,6 +82,31 @@ def independence(trainer: Trainer, *, seed: int = 0, rounds: int) -> list[Findin
     return findings
 
 
+def public_shape(data: FederatedDataset) -> Finding:
+    """Make the data anew with other records of one client and compare what a model is built by: the shape of records
+    and targets, the number of classes, the transform and the domain.
+
+    The client has a label that no record had, or targets and features beyond all others. A data set that computes a
+    public fact from its records is so caught, whatever it states; what a reader computed before it made the data set is
+    in no record of it, and cannot be.
+    """
+    train = data.train
+    own = int(train.counts.argmax())
+    rows = slice(int(train.offsets[own]), int(train.offsets[own + 1]))
+    x, y = train.x, train.y.clone()
+    y[rows] = train.y.max() + 1
+    if x.layout == torch.strided and x.is_floating_point():
+        x = x.clone()
+        x[rows] = 2 * x[rows].abs() + x.abs().max() + 1
+    again = replace(data, train=Examples(x, y, train.offsets), verify=False)
+    facts = {name: (getattr(data, name), getattr(again, name)) for name in ("spec", "transform", "domain")}
+    wrong = [name for name, (one, other) in facts.items() if one != other]
+    detail = "public facts that differ, one client's records replaced"
+    if wrong:
+        detail = f"{', '.join(wrong)} of the data depend on the records of client {data.ids[own]!r}"
+    return exact(f"{CHECK}: public shape", len(wrong), detail)
+
+
 def seen(
     trainer: Trainer,
     data: FederatedDataset,

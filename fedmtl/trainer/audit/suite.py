@@ -33,7 +33,7 @@ from ...random import derive_key
 from ...schedules import AsynchronousSchedule, Block, BoundSchedule
 from ..sources import Activations, bind_schedule, releases_of
 from ..trainer import Trainer
-from .independence import independence
+from .independence import independence, public_shape
 from .publication import publication
 from .rerun import states
 from .runs import audit_runs
@@ -72,6 +72,7 @@ def audit_trainer(
         findings += published(trainer, seed=seed)
     if effort is None or "independence" in effort.checks:
         findings += independence(trainer, seed=seed, rounds=min(rounds, trainer.rounds))
+        findings += [public_shape(trainer.data)] if trainer.privacy is not None else []
     return findings
 
 
