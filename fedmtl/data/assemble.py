@@ -16,6 +16,8 @@ from ..errors import DataError
 from . import checks, rows
 from .transforms import Packed
 
+_MOST_CLASSES = 1 << 20  # that labels are taken for, if their number is not given
+
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
     """Return a tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
@@ -255,6 +257,12 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
         raise DataError(
             f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].min())}; "
             "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give classes=None)."
+        )
+    if len(y) and int(y.max()) >= _MOST_CLASSES:
+        row = int((y >= _MOST_CLASSES).reshape(len(y), -1).any(1).nonzero()[0, 0])
+        raise DataError(
+            f"{where}: {checks.locate(row, offsets, ids)}, field 'y' holds the label {int(y[row].max())}; as many "
+            "classes are taken only where they are given, as classes=K (for regression give classes=None)."
         )
     return int(y.max()) + 1 if len(y) else None
 

@@ -220,7 +220,8 @@ class FederatedDataset:
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
                 and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
                 inferred comes from the records, and a run with noise refuses it.
-            transform: from storage to float; None for :class:`Cast`.
+            transform: from storage to float; None scales images of bytes, x uint8 (examples, ..., height, width), to
+                [0, 1], whose bounds are then the domain, and is :class:`Cast` otherwise.
             domain: public bounds that every example keeps.
             name: for messages and reports.
 
@@ -252,6 +253,7 @@ class FederatedDataset:
                 raise DataError(f"{name}: client {client!r} is in test only; it needs training examples, too.")
         if not test:
             raise DataError(f"{name}: test names no clients; at least one client needs test examples.")
+        transform, domain = _scaled(x, transform, domain)
         own = {client: test[client] for client in ids if client in test}
         test_x, test_y, offsets_there, _ = stack_clients(own, f"{name} (test)", empty=True)
         test_counts = torch.zeros(len(ids), dtype=torch.int64)
@@ -265,7 +267,7 @@ class FederatedDataset:
             Examples(x, as_targets(y, classes, offsets, ids, f"{name} (train)"), offsets),
             Examples(test_x, as_targets(test_y, classes, test_offsets, ids, f"{name} (test)"), test_offsets),
             tuple(ids),
-            Cast() if transform is None else transform,
+            transform,
             classes,
             name,
             domain=domain,
@@ -299,10 +301,8 @@ class FederatedDataset:
             features: the column to predict from, with numbers, arrays or images (Pillow) of one shape, or several
                 columns of numbers, which become one feature each.
             test: a table of test rows with the same columns; None holds out ``test_fraction`` of each client's rows.
-            test_fraction, seed, classes, domain, name: as in :meth:`from_tensors`.
+            test_fraction, seed, classes, transform, domain, name: as in :meth:`from_tensors`.
             min_examples: clients with fewer rows, of both tables together, are left out.
-            transform: from storage to float; None scales images of bytes to [0, 1], whose bounds are then the domain,
-                and is :class:`Cast` otherwise.
 
         Raises:
             DataError: a missing column, or malformed rows, named by row and column.
@@ -315,10 +315,6 @@ class FederatedDataset:
             raise DataError(f"{name}: no client has {min_examples} or more examples (min_examples).")
         checks.say_left_out(len(train) - len(kept), name, f"fewer than {min_examples} examples (min_examples)")
         checks.say_left_out(len(held.keys() - train.keys()), f"{name} (test)", "test examples only")
-        first = train[kept[0]][0]
-        if transform is None and first.dtype == torch.uint8 and first.ndim == 4:
-            transform = Affine(scale=1 / 255)
-            domain = pixel_domain(first.shape[1:]) if domain is None else domain
         return cls.from_tensors(
             {one: train[one] for one in kept},
             test=None if test is None else {one: held[one] for one in kept if one in held},
@@ -363,8 +359,8 @@ class FederatedDataset:
         y = as_targets(y, classes, offsets, ids, name)
         checks.check_finite(x, offsets, ids, name, "x")
         train, test = cut(whole.x, y, offsets, ids, test_fraction=test_fraction, seed=seed, where=name)
-        chosen = Cast() if transform is None else transform
-        return cls(train, test, ids, chosen, classes, name, domain=domain, inferred=inferred, verify=False)
+        transform, domain = _scaled(x, transform, domain)
+        return cls(train, test, ids, transform, classes, name, domain=domain, inferred=inferred, verify=False)
 
     def split(self, test_fraction: float, seed: int = 0) -> FederatedDataset:
         """Return the same clients, each re-split over its training and test examples together."""
@@ -500,3 +496,11 @@ class FederatedDataset:
 
     def _replace(self, train: Examples, test: Examples, ids: tuple[str, ...]) -> FederatedDataset:
         return dataclasses.replace(self, train=train, test=test, ids=ids, verify=False)
+
+
+def _scaled(x: Tensor, transform: Transform | None, domain: Domain | None) -> tuple[Transform, Domain | None]:
+    """Return the transform that was given, or for None the one to [0, 1] of images of bytes with its bounds, or a
+    cast."""
+    if transform is None and x.dtype == torch.uint8 and x.ndim > 2:
+        return Affine(scale=1 / 255), pixel_domain(x.shape[1:]) if domain is None else domain
+    return Cast() if transform is None else transform, domain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -461,3 +462,26 @@ def test_public_examples_of_another_coding_are_refused():
     wide = Examples(torch.rand(4, 7), torch.rand(4), torch.tensor([0, 4]))
     with pytest.raises(DataError, match=r"\(public\): field 'x' is torch.float32 \(7,\), but torch.float32 \(3,\)"):
         dataclasses.replace(data, public=wide)
+
+
+def test_a_label_that_is_no_class_is_refused_by_row_and_not_by_the_allocator():
+    rows = {"a": (np.zeros((4, 2)), [0, 1, 2, 10**12]), "b": (np.zeros((4, 2)), [0, 1, 2, 1])}
+    said = r"data: client 'a', example 3, field 'y' holds the label 10{12}; as many .* classes=K \(for regression"
+    with pytest.raises(DataError, match=said):
+        FederatedDataset.from_tensors(rows)
+    with pytest.raises(DataError, match=said):
+        FederatedDataset.from_tensors(rows, test=rows)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (4, 4)])
+@pytest.mark.parametrize("given", [False, True])
+def test_images_of_bytes_are_scaled_wherever_they_come_from(shape, given):
+    x = torch.arange(5 * math.prod(shape)).reshape(5, *shape).to(torch.uint8)
+    rows = {"a": (x, torch.zeros(5)), "b": (x, torch.zeros(5))}
+    data = FederatedDataset.from_tensors(rows, test=rows if given else None, classes=None)
+    assert data.transform == Affine(scale=1 / 255)
+    assert data.domain.l2 == math.sqrt(math.prod(shape))
+    kept = FederatedDataset.from_tensors(rows, test=rows if given else None, classes=None, transform=Cast())
+    assert (kept.transform, kept.domain) == (Cast(), None)
+    plain = FederatedDataset.from_tensors({"a": (x.flatten(1), torch.zeros(5))}, classes=None)
+    assert (plain.transform, plain.domain) == (Cast(), None)  # numbers in a row are no image

@@ -48,8 +48,8 @@ def read_femnist(
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
     Pixels have a white background, 1.0 or 255, and are inverted, so that the background is exactly 0 and ink is
-    positive. Where every pixel is a whole number of 255ths, as in all files that are distributed, they are stored as
-    uint8. The dataset's domain states their bounds.
+    positive. They are stored as uint8, rounded to whole numbers of 255ths, which they are in all files that are
+    distributed. The dataset's domain states their bounds.
 
     Args:
         root: a file of one of the forms above, or its folder.
@@ -69,10 +69,6 @@ def read_femnist(
     check_choice("read_femnist", test_fraction, min_examples, clients)
     one_of("read_femnist", ("white", "black"), background=background)
     parts = _read(root, background, progress)
-    exact = all(x.dtype == np.uint8 for side in parts for x, _ in side.values())
-    if not exact:
-        train, test = ({client: (_as_float(x), y) for client, (x, y) in side.items()} for side in parts)
-        parts = train, test
     return dataset_of(
         parts[0],
         parts[1],
@@ -83,7 +79,7 @@ def read_femnist(
         seed=seed,
         min_examples=min_examples,
         clients=clients,
-        transform=Affine(scale=1 / 255) if exact else None,
+        transform=Affine(scale=1 / 255),
         domain=pixel_domain(SHAPE),
     )
 
@@ -114,7 +110,7 @@ def _read(root: Path, background: str, progress: bool) -> tuple[dict[str, Pair],
 
 
 def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
-    """Return pixels on a black background, (n, 1, 28, 28): uint8 where all are 255ths, else float32 in [0, 1].
+    """Return pixels on a black background, uint8 (n, 1, 28, 28).
 
     Args:
         x: (n, ...), 784 numbers an example in [0, 1], or uint8 from 0 to 255.
@@ -130,16 +126,8 @@ def _pixels(x: np.ndarray, where: str, background: str) -> np.ndarray:
         if not (x.min() >= 0 and x.max() <= 1):
             wrong = x[~((x >= 0) & (x <= 1))][0]
             raise DataError(f"{where} holds the pixel {wrong}; FEMNIST pixels must be in [0, 1].")
-        whole = np.rint(x * 255)
-        exact = np.array_equal((whole / 255).astype(np.float32), x.astype(np.float32))
-        x = whole.astype(np.uint8) if exact else x.astype(np.float32)
-    if background == "white":
-        x = 255 - x if x.dtype == np.uint8 else 1 - x
-    return x.reshape(len(x), *SHAPE)
-
-
-def _as_float(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
+        x = np.rint(x * 255).astype(np.uint8)
+    return (255 - x if background == "white" else x).reshape(len(x), *SHAPE)
 
 
 def _read_h5(file: Path, background: str, progress: bool) -> dict[str, Pair]:

@@ -133,7 +133,9 @@ def movielens_users(
         )
     else:
         source, note = train.centred(), LEARNED_FEATURES
-    phi = als_features(source.matrix(len(items)), features, reg=reg, sweeps=sweeps, seed=seed)
+    ratings, phi = source.matrix(len(items)), np.zeros((len(items), features))
+    own = np.arange(len(items)) if public is None else np.unique(public.item)  # which items clients rated is private
+    phi[own] = als_features(ratings[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
     phi = clip_rows(phi, l2=feature_norm)
     notes = [note, "the number of ratings of each user is public"]
     if centre == "user":
