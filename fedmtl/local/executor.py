@@ -9,11 +9,9 @@ thread: nothing waits for a core that is busy with other work.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -41,7 +39,6 @@ _ALONE = 1 << 16  # parameters of a convolutional network from which a call cost
 _CACHE_BYTES = 3 << 19  # of parameters in a stack: three quarters of a common second-level cache
 _WORTH_A_THREAD = 1 << 17  # parameters in a stack
 _DEVICE_EXAMPLES = 1 << 14  # of a stack off the CPU: more fill no GPU better, and windows of images are large
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -148,8 +145,6 @@ class Executor:
             self._stacks.put(stack)
         self._device = device
         self._threads = Threads(threads) if execution.strategy == "threads" else None
-        if device.type == "cpu":
-            keep_freed_memory()
 
     def map(
         self,
@@ -225,21 +220,6 @@ class Executor:
                     stack.graphs.forget()
         if self._threads is not None:
             self._threads.close()
-
-
-@functools.cache
-def keep_freed_memory() -> None:
-    """Let the C library keep what this process frees, for what it allocates next, in blocks of up to 32 MiB.
-
-    Every round frees the rows of its cohort and allocates them again; memory that went back to the system in between
-    comes page by page, which takes longer than filling it. Of glibc alone, and not where the environment sets it.
-    """
-    given = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in given):
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
-    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 @contextmanager
