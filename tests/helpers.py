@@ -9,8 +9,8 @@ import torch
 
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import BoundSampler, SamplingLaw, calibrate_multiplier, step_event
+from fedmtl.privacy.accounting.composition import renyi_curve
 from fedmtl.privacy.accounting.pld import LossLaw
-from fedmtl.privacy.settings import Accountant
 
 
 def ragged_classification(
@@ -45,11 +45,17 @@ def regression(
     return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=None, name="regression")
 
 
-def calibrated(
-    sampler: BoundSampler, law: SamplingLaw, *, releases: int = 1, accountant: Accountant = "pld", **asked
-) -> float:
+def calibrated(sampler: BoundSampler, law: SamplingLaw, *, releases: int = 1, **asked) -> float:
     """The multiplier of each Gaussian release of a step; ``asked`` are the target, delta and number of steps."""
-    return calibrate_multiplier(lambda z: step_event((z,) * releases, sampler, law, accountant), **asked)
+    return calibrate_multiplier(lambda z: step_event((z,) * releases, sampler, law), **asked)
+
+
+def renyi_epsilon(event, uses: int, delta: float) -> float:
+    """Epsilon of ``uses`` of an event by its Renyi divergences and the library's conversion."""
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
+    return float(rdp.compute_epsilon(orders, uses * renyi_curve(event, orders), delta)[0])
 
 
 def delta_at(law: LossLaw, epsilon: float) -> float:

@@ -84,8 +84,8 @@ def test_the_search_for_figures_finds_one_that_is_too_small() -> None:
 def noise() -> float:
     run = settings.trainer()
     sampler = run.schedule.bind(settings.CLIENTS)
-    law = sampler.law(stateful=True, observer="clients")
-    return calibrate_multiplier(lambda z: step_event((z,), sampler, law, "pld"), target=TARGET, delta=DELTA, uses=6)
+    law = sampler.law()
+    return calibrate_multiplier(lambda z: step_event((z,), sampler, law), target=TARGET, delta=DELTA, uses=6)
 
 
 def test_no_output_of_a_run_shows_less_than_was_spent(

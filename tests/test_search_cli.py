@@ -106,7 +106,6 @@ def test_an_interrupted_search_resumes(
         (["seed=1,2"], "has other data than 'seed=1'"),
         (["privacy.epsilon=1,2"], "privacy.epsilon is 2"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "privacy=none"], "privacy is None;"),
-        (["algorithm=pmtl", "algorithm.lam=1,2", "privacy.observer=clients"], "privacy.observer is 'clients'"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "hydra.run.dir=x"], "choose its folder with --folder"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0"], "score_noise is 0"),
         (["algorithm=pmtl", "algorithm.lam=1,2", "--score-noise", "0.001"], "raise score_noise"),
@@ -148,7 +147,6 @@ def test_names_are_the_values_that_differ() -> None:
     found = search.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert {config["rounds"] for config in found.values()} == {3}
-    assert {config["privacy"]["observer"] for config in found.values()} == {"public"}
 
 
 def test_a_table_of_several_runs_says_that_choosing_is_not_private(

@@ -33,7 +33,7 @@ class ConcatenatedModels(Algorithm):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = problem.clients * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False, from_training=True),)
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         models = problem.initial.expand(problem.clients, -1).clone()

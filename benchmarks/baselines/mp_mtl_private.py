@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from fedmtl._check import non_negative, one_of, positive, positive_int
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import GaussianNoise, L2LaplaceNoise, NoiseLaw, NoiseSource, calibrate_multiplier
-from fedmtl.privacy.accounting.composition import StepEvent
 
 from .mp_mtl import TASK_LOSSES, PaddedTasks, TaskLoss, bounded_tasks, logistic_ridge
 
@@ -94,8 +93,8 @@ class TaskBudget:
         kind = _LAWS[self.mechanism]
         epsilon, delta = self.record_level(records) if self.unit == "record_group" else (self.epsilon, self.delta)
 
-        def step(multiplier: float) -> StepEvent:
-            return StepEvent(kind(multiplier).event(dimension), "pld")
+        def step(multiplier: float) -> Any:
+            return kind(multiplier).event(dimension)
 
         return kind(calibrate_multiplier(step, target=epsilon, delta=delta, uses=uses))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy, calibrate_multiplier
-from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import NoiseLaw
 from fedmtl.privacy.noise.registry import LAWS
@@ -117,8 +117,8 @@ def perturb_records(
     count, width = vectors.shape
     delta = privacy.resolved_delta(count)
 
-    def step(multiplier: float) -> StepEvent:
-        return StepEvent(LAWS[privacy.mechanism](multiplier).event(width), privacy.accountant)
+    def step(multiplier: float) -> Any:
+        return LAWS[privacy.mechanism](multiplier).event(width)
 
     law = LAWS[privacy.mechanism](calibrate_multiplier(step, target=float(privacy.epsilon), delta=delta, uses=1))
     source = SeededSource(seed, replicate)
@@ -130,7 +130,7 @@ def perturb_records(
     else:
         y = released[:, p] * (target / privacy.clip_norm / _SHRINK)
     at = step(law.multiplier)
-    spent = epsilon_of(at.event, 1, delta, accountant=at.accountant)
+    spent = epsilon_of(at, 1, delta)
     perturbed = LinearData(
         released[:, :p].contiguous().split(counts), y.split(counts), False, f"{data.name}, perturbed"
     )

@@ -78,7 +78,7 @@ def rank(arguments: argparse.Namespace) -> None:
         data=data_of(arguments.clients, arguments.features, arguments.classes),
         model=models.softmax_regression(),
         schedule=FixedCohort(cohort),
-        privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5, observer="clients"),
+        privacy=ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5),
         rounds=rounds,
         eval_every=rounds,
         execution=Execution(strategy="threads", threads=arguments.threads),

@@ -63,7 +63,7 @@ class APFL(GlobalModel):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False, from_training=True),)
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         fields = {**personal_fields(problem), "alpha": ((), problem.initial.dtype)}

@@ -92,7 +92,7 @@ class ClusteredPMTL(Algorithm):
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         self.cluster_of(problem)
         size, rounds = len(self._names()) * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=True, from_training=True),)
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         means = problem.initial.expand(len(self._names()), -1).clone()
@@ -163,7 +163,7 @@ class IFCA(Algorithm):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = self.clusters * problem.dimension, problem.rounds
-        return (ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False),)
+        return (ReleasePlan(name="update", dimension=size, uses=rounds),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         noise = keyed_generator(derive_key(problem.seed, "ifca"), "start").normal(

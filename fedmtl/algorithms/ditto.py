@@ -52,9 +52,7 @@ class Ditto(GlobalModel):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = problem.dimension, problem.rounds
-        return (
-            ReleasePlan(name="update", dimension=size, uses=rounds, stateful=False, from_training=True, trainings=2),
-        )
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True, trainings=2),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"global": problem.initial.clone()}, problem.client_store(personal_fields(problem)))

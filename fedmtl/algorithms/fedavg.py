@@ -48,7 +48,6 @@ class FedAvg(GlobalModel):
                 name="update",
                 dimension=problem.dimension,
                 uses=problem.rounds,
-                stateful=False,
                 from_training=True,
             ),
         )

@@ -86,11 +86,7 @@ class FedRep(Algorithm):
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         size, rounds = int(self.shared_places(problem).sum()), problem.rounds
         trainings = self._trainings(problem)
-        return (
-            ReleasePlan(
-                name="update", dimension=size, uses=rounds, stateful=True, from_training=True, trainings=trainings
-            ),
-        )
+        return (ReleasePlan(name="update", dimension=size, uses=rounds, from_training=True, trainings=trainings),)
 
     def _trainings(self, problem: Problem) -> int:
         return 1 if bool(self.shared_places(problem).all()) else 2

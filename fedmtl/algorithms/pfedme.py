@@ -66,7 +66,6 @@ class PFedMe(GlobalModel):
                 name="update",
                 dimension=problem.dimension,
                 uses=problem.rounds,
-                stateful=False,
                 from_training=True,
                 trainings=self.local_rounds,
             ),

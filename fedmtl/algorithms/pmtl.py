@@ -77,7 +77,6 @@ class PMTL(Algorithm):
                 name="update",
                 dimension=problem.dimension,
                 uses=problem.rounds,
-                stateful=True,
                 from_training=True,
             ),
         )

@@ -60,7 +60,6 @@ class PPSGD(GlobalModel):
                 name="update",
                 dimension=problem.dimension,
                 uses=problem.rounds,
-                stateful=True,
                 from_training=True,
             ),
         )

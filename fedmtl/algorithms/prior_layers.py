@@ -166,7 +166,7 @@ class PriorLayers(Algorithm):
                 "PriorLayers.layers are vectors, which have no covariance; with share=0 nothing is released. Choose "
                 "layers with matrices, or a share above 0."
             )
-        return (ReleasePlan(name=RELEASE, dimension=sum(sizes), uses=1, stateful=True),)
+        return (ReleasePlan(name=RELEASE, dimension=sum(sizes), uses=1),)
 
     def shared_parts(self, problem: Problem) -> tuple[Part, ...]:
         """Return the tensors of the chosen layers, in the order of the flat parameters.

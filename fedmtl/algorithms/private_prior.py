@@ -134,7 +134,7 @@ class PrivatePrior(LinearAlgorithm):
                 f"PrivatePrior.form is 'symmetric', which takes at most {LARGEST} features, and there are {d}; use "
                 f"form='diagonal' or share=1."
             )
-        return (ReleasePlan(name=RELEASE, dimension=sum(self._sizes(d)), uses=1, stateful=True),)
+        return (ReleasePlan(name=RELEASE, dimension=sum(self._sizes(d)), uses=1),)
 
     def _sizes(self, d: int) -> tuple[int, int]:
         """Return the lengths of the two parts of a row."""

@@ -17,15 +17,14 @@ from .options import add_config_dir, command_parser, make_paths_absolute, resuma
 if TYPE_CHECKING:
     from ..search import PrivateSearch
 
-_CLIENTS = "fedmtl.ClientPrivacy"
 _EPILOG = """\
 examples
   fedmtl search algorithm=pmtl algorithm.lam=0.1,1,10 privacy.epsilon=4
   fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
 
 Every combination of the listed values is a candidate. A secret random number of candidates is drawn, trained under
-noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders:
-privacy.observer is public here, since the other clients take part in every run. Baselines are not run.
+noise and scored under noise; the best is released. privacy.epsilon is that of the whole search, against outsiders,
+since the other clients take part in every run. Baselines are not run.
 """
 
 
@@ -72,15 +71,12 @@ def candidate_configs(overrides: Sequence[str], extra: Path | None = None) -> di
     swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
     if not swept:
         raise ConfigError("there is nothing to search: list the values of a setting, such as algorithm.lam=0.1,1,10.")
-    observed = any(text.lstrip("+").startswith("privacy.observer=") for text in overrides)
     configs: dict[str, Config] = {}
     for run in runs:
         name = " ".join(run[place] for place in swept)
         if name in configs:
             raise ConfigError(f"{name} is listed twice.")
         config = resolve(compose(tuple(run), extra))
-        if config["privacy"].get("_target_") == _CLIENTS and not observed:
-            config["privacy"]["observer"] = "public"
         config["baselines"], config["logger"] = [], {}
         configs[name] = config
     return configs

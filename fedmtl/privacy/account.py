@@ -10,6 +10,7 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
-from .accounting.composition import StepEvent, epsilon, largest_uses, total_variation
+from .accounting.composition import epsilon, largest_uses, total_variation
 from .events import dp_event
 from .ledger import Ledger
 
-Uses = StepEvent | tuple[StepEvent, ...]
+Uses = Any  # a dp_accounting event, or a tuple of them
 """What the uses of one account cost: every use the same event, or the first, second, ... use each its own."""
 
 
@@ -50,16 +51,11 @@ class Cost:
     refuted: str | None = None
     first: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=bool))
 
-    @property
-    def accountant(self) -> str:
-        """Return the accountant that composes the events."""
-        return self.step().accountant
-
     def uses_of(self, account: int = 0, replicate: int = 0) -> Uses:
         """Return what the uses of one account cost, a release before all steps first."""
         return self.events[self.kind[replicate if len(self.kind) > 1 else 0, account]]
 
-    def step(self, account: int = 0, use: int = 0, replicate: int = 0) -> StepEvent:
+    def step(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
         """Return the event of one charge in the use numbered ``use`` (from 0) of ``account``."""
         uses = self.uses_of(account, replicate)
         return uses[use + int(self.first[account % self.first.size])] if isinstance(uses, tuple) else uses
@@ -96,9 +92,7 @@ class Cost:
         accounted, see :class:`.accounting.losses.ApproximationDpEvent`; mostly 0."""
         most = int(np.max(uses, initial=0))
         return max(
-            total_variation(kind.event, most)
-            if isinstance(kind, StepEvent)
-            else total_variation(composed(kind[:most]).event, 1)
+            total_variation(composed(kind[:most]), 1) if isinstance(kind, tuple) else total_variation(kind, most)
             for kind in self.events
         )
 
@@ -106,16 +100,16 @@ class Cost:
         steps, repeats = self.events[kind], self.repeats[kind if len(self.repeats) > 1 else 0]
         if uses == 0 or repeats == 0:
             return 0.0
-        if isinstance(steps, StepEvent):
-            return epsilon(steps.event, repeats * uses, self.delta, accountant=steps.accountant)
+        if not isinstance(steps, tuple):
+            return epsilon(steps, repeats * uses, self.delta)
         if uses > len(steps):
             raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {len(steps)}.")
-        return epsilon(composed(steps[:uses]).event, repeats, self.delta, accountant=steps[0].accountant)
+        return epsilon(composed(steps[:uses]), repeats, self.delta)
 
 
-def composed(steps: Sequence[StepEvent]) -> StepEvent:
-    """Return the uses of one account as one event; the same accountant composes all of them."""
-    return StepEvent(dp_event.ComposedDpEvent([step.event for step in steps]), steps[0].accountant)
+def composed(steps: Sequence[Any]) -> Any:
+    """Return the uses of one account as one event."""
+    return dp_event.ComposedDpEvent(list(steps))
 
 
 class Account:
@@ -502,5 +496,5 @@ def _affordable(cost: Cost, budget: float) -> int:
     limit = cost.limit()
     if limit is None:
         step = cost.step()
-        return largest_uses(step.event, budget, cost.delta, accountant=step.accountant)
+        return largest_uses(step, budget, cost.delta)
     return bisect.bisect_right(range(limit + 1), budget, key=lambda uses: cost.epsilon(uses)) - 1

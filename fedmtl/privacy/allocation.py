@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import ConfigError
 from .account import composed
-from .accounting.composition import StepEvent
 from .release import ReleasePlan, step_event
 from .samplers import BoundSampler, SamplingLaw
 from .settings import ClientPrivacy
@@ -23,7 +22,7 @@ from .settings import ClientPrivacy
 class Steps(Protocol):
     """The event of each step."""
 
-    def __call__(self, multiplier: float, use: int = 0) -> StepEvent:
+    def __call__(self, multiplier: float, use: int = 0) -> Any:
         """Return the event of the step numbered ``use`` (from 0), under the multiplier z of a weight of 1."""
 
 
@@ -53,12 +52,11 @@ def steps_of(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: Samplin
     if allocation_of(plans) is not None and not isinstance(privacy.clip_norm, (int, float)):
         raise ConfigError("An allocation of the budget needs a fixed clip norm; ClientPrivacy.clip_norm is a number.")
 
-    def step(multiplier: float, use: int = 0) -> StepEvent:
+    def step(multiplier: float, use: int = 0) -> Any:
         return step_event(
             tuple(multiplier / plan.weight(use) for plan in plans),
             sampler,
             law,
-            privacy.accountant,
             mechanism=privacy.mechanism,
             sizes=tuple(plan.size for plan in plans),
         )
@@ -66,7 +64,7 @@ def steps_of(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, law: Samplin
     return step
 
 
-def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[Callable[[float], StepEvent], int]:
+def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[Callable[[float], Any], int]:
     """Return what calibration composes: an event by multiplier, and how often it happens."""
     count = allocation_of(plans)
     if count is None:
@@ -74,9 +72,7 @@ def whole_run(plans: tuple[ReleasePlan, ...], step: Steps, uses: int) -> tuple[C
     return lambda multiplier: composed([step(multiplier, use) for use in range(count)]), 1
 
 
-def uses_of(
-    plans: tuple[ReleasePlan, ...], step: Steps, multiplier: float, uses: int | None = None
-) -> StepEvent | tuple[StepEvent, ...]:
+def uses_of(plans: tuple[ReleasePlan, ...], step: Steps, multiplier: float, uses: int | None = None) -> Any:
     """Return the event of every step, or of each where they differ, or where their number is fixed to ``uses``."""
     count = allocation_of(plans)
     if count is not None:

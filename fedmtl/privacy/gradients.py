@@ -30,7 +30,7 @@ from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Cost, Uses, composed
 from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import StepEvent, largest_uses
+from .accounting.composition import largest_uses
 from .accounting.losses import ReplacedPoissonDpEvent
 from .allocation import normalized
 from .events import dp_event
@@ -297,7 +297,7 @@ class AccountKind:
     def events(self, privacy: RecordPrivacy, dimension: int) -> Uses:
         """Return the event of a noised sum in any use, or those of the release before all steps and of every use, in
         order."""
-        made: dict[float, StepEvent] = {}
+        made: dict[float, Any] = {}
         for weight in self.weights or (1.0,):
             if weight not in made:
                 made[weight] = self._event(LAWS[privacy.mechanism], weight, self.rate, privacy, dimension)
@@ -308,16 +308,14 @@ class AccountKind:
             return uses
         return (self._event(first_law(privacy), self.first, 1.0, privacy, dimension), *uses)
 
-    def _event(
-        self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int
-    ) -> StepEvent:
+    def _event(self, law: type[NoiseLaw], weight: float, rate: float, privacy: RecordPrivacy, dimension: int) -> Any:
         if self.multiplier == 0:
-            return StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant)
+            return dp_event.NonPrivateDpEvent()
         event = law(self.multiplier / weight).event(dimension)
         if rate < 1:
             sampled = ReplacedPoissonDpEvent if self.relation == "replace" else dp_event.PoissonSampledDpEvent
             event = sampled(rate, event)
-        return StepEvent(event, privacy.accountant)
+        return event
 
 
 def first_law(privacy: RecordPrivacy) -> type[NoiseLaw]:
@@ -475,7 +473,7 @@ def _calibrated(
 ) -> AccountKind:
     """Return the kind of account with its noise multiplier and its hard cap."""
 
-    def whole(multiplier: float) -> StepEvent:
+    def whole(multiplier: float) -> Any:
         events = replace(kind, multiplier=multiplier).events(privacy, dimension)
         return composed(events) if isinstance(events, tuple) else events
 
@@ -495,8 +493,8 @@ def _fitting(
 ) -> int:
     """Return the most uses up to the cap that the budget allows at a fixed noise multiplier."""
     events = kind.events(privacy, dimension)
-    if isinstance(events, StepEvent):
-        fitting = largest_uses(events.event, budget, delta, accountant=events.accountant) // max(1, kind.repeats)
+    if not isinstance(events, tuple):
+        fitting = largest_uses(events, budget, delta) // max(1, kind.repeats)
         if fitting < 1 and kind.relation == "zero_out" and kind.cap > 0:
             raise ConfigError(
                 f"RecordPrivacy: noise_multiplier {kind.multiplier:g} spends more than epsilon = "

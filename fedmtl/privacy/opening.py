@@ -18,7 +18,7 @@ from ..errors import ConfigError, PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account, Cost
 from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import StepEvent, epsilon, largest_uses
+from .accounting.composition import epsilon, largest_uses
 from .allocation import allocation_of, steps_of, uses_of, whole_run
 from .channel import Channel, Recording
 from .events import dp_event
@@ -277,7 +277,7 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         "schedule": _facts(sampler, law),
         "max_uses": sampler.cap,
         "noise_multiplier": max(multipliers),
-        "releases": [[plan.name, plan.form, plan.dimension, plan.stateful] for plan in plans],
+        "releases": [[plan.name, plan.form, plan.dimension] for plan in plans],
     }
     if bands is not None:
         header["bands"] = list(bands.coefficients)
@@ -338,10 +338,10 @@ def _uses(
     multiplier: float,
     limit: int | None,
     privacy: ClientPrivacy,
-) -> StepEvent | tuple[StepEvent, ...]:
+) -> Any:
     """Return what the steps cost under a multiplier; 0 is a repetition without noise."""
     if multiplier == 0:
-        return (StepEvent(dp_event.NonPrivateDpEvent(), privacy.accountant),) * (limit or 1)
+        return (dp_event.NonPrivateDpEvent(),) * (limit or 1)
     return uses_of(plans, step, multiplier, limit)
 
 
@@ -350,9 +350,9 @@ def _facts(sampler: BoundSampler, law: SamplingLaw) -> dict[str, Any]:
     return {"class": type(sampler).__name__, **asdict(sampler), **asdict(law)}
 
 
-def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: StepEvent, delta: float) -> None:
+def _check_first_step(privacy: ClientPrivacy, multiplier: float, event: Any, delta: float) -> None:
     budget = privacy.epsilon
-    if budget is not None and epsilon(event.event, 1, delta, accountant=event.accountant) > budget:
+    if budget is not None and epsilon(event, 1, delta) > budget:
         raise ConfigError(
             f"ClientPrivacy: noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)} in "
             f"one step at delta = {rounded_up(delta, 6)}. Raise noise_multiplier or epsilon, or leave the former out."
@@ -372,7 +372,7 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
 
 
 def _capped(
-    sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, step: Callable[[float], StepEvent], delta: float
+    sampler: BoundSampler, privacy: ClientPrivacy, run: _Run, step: Callable[[float], Any], delta: float
 ) -> BoundSampler:
     """Return the sampler with a hard cap on the participations of one client; within the budget where the noise is
     fixed."""
@@ -382,13 +382,13 @@ def _capped(
     sampler = sampler.capped(run.steps)
     if privacy.noise_multiplier is not None and privacy.epsilon is not None and sampler.cap is not None:
         event = step(privacy.noise_multiplier)
-        fitting = largest_uses(event.event, privacy.epsilon, delta, accountant=event.accountant)
+        fitting = largest_uses(event, privacy.epsilon, delta)
         return sampler.with_cap(max(1, min(sampler.cap, fitting)))
     return sampler
 
 
 def _multiplier(
-    privacy: ClientPrivacy, prior: float | None, step: Callable[[float], StepEvent], uses: int, delta: float
+    privacy: ClientPrivacy, prior: float | None, step: Callable[[float], Any], uses: int, delta: float
 ) -> float:
     """Return noise scale over sensitivity: that of the resumed ledger, the one asked for, or calibrated to the budget;
     0 without noise."""

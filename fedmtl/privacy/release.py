@@ -1,4 +1,4 @@
-"""What is released, typed: the unit, the relation, the observer, the clip, the noise and the sampling.
+"""What is released, typed: the unit, the relation, the clip, the noise and the sampling.
 
 Sensitivity is computed from these and never typed in, and the accounting event comes from the sampler that
 draws the cohort, so the noise, the sampling and the accountant cannot disagree.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
-from .accounting.composition import StepEvent
 from .accounting.losses import ApproximationDpEvent
 from .clip import CLIPS, L1Clip, L2Clip
 from .events import dp_event
@@ -25,7 +24,7 @@ from .noise.registry import LAWS
 from .noise.symmetric import outer_sensitivity
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation, SamplingLaw
-from .settings import Accountant, ClientPrivacy, Mechanism, Observer
+from .settings import ClientPrivacy, Mechanism
 
 if TYPE_CHECKING:
     from .row_noise import RowNoise
@@ -41,7 +40,6 @@ class ReleasePlan:
         name: key of the release, unique within an algorithm, such as ``"update"``.
         dimension: length d of the row that each client contributes.
         uses: number of steps in which it is released.
-        stateful: whether clients keep private state between steps that later releases depend on.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
             (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: whether the rows depend on private data only through ``Problem.train_locally``; under
@@ -60,7 +58,6 @@ class ReleasePlan:
     name: str
     dimension: int
     uses: int
-    stateful: bool
     form: Form = "vector"
     from_training: bool = False
     trainings: int = 1
@@ -104,18 +101,16 @@ class Release:
 
     Attributes:
         name, dimension, form: from the plan.
-        observer: who sees the release.
         clip: bound C on one client's row.
         noise: law of the noise, or None for clipping only.
         sampling: who takes part.
-        law: what the sampler guarantees against this observer.
+        law: what the sampler guarantees to the accountant.
         bands: how the noise is correlated over rounds, or None where it is independent.
     """
 
     name: str
     dimension: int
     form: Form = "vector"
-    observer: Observer
     clip: L1Clip | L2Clip
     noise: NoiseLaw | None
     sampling: BoundSampler
@@ -202,9 +197,7 @@ def step_law(plans: tuple[ReleasePlan, ...], sampler: BoundSampler, privacy: Cli
     Raises:
         PrivacyError: a combination no accountant supports, named.
     """
-    law = sampler.law(
-        stateful=any(plan.stateful for plan in plans), observer=privacy.observer, guarantee=privacy.guarantee
-    )
+    law = sampler.law(privacy.guarantee)
     for plan in plans:
         if LAWS[privacy.mechanism].whole and plan.form != "vector":
             raise PrivacyError(
@@ -226,11 +219,10 @@ def step_event(
     multipliers: tuple[float, ...],
     sampler: BoundSampler,
     law: SamplingLaw,
-    accountant: Accountant,
     *,
     mechanism: Mechanism = "gaussian",
     sizes: tuple[int, ...] = (),
-) -> StepEvent:
+) -> Any:
     """Return the event of one step with one release per multiplier, all under the same cohort.
 
     Gaussian releases of one step share the coin of each client, so they are one Gaussian release of the concatenated
@@ -241,7 +233,6 @@ def step_event(
     Args:
         multipliers: noise scale over sensitivity, by release.
         sampler, law: who takes part, and what that guarantees.
-        accountant: asked for; sampling without replacement always uses RDP.
         mechanism: of every release.
         sizes: noised coordinates of each release; needed by ``"l2_laplace"`` and ``"discrete_gaussian"``.
 
@@ -259,14 +250,11 @@ def step_event(
                 f"{len(events)} releases with mechanism={mechanism!r} under one sampled cohort are not supported: they "
                 f"share its coins. Use mechanism='gaussian', or a schedule without sampling."
             )
-    without_replacement = law.amplified and law.relation == "replace"
-    if without_replacement and not LAWS[mechanism].joint:
-        raise PrivacyError(f"FixedCohort with mechanism={mechanism!r} is not supported; use PoissonSampling.")
     event = sampler.event(joint, law)
     if LAWS[mechanism].whole:
         apart = whole_divergence(multipliers, sizes, clients=sampler.n, relation=law.relation)
         event = dp_event.ComposedDpEvent([event, ApproximationDpEvent(apart)])
-    return StepEvent(event, "rdp" if without_replacement else accountant)
+    return event
 
 
 def whole_divergence(multipliers: Sequence[float], sizes: Sequence[int], *, clients: int, relation: Relation) -> float:
@@ -305,7 +293,6 @@ def bind_releases(
             name=plan.name,
             dimension=plan.dimension,
             form=plan.form,
-            observer=privacy.observer,
             clip=clip if plan.form == "vector" else L2Clip(privacy.initial_norm),
             noise=noise,
             sampling=sampler,

@@ -254,7 +254,7 @@ def channel_report(channel: Channel) -> PrivacyReport:
         server="; ".join(noise.text(int(account.spent.max())) for noise in channel.rows.values()) or None,
         names=names,
         releases=_releases(channel, len(names)),
-        accountant=account.cost.accountant if account.cost is not None else "none",
+        accountant="pld" if account.cost is not None else "none",
         source=channel.source.name,
         numerics=_whole_numbers(channel, float(epsilons.max())) if whole else ON_GRID if secure else "float64",
         guarantee=_guarantee(channel),
@@ -310,7 +310,7 @@ def _guarantee(channel: Channel) -> Literal["none", "sound", "paper"]:
 
 def _observer(privacy: Privacy | None) -> str:
     if isinstance(privacy, ClientPrivacy):
-        return privacy.observer
+        return "clients"
     return "none" if privacy is None else "server, other clients and public"
 
 

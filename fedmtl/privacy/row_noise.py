@@ -21,7 +21,6 @@ from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .account import Cost
 from .accounting.calibration import calibrate_multiplier
-from .accounting.composition import StepEvent
 from .clip import clip_rows
 from .noise.grid import privatize
 from .noise.laws import L2LaplaceNoise
@@ -129,8 +128,8 @@ def bind_rows(
         if release is None or release.clip.norm != "l2":
             raise PrivacyError(f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm.")
 
-        def step(multiplier: float, size: int = plan.dimension) -> StepEvent:
-            return StepEvent(L2LaplaceNoise(multiplier).event(size), "pld")
+        def step(multiplier: float, size: int = plan.dimension) -> Any:
+            return L2LaplaceNoise(multiplier).event(size)
 
         own = delta if asked.delta is None else asked.delta
         kept = prior(row_key(plan.name))

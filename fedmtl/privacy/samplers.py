@@ -41,12 +41,12 @@ from scipy.special import betaincc, ndtri
 from torch import Tensor
 
 from .._check import positive, positive_int
-from ..errors import BudgetExhausted, ConfigError, PrivacyError
+from ..errors import BudgetExhausted, ConfigError
 from ..random import Coins, distinct_ranks
 from .events import dp_event
 
 if TYPE_CHECKING:
-    from .settings import Guarantee, Observer
+    from .settings import Guarantee
 
 Relation = Literal["add_remove", "replace", "zero_out"]
 """How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
@@ -112,20 +112,12 @@ class BoundSampler(ABC):
         return self
 
     @abstractmethod
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
-        """Return what holds when clients keep state (or not) and ``observer`` sees the releases.
-
-        Raises:
-            PrivacyError: no accountant covers the combination, named.
-        """
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+        """Return what the accountant may assume against all other clients together, who keep state between steps."""
 
     @abstractmethod
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        """Return the ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn.
-
-        Raises:
-            PrivacyError: no accountant covers the combination, named.
-        """
+        """Return the ``dp_accounting`` event of one step in which ``event`` happens to the clients drawn."""
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -148,38 +140,23 @@ class BoundSampler(ABC):
 @dataclass(frozen=True)
 class BoundPoisson(BoundSampler):
     cohort: float
-    max_cohort: int | None = None
 
     @property
     def denominator(self) -> float:
         return float(self.cohort)
 
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
-        if self.max_cohort is not None and (stateful or observer != "public"):
-            raise PrivacyError(
-                "PoissonSampling(max_cohort=...) is not supported for stateful clients or observer='clients': with a "
-                "cap on the cohort, who takes part is no longer independent of the others. Leave max_cohort out, or "
-                "use a stateless algorithm with observer='public'."
-            )
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("add_remove", amplified=True, per_participation=False)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        if self.max_cohort is None:
-            return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
-        if not isinstance(event, dp_event.GaussianDpEvent):
-            raise PrivacyError(f"PoissonSampling(max_cohort=...) is accounted for Gaussian noise only, not {event}.")
-        return dp_event.TruncatedSubsampledGaussianDpEvent(
-            self.n, self.probability, self.max_cohort, event.noise_multiplier
-        )
+        return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
-        size = size if self.max_cohort is None else min(size, self.max_cohort)
         return torch.from_numpy(distinct_ranks(self.n, size, coins))
 
     def describe(self) -> str:
-        cap = "" if self.max_cohort is None else f", at most {self.max_cohort} a step"
-        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g}){cap}"
+        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g})"
 
 
 @dataclass(frozen=True)
@@ -218,22 +195,14 @@ class BoundFixed(_BoundCohort):
         """Return one above the average number of uses, rounded up, so that cohorts stay full."""
         return min(steps, math.ceil(steps * self.probability) + 1)
 
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
-        amplified = not stateful and observer == "public"
-        if amplified and self.max_uses is not None:
-            raise PrivacyError(
-                "FixedCohort(max_uses=...) with stateless clients and observer='public' is not supported: a cap "
-                "on uses changes the law of the cohort, and sampling without replacement no longer amplifies. "
-                "Leave max_uses out, or use observer='clients'."
-            )
-        if guarantee == "paper" and not amplified:
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
+        if guarantee == "paper":
             return SamplingLaw("add_remove", amplified=True, per_participation=False, refuted=_KNOWN_COHORT)
-        return SamplingLaw("replace", amplified=amplified, per_participation=not amplified)
+        return SamplingLaw("replace", amplified=False, per_participation=True)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
-        if law.refuted is not None:
-            return dp_event.PoissonSampledDpEvent(self.probability, event) if self.probability < 1 else event
-        return dp_event.SampledWithoutReplacementDpEvent(self.n, self.cohort, event) if law.amplified else event
+        sampled = law.amplified and self.probability < 1
+        return dp_event.PoissonSampledDpEvent(self.probability, event) if sampled else event
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         if self.max_uses is None:
@@ -263,7 +232,7 @@ class BoundCyclic(_BoundCohort):
         """Return floor(n / cohort): turns are n places apart in the order, of which a round takes ``cohort``."""
         return self.n // self.cohort
 
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
@@ -282,7 +251,7 @@ class BoundFull(BoundSampler):
     def denominator(self) -> float:
         return float(self.n)
 
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("add_remove", amplified=False, per_participation=False)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
@@ -318,7 +287,7 @@ class BoundAsked(BoundSampler):
     def cap(self) -> int | None:
         return self.max_uses
 
-    def law(self, *, stateful: bool, observer: Observer, guarantee: Guarantee = "sound") -> SamplingLaw:
+    def law(self, guarantee: Guarantee = "sound") -> SamplingLaw:
         return SamplingLaw("zero_out", amplified=False, per_participation=True)
 
     def event(self, event: Any, law: SamplingLaw) -> Any:
@@ -338,26 +307,17 @@ class PoissonSampling:
 
     Args:
         cohort: expected number of clients a step, above 0 and at most the population; the public denominator.
-        max_cohort: most clients a step: a larger draw is cut to a uniform subset of this size (truncated Poisson).
-            Accounted for stateless algorithms with ``observer="public"`` only.
     """
 
     cohort: float = 100
-    max_cohort: int | None = None
 
     def __post_init__(self) -> None:
         positive(self, cohort=self.cohort)
-        if self.max_cohort is not None:
-            positive_int(self, max_cohort=self.max_cohort)
-            if self.max_cohort < self.cohort:
-                raise ConfigError(
-                    f"PoissonSampling.max_cohort is {self.max_cohort}; it must be at least the cohort, {self.cohort:g}."
-                )
 
     def bind(self, n: int) -> BoundPoisson:
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
         _fits(self, self.cohort, n)
-        return BoundPoisson(n, self.cohort, self.max_cohort)
+        return BoundPoisson(n, self.cohort)
 
 
 @dataclass(frozen=True)

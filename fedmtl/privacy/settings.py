@@ -9,11 +9,9 @@ from typing import Literal
 
 from .._check import id_of, one_of, positive, positive_int
 from ..errors import ConfigError
-from .accounting.composition import Accountant
 from .noise.registry import LAWS, SOUND_LAWS
 from .quantile import QuantileClip
 
-Observer = Literal["clients", "public"]
 Guarantee = Literal["sound", "paper"]
 SourceName = Literal["seeded", "secure"]
 Mechanism = str
@@ -25,6 +23,9 @@ _LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy:
     """Differential privacy whose protected unit is a client with all its examples.
+
+    It holds against all other clients together, who know which of them took part in a step, and so, where cohorts have
+    a fixed size, whether the protected client did.
 
     Args:
         clip_norm: bound C on the norm of everything one client contributes to one release, above 0: the L1 norm for
@@ -44,12 +45,8 @@ class ClientPrivacy:
             (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
             with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
-        observer: who sees the releases. ``"clients"``: the other clients, who together also know which of them took
-            part (and so, under a fixed cohort, whether the protected one did); ``"public"``: only outsiders, who see
-            the released values and nothing else.
         guarantee: ``"sound"`` or ``"paper"`` (the published accounting, for reproduction: its figure is printed as
             claimed, and epsilon as infinite where the claim is refuted).
-        accountant: ``"pld"`` (tight, default) or ``"rdp"``. Sampling without replacement always uses RDP.
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
@@ -62,9 +59,7 @@ class ClientPrivacy:
     mechanism: Mechanism = "gaussian"
     bands: int | Literal["auto"] | None = None
     source: SourceName = "seeded"
-    observer: Observer = "clients"
     guarantee: Guarantee = "sound"
-    accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
         _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
@@ -79,9 +74,7 @@ class ClientPrivacy:
             raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
         one_of(self, tuple(LAWS), mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
-        one_of(self, ("clients", "public"), observer=self.observer)
         one_of(self, ("sound", "paper"), guarantee=self.guarantee)
-        one_of(self, ("pld", "rdp"), accountant=self.accountant)
         self._check_bands()
         if self.mechanism not in SOUND_LAWS and self.guarantee == "sound":
             raise ConfigError(
@@ -132,7 +125,7 @@ class RecordPrivacy:
         delta: in [0, 1), 0 (pure epsilon) only without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N records
             of all clients.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
-        source, accountant: as for :class:`ClientPrivacy`.
+        source: as for :class:`ClientPrivacy`.
 
     Raises:
         ConfigError: an impossible value, or neither ``epsilon`` nor ``noise_multiplier``.
@@ -144,7 +137,6 @@ class RecordPrivacy:
     delta: float | None = None
     mechanism: Mechanism = "gaussian"
     source: SourceName = "seeded"
-    accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
         positive(self, clip_norm=self.clip_norm)
@@ -164,7 +156,6 @@ class RecordPrivacy:
             )
         one_of(self, accepted, mechanism=self.mechanism)
         one_of(self, ("seeded", "secure"), source=self.source)
-        one_of(self, ("pld", "rdp"), accountant=self.accountant)
 
     @property
     def noiseless(self) -> bool:

@@ -13,7 +13,7 @@ from ._names import title_of
 
 DATA = ("data", "clients")
 METHOD = (*DATA, "lam", "mu", "update", "server_lr", "finetune", "sampler", "planned_rounds")
-PRIVACY = ("clip_norm", "relation", "observer", "guarantee", "accountant", "source")  # of what is released
+PRIVACY = ("clip_norm", "relation", "guarantee", "source")  # of what is released
 
 _NO_MATTER = {  # settings that do not say what was computed, or that have a column of their own
     *("baselines", "logger", "progress", "device", "execution", "client_store", "checkpoint_every", "eval_every"),

@@ -32,7 +32,6 @@ from ..privacy import (
     open_channel,
     selection_epsilon,
 )
-from ..privacy.accounting.composition import StepEvent
 from ..privacy.allocation import steps_of, whole_run
 from ..privacy.events import dp_event
 from ..privacy.noise.registry import LAWS
@@ -136,24 +135,23 @@ def plan_search(
     n = len(first.data)
     sampler: BoundSampler = sampler_of(first.algorithm, first.schedule, n)
     plans = {name: _plans(name, trainer, sampler) for name, trainer in candidates.items()}
-    laws = {}
+    common = plans[first_name]
     for name, declared in plans.items():
         with _named(name):
-            laws[name] = step_law(declared, sampler, _client_privacy(candidates[name]))
-        _check_releases(name, declared, laws[name], first_name, plans[first_name], laws[first_name], privacy)
-    law, common = laws[first_name], plans[first_name]
+            law = step_law(declared, sampler, _client_privacy(candidates[name]))
+        _check_releases(name, declared, first_name, common, privacy)
     if law.per_participation:
         sampler = sampler.capped(first.rounds)
     uses = sampler.cap if law.per_participation and sampler.cap is not None else first.rounds
     delta = privacy.resolved_delta(n)
     score = score_release(n, law, score_noise=score_noise)
 
-    steps = steps_of(common, sampler, law, replace(privacy, accountant="rdp"))
+    steps = steps_of(common, sampler, law, privacy)
     run_event, times = whole_run(common, steps, uses)  # of one run: equal steps, or those of an allocation together
 
     def candidate(multiplier: float) -> Any:
         assert score.noise is not None
-        run = dp_event.SelfComposedDpEvent(run_event(multiplier).event, times)
+        run = dp_event.SelfComposedDpEvent(run_event(multiplier), times)
         return dp_event.ComposedDpEvent([run, score.noise.event(1)])
 
     target = privacy.epsilon
@@ -174,7 +172,7 @@ def plan_search(
     budget = _run_budget(run_event(z), times, delta, per_participation=law.per_participation)
     trainers, marks, reports, signals = {}, {}, {}, {}
     for name, trainer in candidates.items():
-        inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta, accountant="rdp")
+        inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
         trainers[name] = replace(_bare(trainer), privacy=inner)
         with _named(name):
             marks[name], reports[name], signals[name] = _opened(trainers[name], plans[name])
@@ -205,7 +203,6 @@ def score_release(n: int, law: SamplingLaw, *, score_noise: float) -> Release:
     release = Release(
         name=SCORE,
         dimension=1,
-        observer="public",
         clip=L2Clip(SCORE_BOUND),
         noise=None,
         sampling=FullParticipation().bind(n),
@@ -238,11 +235,6 @@ def _check_privacy(name: str, trainer: Trainer) -> None:
             f"candidate {name!r}: privacy.mechanism is {privacy.mechanism!r}; a search composes Renyi divergences, and "
             f"noise in whole numbers is accounted as Gaussian noise but for a part of delta. Use 'gaussian'."
         )
-    if privacy.observer != "public":
-        raise ConfigError(
-            f"candidate {name!r}: privacy.observer is {privacy.observer!r}; a search needs 'public'. The other clients "
-            f"take part in every repetition and receive its releases, so for them nothing is selected: they see all."
-        )
 
 
 def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
@@ -267,10 +259,8 @@ def _differing(trainer: Trainer, first: Trainer) -> tuple[str, str, str] | None:
 def _check_releases(
     name: str,
     plans: tuple[ReleasePlan, ...],
-    law: SamplingLaw,
     first: str,
     common: tuple[ReleasePlan, ...],
-    common_law: SamplingLaw,
     privacy: ClientPrivacy,
 ) -> None:
     if not plans:
@@ -282,8 +272,6 @@ def _check_releases(
         )
     facts: list[tuple[str, Any, Any]] = [("the number of releases", len(plans), len(common))]
     facts.append(("the allocation of the budget", [p.allocation for p in plans], [p.allocation for p in common]))
-    if law != common_law:  # schedule, observer and guarantee are the same
-        facts.append(("statefulness", any(p.stateful for p in plans), any(p.stateful for p in common)))
     if privacy.mechanism == "l2_laplace":
         facts.append(("the size of a release", [p.size for p in plans], [p.size for p in common]))
     for what, own, others in facts:
@@ -294,10 +282,10 @@ def _check_releases(
             )
 
 
-def _run_budget(step: StepEvent, uses: int, delta: float, *, per_participation: bool) -> float:
+def _run_budget(step: Any, uses: int, delta: float, *, per_participation: bool) -> float:
     """Return epsilon of the steps of one run, such that one more step would exceed it."""
-    budget = epsilon(step.event, uses, delta, accountant=step.accountant)
-    more = epsilon(step.event, uses + 1, delta, accountant=step.accountant)
+    budget = epsilon(step, uses, delta)
+    more = epsilon(step, uses + 1, delta)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(
             f"PrivateSearch: epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "

@@ -63,6 +63,7 @@ def search_report(run: PrivacyReport, *, released: bool, **figures: Any) -> Sear
     notes = tuple(text for text in run.outside if text not in OUTSIDE)
     facts |= {
         "accountant": "rdp",
+        "observer": "public",
         "run": None,  # the ledgers of the runs tell nothing of how many there were
         "ledger_lines": None,
         "ledger_head": None,

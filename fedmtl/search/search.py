@@ -117,8 +117,8 @@ class PrivateSearch:
     """Chooses the best of several trainers under one privacy budget.
 
     The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise is calibrated to it
-    by Renyi accounting, whatever ``privacy.accountant`` says. It holds against outsiders (``observer="public"``) who
-    see what is released: the chosen run's public files, its name and its noised score.
+    by Renyi divergences. It holds against outsiders, who see what is released: the chosen run's public files, its name
+    and its noised score.
 
     Args:
         candidates: trainers by name, which differ only in what costs nothing: the algorithm's settings, the model and
@@ -325,13 +325,12 @@ class _Search:
     def _score(self, index: int, candidate: int, result: Result) -> float:
         """Return the noised mean score, through a channel of its own with its own ledger."""
         place, n = self._place(index), len(result.ids)
-        plans = (ReleasePlan(name=SCORE, dimension=1, uses=1, stateful=False),)
+        plans = (ReleasePlan(name=SCORE, dimension=1, uses=1),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
             noise_multiplier=self.plan.score.noise_std * n / SCORE_BOUND,
             delta=self.plan.delta,
             source=self.privacy.source,
-            observer=self.privacy.observer,
         )
         channel = open_channel(
             privacy,

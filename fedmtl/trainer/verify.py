@@ -359,9 +359,8 @@ class _Verifier:
             "source": privacy["source"],
             **({} if adaptive else {"clip_norm": privacy["clip_norm"]}),
         }
-        for key in ("observer", "guarantee"):
-            if key in privacy:
-                pairs[key] = privacy[key]
+        if "guarantee" in privacy:
+            pairs |= {"guarantee": privacy["guarantee"], "observer": "clients"}
         if "schedule" in header:
             pairs["relation"] = header["schedule"]["relation"]
         if "records" in header:
@@ -624,8 +623,6 @@ def _can_amplify(header: Mapping[str, Any]) -> bool:
     schedule = header.get("schedule")
     if schedule is None or not schedule["amplified"]:
         return True
-    if schedule["class"] == "BoundFixed":
-        return bool(schedule["relation"] == "replace" and header["privacy"].get("observer") == "public")
     return bool(schedule["class"] == "BoundPoisson" and schedule["relation"] == "add_remove")
 
 
@@ -705,11 +702,7 @@ def _step_event(header: Mapping[str, Any], multipliers: list[float]) -> Any:
     n, m = schedule["n"], schedule.get("cohort", schedule["n"])
     if not schedule["amplified"] or m >= n:
         return event
-    if schedule["class"] == "BoundPoisson" and schedule["max_cohort"] is not None:
-        return dp_event.TruncatedSubsampledGaussianDpEvent(n, m / n, schedule["max_cohort"], event.noise_multiplier)
-    if schedule["class"] == "BoundPoisson":
-        return dp_event.PoissonSampledDpEvent(m / n, event)
-    return dp_event.SampledWithoutReplacementDpEvent(n, m, event)
+    return dp_event.PoissonSampledDpEvent(m / n, event)
 
 
 def _divergence(header: Mapping[str, Any], multipliers: list[float]) -> float:

@@ -46,7 +46,7 @@ RUNS = {
         f"algorithm=pmtl {_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
     ),
     "pmtl, published accounting of cohorts in turn": f"algorithm=pmtl {_DIGITS} schedule=cyclic guarantee=paper",
-    "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none privacy.observer=public",
+    "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none",
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "pmtl without a pull, records, Laplace": (
         f"{_DIGITS} algorithm=pmtl algorithm.lam=0 privacy=record privacy.mechanism=laplace privacy.epsilon=20"

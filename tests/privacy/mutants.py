@@ -175,7 +175,7 @@ _PURE = RecordPrivacy(clip_norm=0.5, epsilon=5.0, mechanism="laplace", delta=0.0
 CLOCKED = {
     "clocks, laplace": _PURE,
     "clocks, l2_laplace": replace(_PURE, mechanism="l2_laplace"),
-    "clocks, gaussian": replace(_PURE, mechanism="gaussian", delta=1e-3, accountant="rdp"),
+    "clocks, gaussian": replace(_PURE, mechanism="gaussian", delta=1e-3),
     "clocks, secure": replace(_PURE, source="secure"),
     "clocks, tight clip": replace(_PURE, clip_norm=0.05),
     "clocks, loose clip": replace(_PURE, clip_norm=40.0),

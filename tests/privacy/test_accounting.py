@@ -41,42 +41,28 @@ def test_library_facts_that_the_design_rests_on() -> None:
 
 
 def test_replace_one_is_accounted_at_twice_the_clip() -> None:
-    add = step_event((4.0,), (s := FullParticipation().bind(9)), s.law(stateful=True, observer="clients"), "pld")
-    assert epsilon(add.event, 1, 1e-5) == pytest.approx(0.926, abs=1e-3)
-    law = (fixed := FixedCohort(3).bind(9)).law(stateful=True, observer="clients")
+    add = step_event((4.0,), (s := FullParticipation().bind(9)), s.law())
+    assert epsilon(add, 1, 1e-5) == pytest.approx(0.926, abs=1e-3)
+    law = (fixed := FixedCohort(3).bind(9)).law()
     assert law.relation == "replace"
     assert law.per_participation
     # standard deviation 4 C is a multiplier of 2 on the sensitivity 2 C
-    assert epsilon(step_event((2.0,), fixed, law, "pld").event, 1, 1e-5) == pytest.approx(1.993, abs=1e-3)
-    assert epsilon(step_event((2.0,), fixed, law, "rdp").event, 1, 1e-5, accountant="rdp") > 1.993
+    assert epsilon(step_event((2.0,), fixed, law), 1, 1e-5) == pytest.approx(1.993, abs=1e-3)
 
 
 POISSON_TABLE = [
-    (1 / 3400, "pld", (2.086, 1.299, 0.903, 0.682)),
-    (1 / 3400, "rdp", (2.307, 1.408, 0.965, 0.724)),
-    (1e-5, "pld", (2.624, 1.549, 1.025, 0.753)),
+    (1 / 3400, (2.086, 1.299, 0.903, 0.682)),
+    (1e-5, (2.624, 1.549, 1.025, 0.753)),
 ]
 
 
-@pytest.mark.parametrize(("delta", "accountant", "expected"), POISSON_TABLE)
-def test_poisson_table(delta: float, accountant: str, expected: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("delta", "expected"), POISSON_TABLE)
+def test_poisson_table(delta: float, expected: tuple[float, ...]) -> None:
     sampler = PoissonSampling(100).bind(3400)
-    law = sampler.law(stateful=True, observer="clients")
+    law = sampler.law()
     for target, std in zip((1.0, 2.0, 4.0, 8.0), expected, strict=True):
-        z = calibrated(sampler, law, target=target, delta=delta, uses=500, accountant=accountant)
+        z = calibrated(sampler, law, target=target, delta=delta, uses=500)
         assert z == pytest.approx(std, rel=3e-3)
-
-
-def test_fixed_cohort_table() -> None:
-    sampler = FixedCohort(100).bind(3400)
-    law = sampler.law(stateful=False, observer="public")
-    assert law.amplified
-    for target, std in zip((1.0, 2.0, 4.0, 8.0), (8.79, 4.95, 3.00, 1.81), strict=True):
-        step = step_event((std / 2,), sampler, law, "pld")  # the table is relative to C, the multiplier to 2 C
-        assert step.accountant == "rdp"
-        assert epsilon(step.event, 500, 1 / 3400, accountant="rdp") == pytest.approx(target, rel=6e-3)
-    z = calibrated(sampler, law, target=2.0, delta=1 / 3400, uses=500)
-    assert 2 * z == pytest.approx(4.95, rel=1e-3)
 
 
 def test_opacus_prv_agrees_within_one_percent() -> None:
@@ -138,7 +124,7 @@ def test_a_coarser_grid_is_an_upper_bound() -> None:
     assert values == sorted(values)
 
 
-def test_pld_is_below_rdp_and_monotone() -> None:
+def test_pld_is_below_the_library_s_rdp_and_monotone() -> None:
     event = Poisson(0.05, Gaussian(1.1))
     by_rounds = [epsilon(event, uses, 1e-5) for uses in range(0, 400, 7)]
     assert by_rounds[0] == 0.0
@@ -148,21 +134,23 @@ def test_pld_is_below_rdp_and_monotone() -> None:
     by_z = [epsilon(Poisson(0.05, Gaussian(z)), 100, 1e-5) for z in (4.0, 2.0, 1.0, 0.7, 0.5)]
     assert by_z == sorted(by_z)
     for uses in (1, 30, 300):
-        assert epsilon(event, uses, 1e-5) <= epsilon(event, uses, 1e-5, accountant="rdp")
+        assert epsilon(event, uses, 1e-5) <= RdpAccountant().compose(event, uses).get_epsilon(1e-5)
 
 
 def test_unsupported_events_are_refused_by_name() -> None:
     with pytest.raises(PrivacyError, match="SampledWithoutReplacement"):
         epsilon(dp_accounting.SampledWithoutReplacementDpEvent(10, 2, Gaussian(1.0)), 3, 1e-5)
-    with pytest.raises(PrivacyError, match="rdp"):
-        epsilon(dp_accounting.UnsupportedDpEvent(), 3, 1e-5, accountant="rdp")
+    with pytest.raises(PrivacyError, match="Unsupported"):
+        epsilon(dp_accounting.UnsupportedDpEvent(), 3, 1e-5)
+    with pytest.raises(PrivacyError, match="Renyi divergences does not support Unsupported"):
+        renyi_curve(dp_accounting.UnsupportedDpEvent(), (2.0,))
 
 
 def test_largest_uses_is_the_last_that_fits() -> None:
     event = Poisson(0.1, Gaussian(1.5))
-    most = largest_uses(event, 3.0, 1e-5, accountant="pld")
+    most = largest_uses(event, 3.0, 1e-5)
     assert epsilon(event, most, 1e-5) <= 3.0 < epsilon(event, most + 1, 1e-5)
-    assert largest_uses(event, 1e-3, 1e-5, accountant="pld") == 0
+    assert largest_uses(event, 1e-3, 1e-5) == 0
 
 
 # Exact two-step hockey-stick divergences on a grid: the arguments of the samplers' docstring, in numbers.
@@ -216,7 +204,7 @@ def test_two_releases_in_a_step_share_the_coin() -> None:
     shared = (1 - Q) * np.outer(density(0.0), density(0.0)) + Q * np.outer(density(1.0), density(1.0))
     delta = hockey_stick(shared, np.outer(density(0.0), density(0.0)))
     sampler = PoissonSampling(30).bind(100)
-    step = step_event((SIGMA, SIGMA), sampler, sampler.law(stateful=True, observer="clients"), "pld")
-    assert step.event.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
+    step = step_event((SIGMA, SIGMA), sampler, sampler.law())
+    assert step.event.noise_multiplier == pytest.approx(SIGMA / math.sqrt(2))
     assert delta == pytest.approx(composed_delta(SIGMA / math.sqrt(2), 1), rel=1e-2)
     assert delta > 1.2 * composed_delta(SIGMA, 2)  # independent composition would understate it

@@ -28,7 +28,6 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.account import Cost
-from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.allocation import normalized
 from fedmtl.privacy.row_noise import RowNoise
@@ -40,7 +39,7 @@ GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
 def plan(
     form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, uses: int = 8, d: int = 3
 ) -> ReleasePlan:
-    return ReleasePlan(name="c", dimension=d, uses=uses, stateful=True, form=form, allocation=weights)
+    return ReleasePlan(name="c", dimension=d, uses=uses, form=form, allocation=weights)
 
 
 def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Channel:
@@ -83,13 +82,13 @@ def test_different_uses_compose_as_the_library_does(event: Callable[[float], Any
     library = PLDAccountant()
     for z in multipliers:
         library.compose(event(z))
-    ours = Cost(1e-5, (tuple(StepEvent(event(z), "pld") for z in multipliers),)).epsilon(8)
+    ours = Cost(1e-5, (tuple(event(z) for z in multipliers),)).epsilon(8)
     assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
 
 
 def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     epsilons, d, samples = np.linspace(0.2, 1.4, 7), 5, 200_000
-    cost = Cost(1e-2, (tuple(StepEvent(KNormDpEvent(float(e), d), "pld") for e in epsilons),))
+    cost = Cost(1e-2, (tuple(KNormDpEvent(float(e), d) for e in epsilons),))
     rng = np.random.default_rng(0)
     losses = np.zeros(samples)
     for e in epsilons:  # density exp(-e |v|) against the same around a point at distance 1
@@ -178,7 +177,7 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
 
 @pytest.mark.parametrize("budget", [None, 50.0])
 def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Path, budget: float | None) -> None:
-    noisy = ReleasePlan(name="c", dimension=3, uses=3, stateful=True, form="symmetric", rows=RowNoise(1.0))
+    noisy = ReleasePlan(name="c", dimension=3, uses=3, form="symmetric", rows=RowNoise(1.0))
     fixed = ClientPrivacy(clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure")
     path = tmp_path / "ledger.jsonl"
     for session in range(3):
@@ -198,7 +197,7 @@ def test_a_ledger_keeps_the_budget_of_the_noise_on_rows(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
 
     def noisy(budget: float) -> ReleasePlan:
-        return ReleasePlan(name="c", dimension=3, uses=3, stateful=True, form="symmetric", rows=RowNoise(budget))
+        return ReleasePlan(name="c", dimension=3, uses=3, form="symmetric", rows=RowNoise(budget))
 
     opened(private, noisy(5.0), ledger_path=path).close()
     opened(private, noisy(5.0), ledger_path=path, resume=True).close()

@@ -43,9 +43,7 @@ SMALL = Effort(noise=6000, canaries=600, cohorts=100)
 def setup(sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options) -> Setup:
     sampler = sampler or PoissonSampling(8)
     privacy = {"clip_norm": 0.7, "epsilon": 8.0, "delta": 1e-4} | options
-    plans = tuple(
-        ReleasePlan(name=f"part {index}", dimension=dimension, uses=steps, stateful=True) for index in range(releases)
-    )
+    plans = tuple(ReleasePlan(name=f"part {index}", dimension=dimension, uses=steps) for index in range(releases))
     return Setup(
         privacy=ClientPrivacy(**privacy), plans=plans, schedule=sampler.bind(40), steps=steps, tensors=(100, 20)
     )
@@ -104,7 +102,6 @@ def _claim(kind: str, multiplier: float, dimension: int) -> Claim:
         denominator=4.0,
         sampled=None,
         event=None,
-        accountant="pld",
         per_participation=False,
     )
 
@@ -219,21 +216,13 @@ def test_nothing_sound_is_refuted_of_other_laws_and_cohorts(name: str) -> None:
     assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
 
 
-def test_truncated_cohorts() -> None:
-    plan = ReleasePlan(name="update", dimension=120, uses=30, stateful=False)
-    cut = replace(setup(PoissonSampling(8, max_cohort=10), observer="public"), plans=(plan,))
-    findings = audit_channel(cut, effort=replace(SMALL, cohorts=600))
-    assert not any_refuted(findings), table(findings)
-    assert any(finding.check == "sampler: largest size" for finding in findings)
-
-
 @pytest.mark.parametrize("form", ["symmetric", "diagonal"])
 @pytest.mark.parametrize("mechanism", ["gaussian", "l2_laplace", "laplace"])
 @pytest.mark.parametrize("sampler", [FullParticipation(), FixedCohort(8)])
 def test_outer_products(form: str, mechanism: str, sampler) -> None:
     if (form, mechanism) == ("symmetric", "laplace"):
         return  # refused: independent Laplace noise has no bound on a whole matrix here
-    plan = ReleasePlan(name="update", dimension=14, uses=30, stateful=True, form=form)
+    plan = ReleasePlan(name="update", dimension=14, uses=30, form=form)
     findings = audit_channel(replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL)
     assert not any_refuted(findings), table(findings)
     (moved,) = [finding.statistic for finding in findings if finding.check.startswith("sensitivity")]
@@ -246,7 +235,7 @@ def test_the_published_accounting_of_fixed_cohorts_is_refuted_by_the_cohorts_alo
 
 
 def test_wishart_noise_is_refuted_by_its_support() -> None:
-    plan = ReleasePlan(name="update", dimension=6, uses=30, stateful=True, form="symmetric")
+    plan = ReleasePlan(name="update", dimension=6, uses=30, form="symmetric")
     wishart = setup(FullParticipation(), mechanism="wishart", guarantee="paper", epsilon=None, noise_multiplier=1.0)
     findings = audit_channel(replace(wishart, plans=(plan,)), effort=SMALL)
     (found,) = [finding for finding in findings if finding.refuted]
@@ -263,14 +252,6 @@ def test_several_releases_in_a_step() -> None:
     # two releases of multiplier z are one Gaussian release of multiplier z / sqrt(2)
     joint = claim.event.event.noise_multiplier
     assert claim.multiplier == pytest.approx(joint * math.sqrt(2))
-
-
-def test_amplified_fixed_cohorts_of_outsiders() -> None:
-    plan = ReleasePlan(name="update", dimension=120, uses=30, stateful=False)
-    public = replace(setup(FixedCohort(8), observer="public"), plans=(plan,))
-    claim = Claims(public, public.open(0)).of("update")
-    assert (claim.relation, claim.sensitivity, claim.per_participation) == ("replace", 1.4, False)
-    assert not any_refuted(audit_channel(public, effort=SMALL))
 
 
 def test_claims_follow_from_the_settings() -> None:

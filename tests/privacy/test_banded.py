@@ -38,7 +38,7 @@ from fedmtl.trainer import Callback
 from ..trainer.settings import SOLVER, quick_figures, trainer
 
 PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="auto")
-PLAN = ReleasePlan(name="update", dimension=4, uses=12, stateful=True)
+PLAN = ReleasePlan(name="update", dimension=4, uses=12)
 
 
 def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Channel:

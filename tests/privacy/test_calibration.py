@@ -21,16 +21,14 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
-from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
-from fedmtl.privacy.settings import Accountant
 from tests.helpers import calibrated
 
 
 def cost(sampler, z: float, delta: float, uses: int, releases: int = 1) -> float:
-    law = sampler.law(stateful=True, observer="clients")
-    step = step_event((z,) * releases, sampler, law, "pld")
-    return epsilon(step.event, uses, delta)
+    law = sampler.law()
+    step = step_event((z,) * releases, sampler, law)
+    return epsilon(step, uses, delta)
 
 
 CASES = [
@@ -46,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("sampler", "target", "delta", "uses", "releases"), CASES)
 def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, releases) -> None:
-    law = sampler.law(stateful=True, observer="clients")
+    law = sampler.law()
     z = calibrated(sampler, law, target=target, delta=delta, uses=uses, releases=releases)
     assert cost(sampler, z, delta, uses, releases) <= target
     assert cost(sampler, z * (1 - 1e-4), delta, uses, releases) > target
@@ -54,7 +52,7 @@ def test_the_target_is_met_and_nothing_is_wasted(sampler, target, delta, uses, r
 
 def test_the_library_confirms_the_main_case() -> None:
     sampler = PoissonSampling(100).bind(1000)
-    z = calibrated(sampler, sampler.law(stateful=True, observer="clients"), target=4.0, delta=1e-5, uses=100)
+    z = calibrated(sampler, sampler.law(), target=4.0, delta=1e-5, uses=100)
     library = PLDAccountant()
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(z)), 100)
     assert library.get_epsilon(1e-5) == pytest.approx(4.0, rel=5e-4)
@@ -63,7 +61,7 @@ def test_the_library_confirms_the_main_case() -> None:
 def test_noise_is_monotone_in_everything() -> None:
     def z(target: float = 2.0, delta: float = 1e-5, uses: int = 100, cohort: float = 50) -> float:
         sampler = PoissonSampling(cohort).bind(1000)
-        law = sampler.law(stateful=True, observer="clients")
+        law = sampler.law()
         return calibrated(sampler, law, target=target, delta=delta, uses=uses)
 
     by_epsilon = [z(target=value) for value in (0.5, 2.0, 8.0)]
@@ -79,12 +77,12 @@ def test_noise_is_monotone_in_everything() -> None:
 def test_an_unreachable_target_is_refused() -> None:
     sampler = FullParticipation().bind(5)
     with pytest.raises(ConfigError, match="cannot be reached"):
-        calibrated(sampler, sampler.law(stateful=True, observer="clients"), target=1e-7, delta=1e-12, uses=10**6)
+        calibrated(sampler, sampler.law(), target=1e-7, delta=1e-12, uses=10**6)
 
 
 def test_calibration_takes_few_evaluations() -> None:
     sampler = PoissonSampling(100).bind(1003)
-    law = sampler.law(stateful=True, observer="clients")
+    law = sampler.law()
     before = composition._epsilon.cache_info().misses
     z = calibrated(sampler, law, target=4.0, delta=1e-5, uses=100)
     assert composition._epsilon.cache_info().misses - before <= 30
@@ -106,28 +104,14 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize(("target", "delta", "uses"), [(1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400)])
 def test_any_law_is_calibrated(name: str, target: float, delta: float, uses: int) -> None:
-    z = calibrate_multiplier(lambda value: StepEvent(LAWS[name](value), "pld"), target=target, delta=delta, uses=uses)
+    z = calibrate_multiplier(lambda value: LAWS[name](value), target=target, delta=delta, uses=uses)
     assert epsilon(LAWS[name](z), uses, delta) <= target
     assert epsilon(LAWS[name](z * (1 - 1e-4)), uses, delta) > target
 
 
-def test_the_accountant_of_the_step_is_asked() -> None:
-    def step(accountant: Accountant):
-        return lambda z: StepEvent(dp_accounting.GaussianDpEvent(z), accountant)
-
-    tight, loose = (calibrate_multiplier(step(a), target=1.0, delta=1e-5, uses=20) for a in ("pld", "rdp"))
-    assert tight < loose
-    for z, accountant in ((tight, "pld"), (loose, "rdp")):
-        assert epsilon(dp_accounting.GaussianDpEvent(z), 20, 1e-5, accountant=accountant) == pytest.approx(1, rel=1e-4)
-    half = calibrate_multiplier(
-        lambda z: StepEvent(dp_accounting.GaussianDpEvent(2 * z), "pld"), target=1.0, delta=1e-5, uses=20
-    )
-    assert 2 * half == pytest.approx(tight, rel=2e-5)
-
-
 def test_a_target_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs no noise"):
-        calibrate_multiplier(lambda z: StepEvent(dp_accounting.NoOpDpEvent(), "pld"), target=1.0, delta=1e-5, uses=3)
+        calibrate_multiplier(lambda z: dp_accounting.NoOpDpEvent(), target=1.0, delta=1e-5, uses=3)
 
 
 @pytest.mark.parametrize("settings", [ClientPrivacy, RecordPrivacy])
@@ -140,7 +124,7 @@ def test_noise_whose_square_is_no_number_is_refused(settings, multiplier: float)
 @pytest.mark.parametrize("mechanism", ["gaussian", "discrete_gaussian"])
 @pytest.mark.parametrize("multiplier", [1e-100, 1e100])
 def test_the_least_and_the_most_noise(mechanism: str, multiplier: float) -> None:
-    plan = ReleasePlan(name="update", dimension=5, uses=2, stateful=False)
+    plan = ReleasePlan(name="update", dimension=5, uses=2)
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=multiplier, delta=1e-5, mechanism=mechanism)
     channel = open_channel(privacy, [plan], FullParticipation().bind(3), seed=0, steps=2)
     channel.begin(0, channel.draw(0))

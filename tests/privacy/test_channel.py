@@ -40,7 +40,7 @@ def door(
     sampler=None,
     **options,
 ):
-    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps, stateful=True) for name in names)
+    plans = tuple(ReleasePlan(name=name, dimension=dimension, uses=steps) for name in names)
     return open_channel(privacy, plans, sampler or PoissonSampling(4).bind(40), seed=3, steps=steps, **options)
 
 
@@ -143,13 +143,13 @@ def test_a_client_sends_one_row_over_all_ranks() -> None:
 def test_plans_are_checked() -> None:
     with pytest.raises(PrivacyError, match="same name"):
         door(NOISED, names=("a", "a"))
-    plan = ReleasePlan(name="a", dimension=3, uses=4, stateful=False)
+    plan = ReleasePlan(name="a", dimension=3, uses=4)
     with pytest.raises(PrivacyError, match="4 uses"):
         open_channel(NOISED, (plan,), PoissonSampling(4).bind(40), seed=0, steps=5)
     with pytest.raises(ConfigError, match="dimension"):
-        ReleasePlan(name="a", dimension=0, uses=4, stateful=False)
+        ReleasePlan(name="a", dimension=0, uses=4)
     with pytest.raises(ConfigError, match="'/count'"):  # such noise is that of the count of 'a'
-        ReleasePlan(name="a/count", dimension=1, uses=4, stateful=False)
+        ReleasePlan(name="a/count", dimension=1, uses=4)
     with pytest.raises(ConfigError, match="one step"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
 
@@ -166,8 +166,6 @@ BAD = [
     {"clip_norm": 1.0, "epsilon": 1.0, "delta": 0.0},
     {"clip_norm": 1.0, "epsilon": 1.0, "delta": 1.0},
     {"clip_norm": 1.0, "epsilon": 1.0, "source": "clock"},
-    {"clip_norm": 1.0, "epsilon": 1.0, "observer": "server"},
-    {"clip_norm": 1.0, "epsilon": 1.0, "accountant": "gdp"},
     {"clip_norm": 1.0, "epsilon": 1.0, "guarantee": "hope"},
 ]
 
@@ -187,11 +185,10 @@ def test_default_delta() -> None:
 
 def test_types_derive_the_sensitivity_and_refuse_mismatched_norms() -> None:
     sampler = PoissonSampling(4).bind(40)
-    law = sampler.law(stateful=True, observer="clients")
+    law = sampler.law()
     fields = {
         "name": "a",
         "dimension": 3,
-        "observer": "clients",
         "sampling": sampler,
         "law": law,
     }
@@ -377,7 +374,7 @@ def test_nothing_secret_reaches_the_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("privacy", [None, ClientPrivacy(clip_norm=1.0, epsilon=math.inf)])
 def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
     sampler = FixedCohort(cohort=3, max_uses=2).bind(6)
-    plans = (ReleasePlan(name="update", dimension=2, uses=10, stateful=True),)
+    plans = (ReleasePlan(name="update", dimension=2, uses=10),)
 
     def cohorts(first):
         channel = open_channel(privacy, plans, sampler, seed=5, steps=10)

@@ -32,7 +32,7 @@ D, CLIENTS, STEPS = 24, 30, 5
 def door(privacy: ClientPrivacy, *, sampler=None, dimension: int = D, steps: int = STEPS, seed: int = 0, **options):
     names = options.pop("names", ("update",))
     form = options.pop("form", "vector")
-    plans = tuple(ReleasePlan(name=n, dimension=dimension, uses=steps, stateful=True, form=form) for n in names)
+    plans = tuple(ReleasePlan(name=n, dimension=dimension, uses=steps, form=form) for n in names)
     bound = (sampler or FullParticipation()).bind(CLIENTS)
     return open_channel(privacy, plans, bound, seed=seed, steps=steps, **options)
 
@@ -115,7 +115,7 @@ def test_forms_that_no_law_covers_are_refused() -> None:
     with pytest.raises(PrivacyError, match="LaplaceNoise on a symmetric matrix"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"), form="symmetric")
     with pytest.raises(ConfigError, match="form"):
-        ReleasePlan(name="x", dimension=3, uses=1, stateful=False, form="cube")
+        ReleasePlan(name="x", dimension=3, uses=1, form="cube")
 
 
 def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
@@ -195,10 +195,6 @@ def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins
     assert two.epsilon == pytest.approx(expected, rel=1e-3)
     with pytest.raises(PrivacyError, match="share its coins"):
         door(privacy, names=("a", "b"), sampler=PoissonSampling(6))
-    plan = ReleasePlan(name="a", dimension=3, uses=2, stateful=False)
-    outside = ClientPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="laplace", observer="public")
-    with pytest.raises(PrivacyError, match="FixedCohort with mechanism='laplace'"):
-        open_channel(outside, (plan,), FixedCohort(3).bind(9), seed=0, steps=2)
 
 
 # A clip norm that adapts
@@ -254,8 +250,8 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
     update, count = release.noise.multiplier, 2.0 / 0.5  # sigma_b over the sensitivity 1/2
     assert update > 1.5
     sampler = FullParticipation().bind(CLIENTS)
-    joint = step_event((update, count), sampler, sampler.law(stateful=True, observer="clients"), "pld")
-    assert epsilon(joint.event, STEPS, 1e-5) == pytest.approx(channel.epsilon, rel=1e-9)
+    joint = step_event((update, count), sampler, sampler.law())
+    assert epsilon(joint, STEPS, 1e-5) == pytest.approx(channel.epsilon, rel=1e-9)
 
 
 def test_noise_of_update_and_count_are_as_large_as_charged() -> None:

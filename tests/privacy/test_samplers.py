@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
+from fedmtl.errors import BudgetExhausted, ConfigError
 from fedmtl.privacy import (
     ClientPrivacy,
     CyclicCohorts,
@@ -103,8 +103,8 @@ def test_impossible_samplers_are_refused(make) -> None:
         make()
 
 
-def fixed(steps: int, *, stateful: bool = True, max_uses: int | None = None, **privacy):
-    plan = ReleasePlan(name="update", dimension=3, uses=steps, stateful=stateful)
+def fixed(steps: int, *, max_uses: int | None = None, **privacy):
+    plan = ReleasePlan(name="update", dimension=3, uses=steps)
     settings = ClientPrivacy(**{"clip_norm": 1.0, "noise_multiplier": 5.0, **privacy})
     return open_channel(settings, (plan,), FixedCohort(4, max_uses).bind(10), seed=0, steps=steps)
 
@@ -148,30 +148,9 @@ def test_nobody_passes_the_cap() -> None:
     assert door.epsilon <= door.epsilon_at(2)
 
 
-def test_the_amplified_figure_needs_stateless_clients_and_an_outside_observer() -> None:
-    calibrated = {"epsilon": 3.0, "noise_multiplier": None}
-    inside = fixed(20, stateful=False, **calibrated).noise_multiplier
-    stateful = fixed(20, observer="public", **calibrated).noise_multiplier
-    assert inside == pytest.approx(stateful)
-    outside = fixed(20, stateful=False, observer="public", **calibrated)
-    assert outside.sampler.max_uses is None
-    assert "amplified" in outside.report.sampler
-    assert outside.report.accountant == "rdp"
-    play(outside, 20)
-    assert outside.epsilon <= 3.0
-
-
-def test_combinations_that_nothing_supports_are_refused_by_name() -> None:
-    with pytest.raises(PrivacyError, match="max_uses"):
-        fixed(5, stateful=False, observer="public", max_uses=2)
-    for bad in ({"stateful": True, "observer": "public"}, {"stateful": False, "observer": "clients"}):
-        with pytest.raises(PrivacyError, match="max_cohort"):
-            PoissonSampling(5, max_cohort=9).bind(40).law(**bad)
-
-
 def test_the_published_figure_of_a_fixed_cohort_is_marked_as_refuted() -> None:
     door = fixed(5, guarantee="paper")
-    plan = ReleasePlan(name="update", dimension=3, uses=5, stateful=True)
+    plan = ReleasePlan(name="update", dimension=3, uses=5)
     settings = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0)
     poisson = open_channel(settings, (plan,), PoissonSampling(4).bind(10), seed=0, steps=5)
     assert (door.epsilon, door.report.claimed) == (0.0, 0.0)
@@ -189,7 +168,7 @@ def test_the_published_figure_of_a_fixed_cohort_is_marked_as_refuted() -> None:
 
 
 def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
-    plan = ReleasePlan(name="update", dimension=3, uses=7, stateful=True)
+    plan = ReleasePlan(name="update", dimension=3, uses=7)
     settings = ClientPrivacy(clip_norm=1.0, epsilon=2.0)
     door = open_channel(settings, (plan,), CyclicCohorts(4).bind(10), seed=0, steps=7)
     assert door.draw(0).tolist() == [0, 1, 2, 3]
@@ -210,35 +189,9 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
         door.begin(7, door.draw(7))  # the turns of clients 8, 9, 0 and 1: two of them have had three
 
 
-def test_truncated_poisson_cuts_large_cohorts_uniformly() -> None:
-    sampler = PoissonSampling(5, max_cohort=6).bind(40)
-    draws = [sampler.draw(t, SeededSource(1).coins("cohort", t)).numpy() for t in range(3000)]
-    sizes = np.bincount([len(d) for d in draws], minlength=8)
-    law = stats.binom(40, 5 / 40)
-    expected = np.append(law.pmf(np.arange(6)), law.sf(5)) * 3000
-    assert sizes[7:].sum() == 0
-    assert stats.chisquare(sizes[:7], expected).pvalue > 1e-6
-    counts = np.bincount(np.concatenate(draws), minlength=40)
-    assert stats.chisquare(counts).pvalue > 1e-6
-
-
-def test_truncated_poisson_costs_more_than_poisson_and_less_without_amplification() -> None:
-    def spent(sampler) -> float:
-        plan = ReleasePlan(name="update", dimension=3, uses=30, stateful=False)
-        settings = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, observer="public", delta=1e-5)
-        door = open_channel(settings, (plan,), sampler, seed=0, steps=30)
-        for step in range(30):
-            door.begin(step, door.draw(step))
-        return door.epsilon
-
-    plain, loose, tight = (spent(PoissonSampling(20, m).bind(400)) for m in (None, 60, 21))
-    assert plain <= loose < plain * 1.01
-    assert plain * 1.01 < tight < spent(FullParticipation().bind(400))
-
-
 def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
     bound = BoundAsked(1, "Poisson, 2 of 8 clients", max_uses=3)
-    law = bound.law(stateful=True, observer="clients")
+    law = bound.law()
     assert (law.amplified, law.per_participation, law.relation) == (False, True, "zero_out")
     assert bound.event("event", law) == "event"
     assert bound.draw(5, SeededSource(0).coins("cohort", 5)).tolist() == [0]

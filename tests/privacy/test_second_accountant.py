@@ -12,7 +12,7 @@ from scipy import optimize, special
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import PureDpEvent, ReplacedPoissonDpEvent
-from fedmtl.privacy.audit.accountant import least_epsilon, library_epsilon
+from fedmtl.privacy.audit.accountant import least_epsilon
 from fedmtl.privacy.audit.stated import Stated, second_accountant
 
 Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
@@ -105,7 +105,6 @@ LAWS = {
     "replaced gaussian": ReplacedPoissonDpEvent(0.4, Gauss(2.0)),
     "replaced laplace": ReplacedPoissonDpEvent(0.4, Laplace(3.0)),
     "replaced k-norm": ReplacedPoissonDpEvent(0.4, KNormDpEvent(0.6, 12)),
-    "truncated": dp_event.TruncatedSubsampledGaussianDpEvent(40, 0.2, 12, 1.5),
     "together": Poisson(0.2, dp_event.SelfComposedDpEvent(Gauss(2.0), 2)),
     "mixed": dp_event.ComposedDpEvent([Laplace(8.0), KNormDpEvent(0.1, 12), Gauss(12.0)]),
 }
@@ -115,17 +114,9 @@ LAWS = {
 def test_sound_figures_pass_and_halves_are_refuted(name: str) -> None:
     event, uses, delta = LAWS[name], 12, 1e-4
     claim = epsilon(event, uses, delta)
-    assert not second_accountant([Stated(claim, [(event, uses)], "pld", "")], delta).refuted
-    assert second_accountant([Stated(claim / 2, [(event, uses)], "pld", "")], delta).refuted
-    assert second_accountant([Stated(0.0, [(event, uses)], "pld", "")], delta).refuted
-
-
-def test_renyi_claims_are_held_against_the_library_s_own() -> None:
-    event = dp_event.SampledWithoutReplacementDpEvent(40, 8, Gauss(2.0))
-    claim = epsilon(event, 40, 1e-4, accountant="rdp")
-    assert library_epsilon([(event, 40)], 1e-4) == pytest.approx(claim, rel=1e-9)
-    assert not second_accountant([Stated(claim, [(event, 40)], "rdp", "")], 1e-4).refuted
-    assert second_accountant([Stated(0.9 * claim, [(event, 40)], "rdp", "")], 1e-4).refuted
+    assert not second_accountant([Stated(claim, [(event, uses)], "")], delta).refuted
+    assert second_accountant([Stated(claim / 2, [(event, uses)], "")], delta).refuted
+    assert second_accountant([Stated(0.0, [(event, uses)], "")], delta).refuted
 
 
 def test_pure_epsilons_add_up() -> None:
@@ -147,7 +138,7 @@ def test_what_is_not_covered_is_not_refuted() -> None:
     two = Poisson(0.2, dp_event.ComposedDpEvent([Laplace(2.0), Laplace(3.0)]))
     for event in (two, PureDpEvent(0.5)):
         assert least_epsilon([(event, 3)], 1e-5, 1.0) is None
-        assert second_accountant([Stated(1.0, [(event, 3)], "pld", "of it")], 1e-5).skipped
+        assert second_accountant([Stated(1.0, [(event, 3)], "of it")], 1e-5).skipped
     assert least_epsilon([], 1e-5, 1.0) == 0.0
     assert least_epsilon([(dp_event.NonPrivateDpEvent(), 1)], 1e-5, 1.0) == math.inf
 

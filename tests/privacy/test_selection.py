@@ -18,11 +18,12 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy import stats
 
-from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import SecureSource, epsilon
+from fedmtl.errors import ConfigError
+from fedmtl.privacy import SecureSource
 from fedmtl.privacy.accounting.calibration import calibrate_selection, selection_epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.selection import draw_repetitions, halting_probability, selection_curve
+from tests.helpers import renyi_epsilon
 
 CANDIDATE = ComposedDpEvent(
     [SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 100), GaussianDpEvent(10.0)]
@@ -85,14 +86,14 @@ def test_the_whole_search_is_the_library_s(shape: float) -> None:
 
 
 def test_more_repetitions_cost_more_and_all_more_than_one() -> None:
-    one = epsilon(CANDIDATE, 1, 1e-6, accountant="rdp")
+    one = renyi_epsilon(CANDIDATE, 1, 1e-6)
     for shape in (0.0, 1.0, math.inf):
         values = [selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape) for mean in (2.0, 10.0, 100.0)]
         assert one < values[0]
         assert values == sorted(values)
     # random search for free it is not, but far below paying for every candidate
     assert selection_epsilon(CANDIDATE, 1e-6, mean=100.0, shape=0.0) < 4 * one
-    assert epsilon(CANDIDATE, 100, 1e-6, accountant="rdp") > 8 * one
+    assert renyi_epsilon(CANDIDATE, 100, 1e-6) > 8 * one
 
 
 def test_a_pure_candidate_costs_at_most_two_plus_eta_of_it() -> None:
@@ -213,7 +214,5 @@ def test_errors() -> None:
     for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (3.0, -0.1), (3.0, math.nan)):
         with pytest.raises(ConfigError, match=r"selection\."):
             selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape)
-    with pytest.raises(PrivacyError, match="pld accountant does not support RepeatAndSelect"):
-        epsilon(dp_event.RepeatAndSelectDpEvent(CANDIDATE, 3.0, 1.0), 1, 1e-6)
     assert selection_epsilon(dp_event.NonPrivateDpEvent(), 1e-6, mean=3.0, shape=1.0) == math.inf
     assert rdp.DEFAULT_RDP_ORDERS[0] > 1  # the formulas divide by a - 1

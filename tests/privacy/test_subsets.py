@@ -12,7 +12,7 @@ from dp_accounting import dp_event
 from scipy import integrate, stats
 
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import RecordPrivacy
+from fedmtl.privacy import RecordPrivacy, selection_epsilon
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent, step_pair
@@ -140,11 +140,8 @@ def test_a_rate_of_one_is_no_sampling_and_small_rates_amplify() -> None:
         assert value < last
         last = value
     assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 10, 0.0) == pytest.approx(10 * math.log1p(Q * math.expm1(0.5)))
-    assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 9, 1e-5, accountant="rdp") >= epsilon(
-        event(dp_event.LaplaceDpEvent(2.0)), 9, 1e-5
-    )
-    with pytest.raises(PrivacyError, match="rdp accountant does not support"):
-        epsilon(event(dp_event.GaussianDpEvent(2.0)), 10, 1e-5, accountant="rdp")
+    with pytest.raises(PrivacyError, match="Renyi divergences does not support"):
+        selection_epsilon(event(dp_event.GaussianDpEvent(2.0)), 1e-5, mean=2.0, shape=1.0)
 
 
 @pytest.mark.parametrize("noise", [dp_event.GaussianDpEvent(0.8), dp_event.LaplaceDpEvent(1.0), KNormDpEvent(1.0, 3)])

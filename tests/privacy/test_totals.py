@@ -20,7 +20,7 @@ from fedmtl.privacy.totals import RowTotal
 from fedmtl.trainer.audit.suite import audit_trainer
 
 SIZE = 40
-PLAN = ReleasePlan(name="update", dimension=SIZE, uses=3, stateful=False)
+PLAN = ReleasePlan(name="update", dimension=SIZE, uses=3)
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_rows_are_asked_for_where_they_are_needed(monkeypatch) -> None:
     channel.tap = lambda *_: None
     assert channel.total("update") is None
     assert begun(clip_norm=QuantileClip(initial=1.0, count_noise=3.0))[0].total("update") is None
-    matrices = ReleasePlan(name="update", dimension=SIZE, uses=3, stateful=False, form="symmetric")
+    matrices = ReleasePlan(name="update", dimension=SIZE, uses=3, form="symmetric")
     assert begun(matrices)[0].total("update") is None
     monkeypatch.setattr(clip, "_LONG", SIZE + 1)
     assert begun()[0].total("update") is None

@@ -26,7 +26,7 @@ from ..trainer.settings import SOLVER, quick_figures, trainer
 CLIENTS = 30
 DATA = ragged_classification(CLIENTS)
 MODULE = models.mlp(hidden=4)(DATA.spec)
-_PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=4.0, delta=1e-5, observer="public")
+_PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=4.0, delta=1e-5)
 
 
 def searched(source: str = "seeded", **settings: Any) -> PrivateSearch:

@@ -45,7 +45,7 @@ from ..trainer.ledgers import charges
 from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, quick_figures, trainer
 
 ROUNDS, NOISE, EPSILON, REPETITIONS = 6, 0.2, 4.0, 3
-PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=EPSILON, delta=DELTA, observer="public")
+PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=EPSILON, delta=DELTA)
 SECURE = replace(PRIVACY, source="secure")
 
 
@@ -98,14 +98,6 @@ FULL = (
     lambda z: dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(z), ROUNDS),
     ADD,
 )
-STATELESS = (
-    FixedCohort(cohort=COHORT),
-    FedAvg(local=SOLVER),
-    lambda z: dp_event.SelfComposedDpEvent(
-        dp_event.SampledWithoutReplacementDpEvent(CLIENTS, COHORT, dp_event.GaussianDpEvent(z)), ROUNDS
-    ),
-    REPLACE,
-)
 STATEFUL = (
     FixedCohort(cohort=COHORT),
     PMTL(local=SOLVER),
@@ -121,7 +113,6 @@ STATEFUL = (
         (POISSON, 8.0, 0.0),
         (POISSON, 3.0, math.inf),
         (FULL, 4.0, 1.0),
-        (STATELESS, 4.0, 1.0),
         (STATEFUL, 6.0, 0.5),
     ],
 )
@@ -319,7 +310,7 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     index = [one.score for one in found.repetitions].index(found.score)
     run = settings.candidates[found.chosen]
     search = _Search(settings, settings.plan(), None)
-    own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA, observer="public")
+    own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA)
     assert run.seed == search.seed
     alone = replace(run, privacy=own)._run(None, False, SeededSource(search.seed, index + 1))
     assert torch.equal(alone.personal, found.best.personal)
@@ -592,7 +583,6 @@ def with_privacy(**changes):
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
         (with_privacy(guarantee="paper"), "privacy.guarantee is 'paper'"),
         (with_privacy(mechanism="discrete_gaussian"), "privacy.mechanism is 'discrete_gaussian'"),
-        (with_privacy(observer="clients"), "privacy.observer is 'clients'"),
         (with_privacy(epsilon=2.0), "privacy.epsilon is 2.0"),
         (with_privacy(delta=1e-6), "privacy.delta is 1e-06"),
         (with_privacy(source="secure"), "privacy.source is 'secure'"),
@@ -616,7 +606,6 @@ def test_what_the_accounting_does_not_cover_is_refused_by_name(changes, said: st
     ("algorithm", "shared", "said"),
     [
         (Local(local=SOLVER), {}, "releases nothing"),
-        (FedAvg(local=SOLVER), {"schedule": FixedCohort(cohort=COHORT)}, "statefulness is False, but True"),
     ],
 )
 def test_releases_that_differ_are_refused(algorithm, shared, said: str):
@@ -663,9 +652,6 @@ def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, t
 def test_budgets_and_samplers_that_cannot_be_accounted_are_refused():
     with pytest.raises(ConfigError, match="raise score_noise"):
         searching(score_noise=1e-4).plan()
-    capped = candidates(schedule=PoissonSampling(cohort=COHORT, max_cohort=6), algorithm=FedAvg(local=SOLVER))
-    with pytest.raises(PrivacyError, match=r"at most 6 a step: The rdp accountant does not support"):
-        searching(candidates=capped).plan()
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_the_setup_is_the_run_s() -> None:
     (plan,) = made.releases
     assert sum(made.tensors) == plan.dimension == 5 * 4 + 4 + 4 * 3 + 3
     assert made.tensors == (20, 4, 12, 3)
-    assert (made.steps, made.sampler.n, plan.stateful) == (5, 8, True)
+    assert (made.steps, made.sampler.n, plan.name) == (5, 8, "update")
     assert setup_of(replace(run, privacy=None)) is None
 
 

@@ -26,7 +26,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.audit import Claims, Setup
 from fedmtl.privacy.audit.freshness import training_freshness
 from fedmtl.privacy.audit.grid import on_grid, width_of
-from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stateless_rows, stopping_rule
+from fedmtl.trainer.audit.runs import audit_runs, first_sensitivity, stopping_rule
 from fedmtl.trainer.audit.suite import setup_of
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification, regression
@@ -132,24 +132,6 @@ def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: p
 
     monkeypatch.setattr(Channel, "_noised_local", again)
     assert [finding.refuted for finding in training_freshness(setup, claims, 0)] == [True]
-
-
-def test_rows_that_depend_on_what_a_client_keeps_are_refuted_where_the_plan_denies_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Fixed cohorts amplify releases without a state alone."""
-    privacy = ClientPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3, observer="public", accountant="rdp")
-    run = ditto(FixedCohort(cohort=4), privacy)
-    setup = opened(run)
-    assert [finding.refuted for finding in stateless_rows(run, setup, 0)] == [False]
-    client = Ditto.client
-
-    def pulled(self, problem, public, own, clients, round):
-        rows, kept = client(self, problem, public, own, clients, round)
-        return {"update": rows["update"] + 0.1 * own["model"] * own["seen"][:, None]}, kept
-
-    monkeypatch.setattr(Ditto, "client", pulled)
-    assert [finding.refuted for finding in stateless_rows(run, setup, 0)] == [True]
 
 
 @pytest.mark.parametrize("name", ["loss", "accuracy"])

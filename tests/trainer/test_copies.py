@@ -139,7 +139,7 @@ def test_two_copies_of_a_secure_search_do_not_both_go_on(tmp_path: Path) -> None
     """Their runs have not begun, so only the search's own ledger can tell."""
     from fedmtl import PrivateSearch
 
-    privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=DELTA, source="secure", observer="public")
+    privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=DELTA, source="secure")
     candidates = {f"lam={lam}": trainer(algorithm=PMTL(lam=lam, local=SOLVER), privacy=privacy) for lam in (0.1, 1.0)}
 
     def search(folder: Path) -> PrivateSearch:

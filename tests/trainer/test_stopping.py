@@ -117,7 +117,7 @@ def test_an_interrupted_early_stop_stays_charged(tmp_path):
     from fedmtl.privacy import PoissonSampling, ReleasePlan
 
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)
-    plan = ReleasePlan(name="update", dimension=3, uses=6, stateful=True)
+    plan = ReleasePlan(name="update", dimension=3, uses=6)
 
     def opened(resume: bool):
         return open_channel(

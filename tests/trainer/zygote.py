@@ -266,7 +266,7 @@ def warm_up() -> None:
     trainer_of({"case": "pmtl-fixed", "folder": None, "settings": {}, "privacy": {}})
     channel = open_channel(
         ClientPrivacy(clip_norm=CLIP, noise_multiplier=NOISE, delta=DELTA),
-        (ReleasePlan(name="update", dimension=5, uses=ROUNDS, stateful=True),),
+        (ReleasePlan(name="update", dimension=5, uses=ROUNDS),),
         PoissonSampling(cohort=COHORT).bind(CLIENTS),
         seed=0,
         steps=ROUNDS,

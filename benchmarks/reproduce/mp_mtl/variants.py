@@ -31,7 +31,6 @@ from fedmtl.data import FederatedDataset
 from fedmtl.privacy import WishartNoise
 from fedmtl.privacy.account import Cost
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier
-from fedmtl.privacy.accounting.composition import StepEvent
 from fedmtl.report.canvas import dress, new_figure, save, styles_of
 
 CLAIMED, PERCENTS = (1.0, 10.0), (10, 20, 30)
@@ -81,10 +80,8 @@ def unsound(score: Score) -> Score:
 
 def refuted(epsilon: float) -> float:
     """The least delta at which Wishart noise could hold over the ten releases: 1 - exp(-sum of the epsilon_t)."""
-    z = calibrate_multiplier(
-        lambda z: StepEvent(WishartNoise(z).event(1), "pld"), target=epsilon, delta=DELTA, uses=ROUNDS
-    )
-    assert Cost(DELTA, (StepEvent(WishartNoise(z).event(1), "pld"),)).epsilon(ROUNDS) <= epsilon
+    z = calibrate_multiplier(lambda z: WishartNoise(z).event(1), target=epsilon, delta=DELTA, uses=ROUNDS)
+    assert Cost(DELTA, (WishartNoise(z).event(1),)).epsilon(ROUNDS) <= epsilon
     return -math.expm1(-ROUNDS / z)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,6 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import minimize  # noqa: E402
 from fedmtl.data import FederatedDataset, movielens_users  # noqa: E402
 from fedmtl.privacy.accounting.calibration import calibrate_multiplier  # noqa: E402
-from fedmtl.privacy.accounting.composition import StepEvent  # noqa: E402
 from fedmtl.privacy.noise.laws import GaussianNoise  # noqa: E402
 
 SEEDS = tuple(range(8))
@@ -316,8 +316,8 @@ def expander(n: int) -> Array:
 def multiplier(epsilon: float) -> float:
     """The noise multiplier of one Gaussian release."""
 
-    def event(z: float) -> StepEvent:
-        return StepEvent(GaussianNoise(z).event(), "pld")
+    def event(z: float) -> Any:
+        return GaussianNoise(z).event()
 
     return calibrate_multiplier(event, target=epsilon, delta=DELTA, uses=1)
 

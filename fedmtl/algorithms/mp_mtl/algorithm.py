@@ -151,7 +151,6 @@ class MPMTL(LinearAlgorithm):
                 name=RELEASE,
                 dimension=self._features(problem),
                 uses=problem.rounds,
-                stateful=True,
                 form=self._sharing.form,
                 allocation=None if min(weights) == max(weights) else weights,
                 rows=self._rows(),

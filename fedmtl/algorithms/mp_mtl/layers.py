@@ -82,7 +82,6 @@ class MPMTLayers(Algorithm):
                 name=RELEASE,
                 dimension=size,
                 uses=problem.rounds,
-                stateful=True,
                 form=SHARING[self.penalty].form,
                 allocation=None if self.alpha == 0 else budget_weights(problem.rounds, alpha=self.alpha),
             ),

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from ..._rounding import rounded_up
 from ...errors import ConfigError
-from .composition import StepEvent, elementary, epsilon
+from .composition import elementary, epsilon
 from .selection import selection_event
 
 _LARGEST = 1e8
@@ -20,12 +20,12 @@ _TOLERANCE = 1e-5
 
 
 def calibrate_multiplier(
-    step: Callable[[float], StepEvent], *, target: float, delta: float, uses: int, within: str = ""
+    step: Callable[[float], Any], *, target: float, delta: float, uses: int, within: str = ""
 ) -> float:
     """Return the noise multiplier such that ``uses`` steps cost at most ``target``; cached.
 
     Args:
-        step: the event of one step, and its accountant, under a noise multiplier (scale of the noise over the
+        step: the event of one step under a noise multiplier (scale of the noise over the
             sensitivity; for Laplace and K-norm noise that is 1 / epsilon); more noise must not cost more. Two functions
             that agree at the multipliers 1 and 2 are taken for the same.
         target: epsilon, above 0 and finite.
@@ -41,7 +41,7 @@ def calibrate_multiplier(
         ConfigError: no multiplier up to 1e8 reaches the target, or every one does.
         PrivacyError: an event that the accountant does not support.
     """
-    probes = tuple((elementary((at := step(z)).event), at.accountant) for z in (1.0, 2.0))
+    probes = tuple(elementary(step(z)) for z in (1.0, 2.0))
     return _calibrated(_Question(probes, target, delta, uses, step, within))
 
 
@@ -58,7 +58,7 @@ def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) ->
         ConfigError: a mean below 1 or a negative shape.
         PrivacyError: an event without a known Renyi divergence.
     """
-    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta, accountant="rdp")
+    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta)
 
 
 def calibrate_selection(
@@ -75,8 +75,8 @@ def calibrate_selection(
         ConfigError: the target cannot be reached (with many repetitions the bound has a floor).
     """
 
-    def step(multiplier: float) -> StepEvent:
-        return StepEvent(selection_event(candidate(multiplier), mean=mean, shape=shape), "rdp")
+    def step(multiplier: float) -> Any:
+        return selection_event(candidate(multiplier), mean=mean, shape=shape)
 
     within = f"a search of {mean:g} expected repetitions"
     return calibrate_multiplier(step, target=target, delta=delta, uses=1, within=within)
@@ -90,7 +90,7 @@ class _Question:
     target: float
     delta: float
     uses: int
-    step: Callable[[float], StepEvent] = field(compare=False)
+    step: Callable[[float], Any] = field(compare=False)
     within: str = field(compare=False)
 
 
@@ -100,8 +100,7 @@ def _calibrated(question: _Question) -> float:
 
     def excess(coarsen: float) -> Callable[[float], float]:
         def of(log_z: float) -> float:
-            step = question.step(math.exp(log_z))
-            value = epsilon(step.event, uses, delta, accountant=step.accountant, coarsen=coarsen)
+            value = epsilon(question.step(math.exp(log_z)), uses, delta, coarsen=coarsen)
             return math.log(min(max(value, 1e-300), 1e300) / target)
 
         return of

@@ -1,4 +1,4 @@
-"""Composition of steps: privacy loss distributions (default) or Renyi DP.
+"""Composition of steps by privacy loss distributions; of a private selection by Renyi divergences.
 
 Every figure is an upper bound. The discretization of a privacy loss distribution is pessimistic (see :mod:`.pld`), so
 a coarser grid is looser and never wrong; its relative error on epsilon is about T (h / eps)^2 for T steps and grid
@@ -13,9 +13,8 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +24,6 @@ from . import losses, pld
 from .losses import pure_epsilon
 from .selection import selection_curve
 
-Accountant = Literal["pld", "rdp"]
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -35,28 +32,17 @@ Parts = tuple[tuple[Any, int], ...]
 _TAIL = 1e-15
 
 
-@dataclass(frozen=True)
-class StepEvent:
-    """The accounting event of one step, and the accountant that supports it."""
-
-    event: Any
-    accountant: Accountant
-
-
-def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pld", coarsen: float = 1.0) -> float:
+def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> float:
     """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``; cached.
 
     Args:
-        event: a ``dp_accounting`` event. Both accountants: Gaussian, Laplace, K-norm
-            (:class:`.knorm.KNormDpEvent`), each of these or several together under Poisson sampling,
-            NoOp (0), NonPrivate (infinite), and ComposedDpEvent and SelfComposedDpEvent of all of them.
-            ``"pld"`` only: truncated Poisson-sampled Gaussian. ``"rdp"`` only: Gaussian sampled without replacement
-            (replace-one), RepeatAndSelectDpEvent (see :mod:`.selection`) and what else the library supports. Noise
-            multipliers are relative to the full sensitivity. With :class:`.losses.ApproximationDpEvent` beside them a
-            part of ``delta`` is set aside.
+        event: a ``dp_accounting`` event: Gaussian, Laplace, K-norm (:class:`.knorm.KNormDpEvent`), each of these or
+            several together under Poisson sampling, NoOp (0), NonPrivate (infinite), and ComposedDpEvent and
+            SelfComposedDpEvent of all of them. A RepeatAndSelectDpEvent of these (see :mod:`.selection`) is composed by
+            Renyi divergences. Noise multipliers are relative to the full sensitivity. With
+            :class:`.losses.ApproximationDpEvent` beside them a part of ``delta`` is set aside.
         uses: number of steps; 0 costs 0.
         delta: in [0, 1); at 0 pure epsilons add up (infinite for Gaussian noise).
-        accountant: ``"pld"`` or ``"rdp"``.
         coarsen: factor on the width of the grid; above 1 is faster and looser, still an upper bound.
 
     Raises:
@@ -68,14 +54,14 @@ def epsilon(event: Any, uses: int, delta: float, *, accountant: Accountant = "pl
     distance = total_variation(every, uses)
     parts = tuple((part, count) for part, count in every if not isinstance(part, losses.ApproximationDpEvent))
     if not distance:
-        return _epsilon(parts, uses, delta, accountant, coarsen)
+        return _epsilon(parts, uses, delta, coarsen)
     found, value = 0.0, -1.0
     while found > value:  # seldom more than twice: what is set aside is tiny
         value = found * (1 + 1e-9)
         left = delta_left(delta, distance, value)
         if left <= 0:
             return math.inf
-        found = _epsilon(parts, uses, left, accountant, coarsen)
+        found = _epsilon(parts, uses, left, coarsen)
     return value
 
 
@@ -100,8 +86,7 @@ def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     Raises:
         PrivacyError: an event without a known Renyi divergence.
     """
-    check_relation(parts := elementary(event))
-    return sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
+    return sum((count * _renyi_part(part, orders) for part, count in elementary(event)), np.zeros(len(orders)))
 
 
 def elementary(event: Any) -> Parts:
@@ -126,16 +111,16 @@ def elementary(event: Any) -> Parts:
     return tuple(counts.items())
 
 
-def largest_uses(event: Any, budget: float, delta: float, *, accountant: Accountant) -> int:
+def largest_uses(event: Any, budget: float, delta: float) -> int:
     """Return the largest number of steps whose epsilon is at most ``budget``.
 
     Args:
-        event, delta, accountant: as for :func:`epsilon`.
+        event, delta: as for :func:`epsilon`.
         budget: finite epsilon.
     """
 
     def fits(uses: int) -> bool:
-        return epsilon(event, uses, delta, accountant=accountant) <= budget
+        return epsilon(event, uses, delta) <= budget
 
     low, high = 0, 1
     while fits(high):
@@ -149,14 +134,14 @@ def largest_uses(event: Any, budget: float, delta: float, *, accountant: Account
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(parts: Parts, uses: int, delta: float, accountant: Accountant, coarsen: float) -> float:
+def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     if not parts:
         return 0.0
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return math.inf
     if delta == 0:
         return sum(count * uses * pure_epsilon(part) for part, count in parts)
-    if accountant == "rdp":
+    if any(isinstance(part, dp_event.RepeatAndSelectDpEvent) for part, _ in parts):
         return _rdp_epsilon(parts, uses, delta)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
@@ -181,8 +166,7 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
     for part, count in scaled:
         pair = losses.step_pair(part, width)
         if pair is None:
-            hint = " sampling without replacement needs 'rdp'." if "WithoutReplacement" in type(part).__name__ else ""
-            raise PrivacyError(f"The pld accountant does not support {part}.{hint}")
+            raise PrivacyError(f"The accounting by privacy loss distributions does not support {part}.")
         pairs.append((pair, count))
     tail = min(_TAIL, delta * 1e-3)
     value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
@@ -194,7 +178,6 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
 def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    check_relation(parts)
     orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
     divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
     with _quiet():
@@ -206,13 +189,9 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     """Return Renyi divergences of one use of an elementary event."""
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
-    from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
-        relation = NeighboringRelation.REPLACE_ONE
-    accountant = RdpAccountant(orders=orders, neighboring_relation=relation)
+    accountant = RdpAccountant(orders=orders)
     if accountant.supports(event):
         with _quiet():
             accountant.compose(event)
@@ -220,7 +199,7 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     largest = losses.pure_epsilon(event)
     pair = losses.step_pair(event, losses.grid_width(((event, 1),), 0.3)) if math.isfinite(largest) else None
     if pair is None:
-        raise PrivacyError(f"The rdp accountant does not support {event}.")
+        raise PrivacyError(f"The accounting by Renyi divergences does not support {event}.")
     bounds = [pld.renyi(law, np.asarray(orders), largest) for law in pair]
     return np.minimum(np.maximum(*bounds), largest)
 
@@ -268,20 +247,6 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
 def _together(parts: Parts) -> Any:
     """Return one event of all parts that can be hashed."""
     return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
-
-
-def check_relation(parts: Parts) -> None:
-    """Refuse events of two relations: sampling without replacement is replace-one, Poisson sampling add/remove.
-
-    Raises:
-        PrivacyError: both are among the parts.
-    """
-    kinds = {type(part) for part, _ in parts}
-    if kinds >= {dp_event.SampledWithoutReplacementDpEvent, dp_event.PoissonSampledDpEvent}:
-        raise PrivacyError(
-            "Poisson sampling (add/remove) and sampling without replacement (replace-one) cannot be composed: "
-            "no accountant covers both relations. Use one sampler."
-        )
 
 
 @contextmanager

@@ -1,10 +1,8 @@
-"""Loss laws of the mechanisms: Gaussian, truncated Gaussian, Laplace, K-norm, and Poisson sampling of any of these.
+"""Loss laws of the mechanisms: Gaussian, Laplace, K-norm, and Poisson sampling of any of these.
 
 The pair of Poisson-sampled Gaussian noise is ((1 - q) N(0, z^2) + q N(1, z^2), N(0, z^2)); its loss
 ``log(1 - q + q exp((2 x - 1) / (2 z^2)))`` grows with x, so the cells of losses are intervals of x and their
-probabilities differences of normal distribution functions. Under truncated Poisson sampling (a hard cap on the size of
-a cohort; dp_accounting's TruncatedSubsampledGaussianDpEvent, arXiv 2508.15089) the unit either replaces another one,
-where the cohort is full, or is added.
+probabilities differences of normal distribution functions.
 """
 
 from __future__ import annotations
@@ -120,8 +118,6 @@ def step_pair(event: Any, width: float) -> LossPair | None:
         return _both(pld.on_grid(losses, np.array([likely, 1 - likely]), width))
     if isinstance(event, KNormDpEvent):
         return _both(loss_law(event.epsilon, event.dimension, width))
-    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        return _truncated_pair(event, width)
     if isinstance(event, ReplacedPoissonDpEvent):
         q = event.sampling_probability
         if isinstance(event.event, dp_event.GaussianDpEvent):
@@ -173,24 +169,6 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
     return _reflected(width, first, _weighted(without, with_unit, q), without)
 
 
-def _truncated_pair(event: Any, width: float) -> LossPair:
-    from scipy.stats import binom
-
-    n, q, cap, z = (
-        event.dataset_size,
-        event.sampling_probability,
-        event.truncated_batch_size,
-        event.noise_multiplier,
-    )
-    added = gaussian_pair(z, q, width)
-    full = float(binom.sf(cap - 1, n - 1, q))
-    if full == 0:
-        return added
-    share = float(binom.sf(cap, n, q)) * cap / full / n
-    replaced = _replaced_law(z / 2, min(1.0, share), width)  # relative to a sensitivity of 2
-    return LossPair(_mixed(replaced, added.remove, full), _mixed(replaced, added.add, full))
-
-
 def _replaced_law(multiplier: float, probability: float, width: float) -> LossLaw:
     """Return the law of P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
     z, q = multiplier, probability
@@ -218,14 +196,6 @@ def _replaced_law(multiplier: float, probability: float, width: float) -> LossLa
     centre, right = _gaussian_cells(cuts / z), _gaussian_cells((cuts - 1) / z)
     left = _gaussian_cells((cuts + 1) / z)
     return _reflected(width, -last, _weighted(centre, right, q), _weighted(centre, left, q)).remove
-
-
-def _mixed(a: LossLaw, b: LossLaw, weight: float) -> LossLaw:
-    first = min(a.first, b.first)
-    masses = np.zeros(max(a.first + a.masses.size, b.first + b.masses.size) - first)
-    for law, part in ((a, weight), (b, 1 - weight)):
-        masses[law.first - first : law.first - first + law.masses.size] += part * law.masses
-    return LossLaw(a.width, first, masses, weight * a.infinity + (1 - weight) * b.infinity)
 
 
 def _weighted(a: Cells, b: Cells, share: float) -> Cells:
@@ -286,9 +256,6 @@ def _scale(event: Any) -> tuple[float, float]:
         return loss_scale(event.epsilon, event.dimension)
     if isinstance(event, dp_event.GaussianDpEvent):
         return _gaussian_scale(event.noise_multiplier, 1.0)
-    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        spread, _ = _gaussian_scale(event.noise_multiplier, event.sampling_probability)
-        return spread, _gaussian_scale(event.noise_multiplier / 2, 1.0)[1]
     if isinstance(event, ReplacedPoissonDpEvent):
         spread, reach = _scale(dp_event.PoissonSampledDpEvent(event.sampling_probability, event.event))
         return spread, 2 * reach

@@ -12,7 +12,6 @@ is refuted.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -20,16 +19,15 @@ from typing import Any
 
 import attr
 import numpy as np
-from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.rdp import RdpAccountant
-from scipy import special, stats
+from scipy import special
 
 Composition = Sequence[tuple[Any, int]]
 """Events of ``dp_accounting`` (or of this package), each with its number of uses."""
 
-_SAMPLED = ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent", "SampledWithoutReplacementDpEvent")
+_SAMPLED = ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent")
 _COARSE = 0.005  # of the epsilon that is looked at: the most by which rounding down lowers the figure
 _WIDEST, _NARROWEST = 1e-2, 5e-6
 _POINTS = 200_000  # of one law on its grid
@@ -106,27 +104,6 @@ def _approximates(event: Any) -> bool:
     return type(event).__name__ == "ApproximationDpEvent"
 
 
-def library_epsilon(composition: Composition, delta: float) -> float | None:
-    """Return ``dp_accounting``'s own figure by Renyi DP, an upper bound: a claim by that accountant is not below it.
-
-    It is None where the library does not support an event; ``delta`` is in (0, 1).
-    """
-    parts = [(event, count) for event, count in _flat(composition) if not _approximates(event)]
-    without = any(type(event).__name__ == "SampledWithoutReplacementDpEvent" for event, _ in parts)
-    relation = NeighboringRelation.REPLACE_ONE if without else NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = RdpAccountant(neighboring_relation=relation)
-    logger = logging.getLogger("absl")
-    disabled, logger.disabled = logger.disabled, True  # notes on orders that are left out
-    try:
-        for event, count in parts:
-            if not accountant.supports(event):
-                return None
-            accountant.compose(event, count)
-        return max(0.0, float(accountant.get_epsilon(delta)))
-    finally:
-        logger.disabled = disabled
-
-
 def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
     for event, count in composition:
         if not count:
@@ -196,15 +173,9 @@ def _law(event: Any, width: float) -> Any | None:
     name, inner, q = type(event).__name__, event, 1.0
     options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
     options["use_connect_dots"] = False  # it has no estimate from below
-    if name == "TruncatedSubsampledGaussianDpEvent":
-        sizes = np.arange(event.dataset_size + 1)
-        drawn = stats.binom.pmf(sizes, event.dataset_size, event.sampling_probability)
-        q = float((drawn * np.minimum(sizes, event.truncated_batch_size)).sum()) / event.dataset_size
-        return pld.from_gaussian_mechanism(event.noise_multiplier, sampling_prob=q, **options)
     if name in _SAMPLED:
         inner = event.event
-        without = name == "SampledWithoutReplacementDpEvent"
-        q = float(event.sample_size / event.source_dataset_size if without else event.sampling_probability)
+        q = float(event.sampling_probability)
         if name != "PoissonSampledDpEvent":  # one unit replaced: the sum with it moves by half of S, or the other way
             return _pair(inner, {0.0: 1 - q, 0.5: q}, {0.0: 1 - q, -0.5: q}, width)
     kind = type(inner).__name__

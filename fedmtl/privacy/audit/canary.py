@@ -75,9 +75,9 @@ def enough_trials(multiplier: float, least: int, most: int) -> int:
     return min(max(least, math.ceil(600 * multiplier**2)), most)
 
 
-def curve_of(event: object, uses: int, accountant: object) -> Curve:
+def curve_of(event: object, uses: int) -> Curve:
     """Return (epsilon, delta) that ``uses`` of the event claim."""
-    return [(epsilon(event, uses, delta, accountant=accountant), delta) for delta in DELTAS]  # type: ignore[arg-type]
+    return [(epsilon(event, uses, delta), delta) for delta in DELTAS]
 
 
 def judge_gaussian(
@@ -260,7 +260,7 @@ class _Rows(_Games):
         if uses == 0:
             return skipped(check, "no step fits the budget")
         channel = setup.open(next(seeds(self.seed, "canary/composed", 1)))
-        curve = curve_of(claim.event, uses, claim.accountant)
+        curve = curve_of(claim.event, uses)
         if channel.delta is not None:
             curve.append((channel.epsilon_at(uses), channel.delta))
         scores, present = zip(*runs, strict=True)
@@ -327,7 +327,7 @@ def _curve_of_law(claim: Claim) -> Curve:
     if claim.kind == "wishart":
         return [(1 / claim.multiplier, 0.0)]
     event = LAWS["laplace" if claim.kind == "laplace" else "l2_laplace"](claim.multiplier).event(claim.size)
-    return [(1 / claim.multiplier, 0.0), *curve_of(event, 1, "pld")]
+    return [(1 / claim.multiplier, 0.0), *curve_of(event, 1)]
 
 
 def _support(units: np.ndarray, dimension: int, places: np.ndarray) -> np.ndarray:
@@ -388,9 +388,9 @@ class _Records(_Games):
     def _participation(self) -> Finding:
         client = int(np.argmax(self.setup.sizes))
         claim, local = self.claims.of(GRADIENT, client), self.claims.repeats(client)
-        curve = curve_of(claim.event, local, claim.accountant)
+        curve = curve_of(claim.event, local)
         delta = self.setup.delta
-        curve.append((epsilon(claim.event, local, delta, accountant=claim.accountant), delta))
+        curve.append((epsilon(claim.event, local, delta), delta))
         return self.judged("canary: one participation", self._participations(client, claim), self.trials, curve)
 
     def _participations(self, client: int, claim: Claim) -> Iterator[Trials]:

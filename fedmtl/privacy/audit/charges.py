@@ -41,7 +41,7 @@ def charges(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
         findings += refused
     findings += [_budgets(setup, claims, uses), _monotone_in_uses(setup, claims, uses)]
     if setup.gradients is None:
-        return [*findings, *_monotone(setup, claims), _accountants(setup, claims, seed)]
+        return [*findings, *_monotone(setup, claims)]
     return [*findings, _published(setup, seed)]
 
 
@@ -134,8 +134,6 @@ def _law(setup: Setup, claim: Claim, mechanism: str, name: str) -> list[str]:
         wrong.append(f"{name}: the event is {claim.event}, the mechanism {mechanism}")
     if claim.kind == "knorm" and inner.dimension != setup.records.dimension:
         wrong.append(f"{name}: the event has {inner.dimension} coordinates of {setup.records.dimension}")
-    if claim.accountant != setup.privacy.accountant:
-        wrong.append(f"{name}: composed by {claim.accountant}, the settings have {setup.privacy.accountant}")
     return wrong
 
 
@@ -465,29 +463,17 @@ def _monotone(setup: Setup, claims: Claims) -> list[Finding]:
     delta, claim = setup.delta, claims.of(claims.names[0])
     base = max(1, setup.steps // 4)
     findings = []
-    if claim.sampled is not None and claim.largest is None:
+    if claim.sampled is not None:
         rates = [claim.sampled * f for f in (0.25, 0.5, 1.0)]
-        at_q = [epsilon(_with_rate(claim.event, q), base, delta, accountant=claim.accountant) for q in rates]
+        at_q = [epsilon(_with_rate(claim.event, q), base, delta) for q in rates]
         falls = sum(b < a for a, b in itertools.pairwise(at_q))
         findings.append(exact("charges: monotone in the sampling rate", falls, _shown("q", rates, at_q)))
     if claim.kind == "gaussian":
         noise = [claim.multiplier * f for f in (4.0, 2.0, 1.0)]
-        at_z = [epsilon(_with_noise(claim.event, f), base, delta, accountant=claim.accountant) for f in (4.0, 2.0, 1.0)]
+        at_z = [epsilon(_with_noise(claim.event, f), base, delta) for f in (4.0, 2.0, 1.0)]
         falls = sum(b < a for a, b in itertools.pairwise(at_z))
         findings.append(exact("charges: monotone in the noise", falls, _shown("z", noise, at_z)))
     return findings
-
-
-def _accountants(setup: Setup, claims: Claims, seed: int) -> Finding:
-    check, claim = "charges: privacy loss distribution against Renyi", claims.of(claims.names[0])
-    if claim.kind != "gaussian" or claim.accountant != "pld" or claim.largest is not None:
-        return skipped(check, "one of the two accountants does not support the event")
-    delta, sampler = setup.delta, setup.open(seed).sampler
-    assert sampler is not None
-    uses = int((sampler.cap if claim.per_participation else None) or setup.steps)
-    tight = epsilon(claim.event, uses, delta, accountant="pld")
-    loose = epsilon(claim.event, uses, delta, accountant="rdp")
-    return too_large(check, tight, loose * _SLACK, f"epsilon of {uses} uses")
 
 
 def _published(setup: Setup, seed: int) -> Finding:
@@ -510,15 +496,7 @@ def _with_noise(event: Any, factor: float) -> Any:
     """Return the event with ``factor`` times the noise."""
     if isinstance(event, dp_event.GaussianDpEvent):
         return dp_event.GaussianDpEvent(event.noise_multiplier * factor)
-    if isinstance(event, dp_event.PoissonSampledDpEvent):
-        return dp_event.PoissonSampledDpEvent(event.sampling_probability, _with_noise(event.event, factor))
-    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        return dp_event.TruncatedSubsampledGaussianDpEvent(
-            event.dataset_size, event.sampling_probability, event.truncated_batch_size, event.noise_multiplier * factor
-        )
-    return dp_event.SampledWithoutReplacementDpEvent(
-        event.source_dataset_size, event.sample_size, _with_noise(event.event, factor)
-    )
+    return dp_event.PoissonSampledDpEvent(event.sampling_probability, _with_noise(event.event, factor))
 
 
 def _shown(name: str, at: list[Any], values: list[float]) -> str:

@@ -41,7 +41,7 @@ def row_claims(setup: Setup, channel: Channel) -> dict[str, Claim]:
         if plan.rows is None or name not in channel.rows:
             continue
         charged = channel.rows[name].cost.step(0)
-        kind, multiplier = law_of(charged.event)
+        kind, multiplier = law_of(charged)
         claims[name] = replace(
             clip_claim(setup, name),
             kind=kind,
@@ -51,8 +51,7 @@ def row_claims(setup: Setup, channel: Channel) -> dict[str, Claim]:
             form="vector",
             size=plan.dimension,
             denominator=1.0,
-            event=charged.event,
-            accountant=charged.accountant,
+            event=charged,
         )
     return claims
 
@@ -184,6 +183,6 @@ def row_charges(setup: Setup, claims: dict[str, Claim], seed: int) -> list[Findi
                 f"epsilon is {rounded_up(stated, 6)} after all steps, {rounded_up(asked.epsilon, 6)} was asked for"
             )
         findings.append(exact(f"charges: rows of {name}", len(wrong), "; ".join(wrong) or "law, noise, delta, budget"))
-        one = Stated(stated, [(claim.event, done.steps)], claim.accountant, f"of {done.steps} uses")
+        one = Stated(stated, [(claim.event, done.steps)], f"of {done.steps} uses")
         findings.append(second_accountant([one], delta, f"charges: second accountant, rows of {name}"))
     return findings

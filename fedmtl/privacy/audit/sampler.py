@@ -22,7 +22,7 @@ from ..sums import RecordGradients, ScaledRows
 from .findings import LEVEL, Finding, exact, low_p, skipped
 from .play import Noise, gathered
 from .setup import CLIENTS, MOST_ELEMENTS, Claim, Claims, Setup
-from .statistics import auditor, correlations, from_binomial, from_discrete, from_hypergeometric, normal_p, seeds
+from .statistics import auditor, correlations, from_binomial, from_hypergeometric, normal_p, seeds
 
 _UNITS = 512  # whose pairs are examined
 _LAGS = (1, 2, 3)
@@ -163,8 +163,8 @@ def _unrelated(check: str, noise: Noise) -> Finding:
 def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Finding]:
     """Check sizes, fairness and independence across clients, rounds and channels.
 
-    Poisson: sizes are binomial with the q of the event (cut at its largest). Fixed: of the exact size. In turn: without
-    coins. Full: everybody, always.
+    Poisson: sizes are binomial with the q of the event. Fixed: of the exact size. In turn: without coins. Full:
+    everybody, always.
 
     Args:
         setup: of the run.
@@ -189,16 +189,6 @@ def cohorts(setup: Setup, claim: Claim | None, seed: int, draws: int) -> list[Fi
     if fixed:
         size = round(q * n)
         findings.append(exact("sampler: exact size", int((sizes != size).sum()), f"cohorts that are not of {size}"))
-    elif claim is not None and claim.largest is not None:
-        law, largest = stats.binom(n, q), claim.largest
-        below, full = law.cdf(sizes - 1), sizes == largest
-        p = normal_p(from_discrete(below, np.where(full, 1 - below, law.pmf(sizes)), coins))
-        findings.append(exact("sampler: largest size", int((sizes > largest).sum()), f"cohorts above {largest}"))
-        findings.append(low_p("sampler: sizes", p, f"{draws} sizes of at most {largest}, mean {sizes.mean():.4g}"))
-        cut = law.pmf(np.arange(largest + 1))
-        cut[largest] += law.sf(largest)
-        one, two = (cut * np.arange(largest + 1)).sum(), (cut * np.arange(largest + 1) * np.arange(-1, largest)).sum()
-        q, both = one / n, two / (n * (n - 1))
     else:
         findings.append(_Drawn("sampler: ", members, n, q, coins, setup.secure).sizes())
     drawn = _Drawn("sampler: ", members, n, q, coins, setup.secure, fixed)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import PrivacyError
 from ..account import Cost
-from ..accounting.composition import StepEvent, epsilon
+from ..accounting.composition import epsilon
 from ..channel import FIRST, GRADIENT, Channel
 from ..gradients import GradientPlan, WarmStartRelease
 from ..opening import open_channel
@@ -248,11 +248,9 @@ class Claim:
         size: noised coordinates.
         denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled event, else None.
-        largest: most units in one cohort of a truncated Poisson event, else None.
         event: of one charge: a whole step with all its sums, or one release of gradients.
         apart: of noise in whole numbers, the bound on the divergence of a step from ``event`` that is charged; else
             None.
-        accountant: that composes it.
         per_participation: a client is charged for the steps it took part in.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
             is independent as it is.
@@ -267,10 +265,8 @@ class Claim:
     size: int
     denominator: float
     sampled: float | None
-    largest: int | None = None
     event: Any
     apart: float | None = None
-    accountant: Any
     per_participation: bool
     bands: tuple[float, ...] = ()
 
@@ -351,12 +347,12 @@ class Claims:
         """Return the events of an account after ``uses`` and, where it has one, the release before, with their numbers;
         uses beyond an allocation are taken for the last one."""
         charged = self.cost.uses_of(client)
-        if isinstance(charged, StepEvent):
-            return [(charged.event, uses * self.repeats(client))]
+        if not isinstance(charged, tuple):
+            return [(charged, uses * self.repeats(client))]
         start = int(self.starts(client))
         some = [*charged[: start + uses]]
         some += [charged[-1]] * (uses + start - len(some))
-        return [(one.event, 1) for one in some]
+        return [(one, 1) for one in some]
 
     def spent(self, client: int, uses: int) -> float:
         """Return epsilon of :meth:`composition`, at the delta of the settings."""
@@ -364,18 +360,13 @@ class Claims:
         if not parts:
             return 0.0
         whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([one for one, _ in parts]), 1)
-        return epsilon(whole, count, self._setup.delta, accountant=self.accountant(client))
-
-    def accountant(self, client: int = 0) -> Any:
-        """Return the accountant that composes the events of an account."""
-        charged = self.cost.uses_of(client)
-        return (charged if isinstance(charged, StepEvent) else charged[0]).accountant
+        return epsilon(whole, count, self._setup.delta)
 
     def _of_rows(self, name: str, use: int) -> Claim:
         setup, limit = self._setup, self.cost.limit()
         charged = self.cost.step(0, use if limit is None else min(use, limit - 1))
-        event, apart = _exactly(charged.event)
-        inner, sampled, largest = unsampled(event)
+        event, apart = _exactly(charged)
+        inner, sampled = unsampled(event)
         parts = dict(zip(self.names, _parts(inner, len(self.names)), strict=True))
         kind, multiplier = law_of(parts[name])
         relation = self._relation()
@@ -393,10 +384,8 @@ class Claims:
             size=plan.size,
             denominator=expected_cohort(setup.sampler),
             sampled=sampled,
-            largest=largest,
             event=event,
             apart=apart,
-            accountant=charged.accountant,
             per_participation=self._per_participation,
             bands=self._bands.get(name, ()),
         )
@@ -412,12 +401,10 @@ class Claims:
             charged = self.cost.uses_of(client)
             assert self.starts(client)
             assert isinstance(charged, tuple)
-            event = charged[0].event
-            accountant = charged[0].accountant
+            event = charged[0]
         else:
-            one = self.cost.step(client, use)
-            event, accountant = one.event, one.accountant
-        inner, sampled, _ = unsampled(event, replaced=setup.one_at_a_time)
+            event = self.cost.step(client, use)
+        inner, sampled = unsampled(event, replaced=setup.one_at_a_time)
         kind, multiplier = law_of(inner)
         bound = setup.privacy.initial_norm
         if first:  # the sensitivity is enlarged by 2^-20
@@ -433,7 +420,6 @@ class Claims:
             denominator=1.0 if first else float(setup.sizes[client]) * (sampled or 1.0),
             sampled=sampled,
             event=event,
-            accountant=accountant,
             per_participation=True,
         )
 
@@ -452,7 +438,6 @@ def clip_claim(setup: Setup, name: str) -> Claim:
         denominator=expected_cohort(setup.sampler),
         sampled=None,
         event=None,
-        accountant=None,
         per_participation=False,
     )
 
@@ -471,17 +456,12 @@ def relation_of(sampler: BoundSampler) -> Relation:
     return "zero_out" if isinstance(sampler, BoundCyclic) else "add_remove"
 
 
-def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None, int | None]:
-    """Return what happens to the units drawn, the probability of a Poisson draw, and its cap on the size; ``replaced``
-    where a unit is exchanged for another one, of which a Poisson draw has an event of its own."""
+def unsampled(event: Any, *, replaced: bool = False) -> tuple[Any, float | None]:
+    """Return what happens to the units drawn, and the probability of a Poisson draw; ``replaced`` where a unit is
+    exchanged for another one, of which a Poisson draw has an event of its own."""
     if type(event).__name__ == ("ReplacedPoissonDpEvent" if replaced else "PoissonSampledDpEvent"):
-        return event.event, float(event.sampling_probability), None
-    if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):
-        inner = dp_event.GaussianDpEvent(event.noise_multiplier)
-        return inner, float(event.sampling_probability), int(event.truncated_batch_size)
-    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
-        return event.event, None, None
-    return event, None, None
+        return event.event, float(event.sampling_probability)
+    return event, None
 
 
 def _exactly(event: Any) -> tuple[Any, float | None]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._rounding import rounded_up
 from ..channel import Channel
-from .accountant import Composition, least_epsilon, library_epsilon
+from .accountant import Composition, least_epsilon
 from .findings import Finding, exact, skipped, too_large
 from .play import rounds
 from .setup import Claims, Setup
@@ -22,11 +22,10 @@ CHECK = "charges: second accountant"
 
 @dataclass(frozen=True)
 class Stated:
-    """Says an epsilon as a run does: what it was charged for, by which accountant, and whose it is, in a phrase."""
+    """Says an epsilon as a run does: what it was charged for, and whose it is, in a phrase."""
 
     epsilon: float
     composition: Composition
-    accountant: str
     whose: str
 
 
@@ -51,13 +50,10 @@ def second_accountant(stated: Sequence[Stated], delta: float, check: str = CHECK
 
 
 def _least(one: Stated, delta: float) -> float | None:
-    """Return what the second accountant computes; of Renyi DP also the library's own figure, which the claim is by."""
+    """Return what the second accountant computes."""
     if one.epsilon <= 0:
         return math.inf if any(count for _, count in one.composition) else 0.0
-    least = least_epsilon(one.composition, delta, one.epsilon)
-    library = library_epsilon(one.composition, delta) if one.accountant == "rdp" and delta > 0 else None
-    known = [value for value in (least, library) if value is not None]
-    return max(known) if known else None
+    return least_epsilon(one.composition, delta, one.epsilon)
 
 
 def _spread(stated: Sequence[Stated]) -> list[Stated]:
@@ -99,14 +95,14 @@ def stated_figures(setup: Setup, claims: Claims, seed: int) -> list[Finding]:
     if setup.gradients is None:
         count = int(uses.max(initial=0)) if done.channel.account.by_client else done.steps
         figure = report.epsilon if report.refuted is None else report.claimed
-        whole = Stated(figure or 0.0, claims.composition(0, count), claims.accountant(), f"of {count} uses")
+        whole = Stated(figure or 0.0, claims.composition(0, count), f"of {count} uses")
         return [*check, second_accountant([whole], delta)]
     figures = claims.cost.epsilons(uses[None], first=True)[0]
     stated = []
     for k, name in enumerate(setup.records.ids):
         count = int(uses[k])
         whose = f"of {name!r} after {count} uses"
-        stated.append(Stated(float(figures[k]), claims.composition(k, count), claims.accountant(k), whose))
+        stated.append(Stated(float(figures[k]), claims.composition(k, count), whose))
     second = second_accountant(stated, delta)
     if setup.one_at_a_time:
         return [_delta(claims.cost.delta, delta), second]

@@ -24,7 +24,6 @@ from ...privacy.channel import FIRST
 from ..evaluation import METRICS
 from ..stopping import EarlyStopping
 from ..trainer import Trainer
-from .independence import row_marks
 from .rerun import states
 
 _LARGE = 1e4
@@ -41,8 +40,6 @@ def audit_runs(trainer: Trainer, setup: Setup, seed: int, checks: Sequence[str])
     if "charges" in checks and not setup.privacy.noiseless:
         findings.append(_stopped(trainer, setup, seed))
         findings.append(stopping_rule(trainer, seed))
-    if setup.gradients is None and "charges" in checks:
-        findings += stateless_rows(trainer, setup, seed)
     if "transcript" in checks and setup.gradients is None:
         findings.append(released_rows(trainer, setup))
     return findings
@@ -105,40 +102,6 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
             decisions.add(rule.stops([row | dict.fromkeys(_MEASURED, value) for row in public]))
         wrong += len(decisions) > 1
     return exact("charges: rule of an early stop", wrong, "histories in which private measurements decide")
-
-
-def stateless_rows(trainer: Trainer, setup: Setup, seed: int) -> list[Finding]:
-    """Check that rows of a release whose plan is not ``stateful`` do not depend on what clients keep: some samplers
-    amplify those alone. Nothing where every release is stateful."""
-    names = {plan.name for plan in setup.releases if not plan.stateful}
-    if not names:
-        return []
-    plain, changed = (_first_rows(trainer, names, None), _first_rows(trainer, names, seed))
-    differing = sum(plain[key] != changed[key] for key in plain)
-    detail = f"rows of {', '.join(sorted(names))} that change with what their clients keep, and are said not to"
-    return [exact("charges: releases without a state", differing, detail)]
-
-
-def _first_rows(trainer: Trainer, names: set[str], seed: int | None) -> dict[tuple[str, int], int]:
-    """Return fingerprints of the rows of the first round with a client, by release and client; with a ``seed``, clients
-    keep other numbers than at the start."""
-    marks: dict[tuple[str, int], int] = {}
-
-    def tap(step: int, name: str, clients: Tensor, rows: Tensor) -> None:
-        if name in names:
-            marks.update(zip([(name, k) for k in clients.tolist()], row_marks(rows).tolist(), strict=True))
-
-    run = states(replace(trainer, privacy=_seeded(trainer)), trainer.data, trainer.rounds, tap=tap)
-    for state, _ in run:
-        if marks:
-            break
-        if seed is not None:
-            generator = torch.Generator().manual_seed(seed)
-            for name, (_, dtype) in state.private.fields.items():
-                rows = torch.randn(state.private.whole(name).shape, generator=generator)
-                state.private.assign(name, rows > 0 if dtype == torch.bool else rows.to(dtype))
-    run.close()
-    return marks
 
 
 def _seeded(trainer: Trainer) -> Privacy | None:
