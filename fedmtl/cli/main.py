@@ -283,27 +283,16 @@ def _resume(words: list[str], debug: bool = False, ranks: Ranks | None = None) -
     description = "Continue an interrupted run from its last checkpoint, or the runs of a sweep that have not finished."
     parser = command_parser("resume", description)
     parser.add_argument("folder", type=Path, help="of a run or sweep, such as outputs/2025-01-31/12-00-00")
-    parser.add_argument(
-        "--moved",
-        action="store_true",
-        help="the folder is a copy of a secure run whose original is gone: only this copy goes on",
-    )
     options = parser.parse_args(words)
     folder = options.folder
     stored = folder / "private" / "config.yaml"
     if (folder / STORED).is_file() and not stored.is_file():
-        if options.moved:
-            raise ConfigError(f"--moved is said of one run: name one of the folders in {folder}.")
         return _resume_sweep(folder, debug, ranks)
     with _agreed(ranks):
         if not stored.is_file():
             raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     from omegaconf import OmegaConf
 
-    from ..trainer.folder import RunFolder
-
-    if options.moved and _writes(ranks):
-        RunFolder(folder).accept_move()
     config = OmegaConf.to_container(OmegaConf.load(stored))
     assert isinstance(config, dict)
     stored_settings = {str(key): value for key, value in config.items()}

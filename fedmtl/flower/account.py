@@ -70,7 +70,7 @@ class NodeAccount:
 
         Raises:
             BudgetExhausted: all answers that were planned have been given.
-            ResumeError: the ledger was written with other settings, was altered, or is a copy.
+            ResumeError: the ledger was written with other settings, or was altered.
         """
         if self.records is not None:
             with closing(self._of_records(self.records, self.folder)) as channel:

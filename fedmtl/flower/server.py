@@ -223,7 +223,7 @@ class _Server(Trainer):
                 schedule = replace(schedule, max_uses=schedule.bind(problem.clients).capped(self.rounds).cap)
             return replace(self, privacy=silent, schedule=schedule).open(problem, *args, **options)
         # a round is long, and a crash loses one at most
-        channel, source = super().open(problem, *args, **options, block=1)
+        channel, source = super().open(problem, *args, **options)
         channel.rows_are_noised = True
         return channel, source
 

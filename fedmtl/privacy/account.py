@@ -117,14 +117,13 @@ class Account:
 
     Args:
         clients: n, the population.
-        steps: planned number of steps; blocks are not reserved beyond it.
+        steps: planned number of steps.
         cost: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
         caps: (n,) int64, the most participations of each client, or None without caps.
         ledger: where charges are kept, or None where nothing is charged.
         by_client: a client is charged for the steps in which it takes part, not everybody for every step.
         replicates: R.
-        block: steps reserved by one flush to disk, where everybody is charged.
     """
 
     def __init__(
@@ -138,18 +137,16 @@ class Account:
         ledger: Ledger | None = None,
         by_client: bool = False,
         replicates: int = 1,
-        block: int = 16,
     ) -> None:
         if ledger is not None and by_client and replicates != 1:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
         self.cost, self.budget, self.caps, self.ledger = cost, budget, caps, ledger
         self.by_client = by_client
-        self._steps, self._block = steps, block
+        self._steps = steps
         self._started = False
         self._capacity: int | None = None
-        self._base, self._made = ledger.charged() if ledger is not None else 0, 0
+        self._base, self._made = ledger.charged if ledger is not None else 0, 0
         self._next = 0
-        self._reserved = 0, np.zeros((replicates, 0, 1), dtype=np.int64)  # by reserve: first step, and who takes part
         self._first_charged = ledger is not None and ledger.firsts > 0
         self._first_made = False  # in this session
         self._uses = np.zeros((replicates, clients), dtype=np.int64)
@@ -179,23 +176,16 @@ class Account:
         return self._uses if self.by_client else np.full((len(self._uses), 1), self.steps_charged)
 
     @property
-    def charged(self) -> int:
-        """Return the most uses of one account that the ledger holds: reserved steps and crashed sessions too."""
-        if self.ledger is None:
-            return int(self.uses.max(initial=0))
-        return int(self.ledger.uses().max(initial=0)) if self.by_client else self.ledger.charged()
-
-    @property
     def spent(self) -> np.ndarray:
-        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again,
-        without the reservations that a clean close returns; everything planned, where the rest is charged."""
+        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again;
+        everything planned, where the rest is charged."""
         if self.ledger is None:
             return self.uses
         if self.by_client:
             if self.remaining_charged and self.caps is not None:
                 return np.broadcast_to(self.caps, self._uses.shape)
-            return np.maximum(self._uses, self.ledger.spent_uses())
-        spent = max(self.ledger.spent(), self.steps_charged, self.ledger.remaining or 0)
+            return np.maximum(self._uses, self.ledger.uses())
+        spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
         return np.full((len(self._uses), 1), spent)
 
     @property
@@ -254,8 +244,10 @@ class Account:
             for earlier in drawn:  # no ledger remembers who took part: draw again
                 assert draw is not None
                 self._uses[:, draw(earlier).numpy()] += 1
-        elif (missing := self.ledger.uncharged(step)) is not None:
-            raise ResumeError(f"The run continues at step {step}, and in its ledger step {missing} is not charged.")
+        elif self.ledger.reached < step:
+            raise ResumeError(
+                f"The run continues at step {step}, and in its ledger step {self.ledger.reached} is not charged."
+            )
         elif self.ledger.replays_free:
             self._base = step
             if self.by_client:
@@ -270,21 +262,18 @@ class Account:
             members: (R, S, k) int64, who takes part in each step; -1 is nobody.
 
         Returns:
-            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; None where that is not kept,
-            or :meth:`reserve` has said so.
+            (R, S, k) int64: in how many steps that client took part before, 0 of nobody; None where that is not kept.
 
         Raises:
             BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is charged.
             PrivacyError: a step that has begun already in this session, or does not follow the last one.
-            ResumeError: a replayed step with other clients, or charges that are missing.
+            ResumeError: charges of earlier steps are missing.
         """
         end = first + members.shape[1]
         if first < self._next:
             raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
         before: np.ndarray | None = None
-        foreseen = self._foreseen(first, members)
-        if not foreseen and (self.by_client or self.caps is not None):
-            self._reserved = 0, self._reserved[1][:, :0]  # what it foresaw of later steps holds no more
+        if self.by_client or self.caps is not None:
             before, acting, totals = self._counted(members)
             self._check_caps(first, end, acting[1], totals)
         if self.cost is not None and self.cost.first.any():
@@ -294,17 +283,10 @@ class Account:
                 raise ResumeError(f"Step {first} comes after a first release, which was never charged.")
         if self.ledger is not None:
             if not self.by_client:
-                for step in range(first, end):
-                    if not self.ledger.reserved(step):
-                        self._reserve_block(self.ledger, step)
-            elif not foreseen:
-                self._write_participations(self.ledger, first, members[0])
-            self.ledger.begin(first, end)
-        if foreseen:
-            replicates, n = self._uses.shape
-            keys = (members + n * np.arange(replicates)[:, None, None])[members >= 0]
-            self._uses += np.bincount(keys, minlength=replicates * n).reshape(replicates, n)
-        elif before is not None:
+                self._check_budget(self.ledger, first, end)
+            cohorts = [sorted(step[step >= 0].tolist()) for step in members[0]] if self.by_client else None
+            self.ledger.charge(first, end, cohorts)
+        if before is not None:
             self._uses[acting] = totals
         self._made += end - first
         self._next = end
@@ -318,12 +300,6 @@ class Account:
                 f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
                 f"its cap of {int(self.caps[client])}."
             )
-
-    def _foreseen(self, first: int, members: np.ndarray) -> bool:
-        """Whether steps are those that this session has reserved, with the same ``members`` (R, S, k)."""
-        began, reserved = self._reserved
-        at = first - began
-        return at >= 0 and np.array_equal(reserved[:, at : at + members.shape[1]], members)
 
     def charge_first(self) -> None:
         """Charge the release before all steps of every client that has one, once; on return the charge is on the disk.
@@ -340,32 +316,8 @@ class Account:
                 "Start a new run."
             )
         if ledger is not None and not ledger.firsts:
-            ledger.reserve_first()
+            ledger.charge_first()
         self._first_made = self._first_charged = True
-
-    def reserve(self, first: int, members: np.ndarray) -> np.ndarray | None:
-        """Write the charges of steps to come, so that the blocks among them find theirs on the disk.
-
-        One line serves many blocks; :meth:`charge` says what a client has used, and what never begins returns when the
-        run closes. Only where a charged step is free to be repeated: fresh noise must not be charged ahead of its
-        block, since a crash would spend it.
-
-        Args:
-            first: number of the first step.
-            members: (R, S, k) int64, as for :meth:`charge`.
-
-        Returns:
-            (R, S, k) int64 as of :meth:`charge`; None where nothing was reserved, since a step passes a cap.
-        """
-        if (self.ledger is not None and not self.ledger.replays_free) or first != self._next:
-            return None
-        before, (_, who), totals = self._counted(members)
-        if self.caps is not None and (totals > self.caps[who]).any():
-            return None
-        if self.ledger is not None:
-            self._write_participations(self.ledger, first, members[0])
-        self._reserved = first, members.copy()
-        return before
 
     def charge_remaining(self, done: int) -> None:
         """Charge everything that was planned: the run stops after ``done`` steps because of what it showed.
@@ -386,7 +338,7 @@ class Account:
         return self.ledger is not None and self.ledger.remaining is not None
 
     def close(self) -> None:
-        """End cleanly: reservations that were never begun return to the budget; idempotent."""
+        """End cleanly; idempotent."""
         if self.ledger is not None:
             self.ledger.close()
 
@@ -404,8 +356,7 @@ class Account:
             self._uses[:] = state["uses"].numpy()
             self._first_charged = bool(state["first"])
         if "charged" in state and self.ledger is not None and int(state["charged"]):
-            self.ledger.reserve(0, int(state["charged"]))
-            self.ledger.begin(0, int(state["charged"]))
+            self.ledger.charge(0, int(state["charged"]))
 
     # Inside
 
@@ -441,33 +392,16 @@ class Account:
         before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
         return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]
 
-    @staticmethod
-    def _write_participations(ledger: Ledger, first: int, members: np.ndarray) -> None:
-        """Reserve what is not reserved yet of the steps of ``members`` (S, k), and see that the rest is the same."""
-        end = first + len(members)
-        new = ledger.reserved_until(first, end)
-        for step in range(first, new):
-            recorded = ledger.participants(step)
-            if recorded is None or recorded.tolist() != _present(members[step - first]):
-                raise ResumeError(f"Step {step} was charged to other clients; a replay has the same ones.")
-        if new < end:
-            fresh = members[new - first :]
-            alone = fresh.shape[1] == 1
-            ledger.reserve(
-                new, end, [[k] if k >= 0 else [] for k in fresh[:, 0].tolist()] if alone else list(map(_present, fresh))
-            )
-
-    def _reserve_block(self, ledger: Ledger, step: int) -> None:
-        length = max(1, min(self._block, self._steps - step))
-        charged = ledger.charged()
-        room = self._room(charged, length)
-        if room < 1:
+    def _check_budget(self, ledger: Ledger, first: int, end: int) -> None:
+        """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the budget."""
+        new = end - max(first, ledger.reached) if ledger.replays_free else end - first
+        charged = ledger.charged
+        if new > 0 and self._room(charged, new) < new:
             of = "" if self.budget is None else f" of {rounded_up(self.budget, 6)}"
             raise BudgetExhausted(
-                f"Step {step} would exceed the privacy budget: {charged} steps are charged, "
+                f"Step {first} would exceed the privacy budget: {charged} steps are charged, "
                 f"epsilon = {rounded_up(self.claimed_at(charged))}{of}."
             )
-        ledger.reserve(step, step + min(length, room))
 
     def _room(self, charged: int, wanted: int) -> int:
         """Return how many of ``wanted`` more steps fit the budget."""
@@ -484,11 +418,6 @@ class Account:
                 return wanted  # one figure answers for all the planned steps
             self._capacity = _affordable(self.cost, self.budget)
         return min(wanted, self._capacity - charged)
-
-
-def _present(row: np.ndarray) -> list[int]:
-    """Return who takes part in one step, sorted, from (k,) with -1 for nobody."""
-    return sorted(row[row >= 0].tolist())
 
 
 def _affordable(cost: Cost, budget: float) -> int:

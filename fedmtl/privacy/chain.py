@@ -111,26 +111,14 @@ def head_file(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def place_of(path: Path) -> dict[str, Any]:
-    """Return what tells a file from its copies: its resolved path, device and inode."""
-    found = path.stat()
-    return {"path": str(path.resolve()), "device": found.st_dev, "inode": found.st_ino}
-
-
-def same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two places are one file: the same inode, on the same device or (where the system has numbered its devices
-    anew) under the same path."""
-    return one["inode"] == other["inode"] and (one["device"] == other["device"] or one["path"] == other["path"])
-
-
 class ChainFile:
     """A chain that is open for appending, under an exclusive lock.
 
     Args:
         path: of the file; made where it is missing, with its folder.
         version: that the first line must have.
-        single: the file must not be used by two processes or go on in two copies: file locks and the head file are
-            needed. Otherwise the lock is taken where the system has one.
+        single: the file must not be used by two processes: file locks and the head file are needed. Otherwise the
+            lock is taken where the system has one.
         resume: whether the file may have lines already.
 
     Attributes:

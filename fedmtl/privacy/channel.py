@@ -81,7 +81,7 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 @dataclass(eq=False)
 class _Window:
-    """Activations whose charges are known: those of a block, or more where charging ahead is free.
+    """A block of activations that is charged.
 
     Attributes:
         first: number of the first activation.
@@ -317,7 +317,7 @@ class Channel:
             BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no data are read.
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn; a block that does not follow
                 the last one, or a last block that was not finished.
-            ResumeError: a replay with other clients, or charges of earlier steps that are missing.
+            ResumeError: charges of earlier steps are missing.
         """
         if members.ndim == 2:
             self._begin_activations(step, members.numpy())
@@ -342,19 +342,6 @@ class Channel:
         self.account.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
         return self.account.steps_charged - 1
-
-    def reserve(self, first: int, clients: Tensor) -> None:
-        """Charge activations to come, arguments of :meth:`begin`, with one line of the ledger where repeating is free
-        (seeded noise). :meth:`begin` follows for each block of them; what never begins returns by :meth:`close`.
-
-        Raises:
-            PrivacyError: a block that was not finished.
-        """
-        self._check_finished()
-        acting = self._acting(first, clients.numpy())
-        uses = self.account.reserve(first, acting[:, :, None])
-        if uses is not None:
-            self._window = self._prepared(first, acting, uses[:, :, 0])
 
     def release(self, name: str, message: Message, clients: Tensor | None = None, *, count: int = 1) -> Tensor:
         """Return a public value: clip, sum by segment, noise, divide.
@@ -638,7 +625,7 @@ class Channel:
 
     def _checked_step(self, name: str, rows: Tensor | RowTotal, clients: Tensor) -> int:
         if self._step is None:
-            raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is reserved for it.")
+            raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
         count = rows.count if isinstance(rows, RowTotal) else rows.shape[-2]
@@ -682,8 +669,8 @@ class Channel:
             raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
         acting = self._acting(first, clients)
         uses = self.account.charge(first, acting[:, :, None])
-        if uses is not None:  # else they are those of the window that reserve prepared
-            self._window = self._prepared(first, acting, uses[:, :, 0])
+        assert uses is not None
+        self._window = self._prepared(first, acting, uses[:, :, 0])
         self._place, self._end = first, first + acting.shape[1]
 
     def _check_finished(self) -> None:
@@ -724,7 +711,7 @@ class Channel:
             raise PrivacyError(f"The channel has no release of {count} activations.")
         window, at = self._window, self._place
         if at + count > self._end or window is None:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is charged for them.")
         if self._ahead is not None:
             raise PrivacyError(
                 "Repetitions are apart: what is released next is not the same activation in all of them."
@@ -811,7 +798,7 @@ class Channel:
         window, ahead = self._window, np.zeros_like(counts) if self._ahead is None else self._ahead
         reach = int((ahead + counts).max())
         if window is None or self._place + reach > self._end or int(counts.min()) < 0:
-            raise PrivacyError("Fewer activations have begun than are released, so nothing is reserved for them.")
+            raise PrivacyError("Fewer activations have begun than are released, so nothing is charged for them.")
         if reach > self.apart:
             raise PrivacyError(f"Repetitions are {reach} activations apart; at most {self.apart} here.")
         where = np.repeat(np.arange(len(counts)), counts)
@@ -1051,7 +1038,7 @@ class Channel:
         """Return (R, n, D) float64: the vector of every client that has data, with noise; zero of the others."""
         plan = self.gradients
         if plan is None or plan.first is None:
-            raise PrivacyError("The channel was opened without a first release, so nothing is reserved for it.")
+            raise PrivacyError("The channel was opened without a first release, so nothing is charged for it.")
         if self._first_made or self._begins or self._place:
             raise PrivacyError("The first release happens once, before any activation.")
         self.account.charge_first()
@@ -1102,7 +1089,7 @@ class Channel:
         :class:`~fedmtl.privacy.local_steps.LocalSteps`."""
         plan, round = self.gradients, self._step
         if plan is None or round is None or self.local is None:
-            raise PrivacyError("No round of local training has begun, so nothing is reserved for its local steps.")
+            raise PrivacyError("No round of local training has begun, so nothing is charged for its local steps.")
         own = self.local.make(clients, message.step)
         sums: Tensor | None = None
         if self._replay is None or self.tap is not None:

@@ -2,29 +2,25 @@
 
 Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). A header (settings, releases,
 noise, fingerprint, and a random number of the run, so that no two runs have the same hashes), then ``open`` (a process
-begins, with its session number), ``reserve`` (a block of steps, with the cohort of each where
-participations are charged), ``first`` (one release before all steps, of everybody who has one), ``remaining`` (the run
-stopped because of what it showed, and is charged as if it had gone on), ``close`` (a clean end, which returns the
-steps that its own session reserved and never began) and ``moved`` (the user has said that this file is the only one
-that goes on).
+begins, with its session number), ``charge`` (consecutive steps, with the cohort of each where participations are
+charged), ``first`` (one release before all steps, of everybody who has one), ``remaining`` (the run stopped early and
+is charged as if it had continued) and ``close`` (a clean end).
 
-Charges are keyed by (release, step, draw); the releases of an account share every step, so lines hold steps
-only, and ``draw`` is the session. In seeded mode a replayed step is the same release and is charged once; the
-fingerprint guarantees that it is the same. In secure mode every session draws fresh noise, so a replayed step
-is a new charge, and a block that a crash left behind stays charged in full. A torn last line was never
-flushed, so its noise was never
-drawn: it is dropped.
+A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
+and it begins at most at the end of what was charged before. The releases of an account share every step, so lines hold
+steps alone. In seeded mode a replayed step is the same release and is charged once; the fingerprint guarantees that it
+is the same. In secure mode every session draws fresh noise, so a replayed step is a new charge. A torn last line was
+never flushed, so its noise was never drawn: it is dropped.
 
-In secure mode a second copy of the file would release twice under one charge. The path, device and inode of the file
-are therefore written when it is opened, and a file that has another inode is refused until :func:`accept_move` has
-noted that the original is gone. What cannot be told from the original: the same file restored in place from a backup,
-together with its head file and its checkpoint, and copies of which the user says that they are moved.
+In secure mode the file is locked, and its last line is compared with the head file and with the checkpoint. A second
+copy of the folder that is resumed as well releases twice under one charge, and no file can tell: the report says so.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,10 +29,9 @@ import numpy as np
 
 from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
-from .chain import PREVIOUS, ChainFile, Head, place_of, read_first, same_place
-from .ledger_steps import Cohorts, Spans
+from .chain import PREVIOUS, ChainFile, Head, read_first
 
-VERSION = 3
+VERSION = 4
 
 
 class Ledger:
@@ -50,12 +45,22 @@ class Ledger:
         clients: population size where participations are charged; None where everybody is charged for each
             step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
-        single: refuse a copy of the file, and a system without file locks; None: where replays are not free.
+        single: refuse a system without file locks; None: where replays are not free.
+
+    Attributes:
+        header: see above.
+        session: number of times that this ledger has been opened, this one included.
+        run: identity of the run: the hash of the header, which holds a random number; None in memory.
+        replays_free: see above.
+        charged: charged steps: distinct ones in seeded mode, those of every session in secure mode.
+        reached: the first step after all that were ever charged, in whatever session.
+        firsts: how often the release before all steps was charged.
+        remaining: steps to which :meth:`charge_remaining` raised the charge, or None.
 
     Raises:
         PrivacyError: ``single`` without file locks.
-        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled back, is a copy, or
-            belongs to another run.
+        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled back, or belongs to
+            another run.
     """
 
     def __init__(
@@ -69,19 +74,15 @@ class Ledger:
         resume: bool = False,
         single: bool | None = None,
     ) -> None:
-        self._path, self.header = path, header
+        self.header, self.replays_free = header, replays_free
+        self.session = self.firsts = self.charged = self.reached = 0
+        self.remaining: int | None = None
+        self.run: str | None = None
+        self._path, self._clients = path, clients or 0
+        self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []  # first step, sizes of cohorts, their clients
+        self._next: int | None = None  # the step after those of this session
         self._file: ChainFile | None = None
-        self._single = not replays_free if single is None else single
-        self._place: Mapping[str, Any] | None = None
-        self._run: str | None = None
         self._closed = False
-        self._free, self._clients = replays_free, clients
-        self._charges: list[tuple[int, int, int]] = []  # (session, first step, end step)
-        self._cohorts = Cohorts()
-        self._session = 0
-        self._remaining: int | None = None
-        self._firsts = 0
-        self._paid, self._began = Spans(), Spans()
         opening = {
             "kind": "header",
             "version": VERSION,
@@ -90,7 +91,8 @@ class Ledger:
             **header,
         }
         if path is not None:
-            self._file = ChainFile(path, version=VERSION, single=self._single, resume=resume)
+            needed = not replays_free if single is None else single
+            self._file = ChainFile(path, version=VERSION, single=needed, resume=resume)
         lines = self._file.chain.lines if self._file is not None else []
         try:
             if lines:
@@ -99,14 +101,11 @@ class Ledger:
                 self._append(opening | {"run": secrets.token_hex(32)})
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
-            if path is not None and self._file is not None:
-                self._check_place(path)
-                self._run = self._file.chain.digests[0] if lines else self._file.head.digest
-            self._session += 1
-            if not replays_free:
-                self._paid = Spans()  # fresh noise in a new session is a new charge
-            here = {"place": place_of(path)} if path is not None and self._single else {}
-            self._append({"kind": "open", "session": self._session, **here})
+            if self._file is not None:
+                self.run = self._file.chain.digests[0] if lines else self._file.head.digest
+            self.session += 1
+            self._next = None
+            self._append({"kind": "open", "session": self.session})
         except BaseException:
             if self._file is not None:
                 self._file.close()  # a refused ledger is not kept locked
@@ -115,135 +114,60 @@ class Ledger:
     # reading
 
     @property
-    def session(self) -> int:
-        """Return the number of times that this ledger has been opened, this one included."""
-        return self._session
-
-    @property
-    def run(self) -> str | None:
-        """Return the identity of the run: the hash of the header, which holds a random number; None in memory."""
-        return self._run
-
-    @property
     def head(self) -> Head | None:
         """Return the number of lines and hash of the last one, also after :meth:`close`; None in memory."""
         return self._file.head if self._file is not None else None
 
-    @property
-    def replays_free(self) -> bool:
-        """Whether a step charged once is never charged again (seeded mode)."""
-        return self._free
-
-    def reserved(self, step: int) -> bool:
-        """Whether the noise of ``step`` is paid for: in this session, or (seeded mode) in any."""
-        return step in self._paid
-
-    def charged(self) -> int:
-        """Return charged steps: distinct ones in seeded mode, every reservation of every session in secure mode."""
-        if self._free:
-            return Spans((first, end) for _, first, end in self._charges).count()
-        return sum(end - first for _, first, end in self._charges)
-
-    def uncharged(self, before: int) -> int | None:
-        """Return the first step below ``before`` that no session has charged, or None."""
-        gaps = Spans((first, end) for _, first, end in self._charges).gaps(0, before)
-        return gaps[0][0] if gaps else None
-
-    @property
-    def reached(self) -> int:
-        """Return the first step after all that were ever charged, in whatever session."""
-        return max((end for _, _, end in self._charges), default=0)
-
-    def reserved_until(self, first: int, end: int) -> int:
-        """Return the first step of [first, end) that :meth:`reserved` denies, or ``end``."""
-        gaps = self._paid.gaps(first, end)
-        return gaps[0][0] if gaps else end
-
     def uses(self, before: int | None = None) -> np.ndarray:
-        """Return (n,) int64 charged participations by rank, for an account that charges participations."""
-        return self._cohorts.counts(self._clients or 0, before=before, once=self._free)
-
-    def spent_uses(self) -> np.ndarray:
-        """Return :meth:`uses` that stay charged if the ledger is closed now: not this session's unused ones."""
-        without = self._session, Spans(self._unused())
-        return self._cohorts.counts(self._clients or 0, once=self._free, without=without)
-
-    def _unused(self) -> list[tuple[int, int]]:
-        """Return spans that this session reserved and never began."""
-        mine = Spans((first, end) for session, first, end in self._charges if session == self._session)
-        return [gap for span in mine for gap in self._began.gaps(*span)]
-
-    @property
-    def firsts(self) -> int:
-        """Return how often the release before all steps was charged."""
-        return self._firsts
-
-    def spent(self) -> int:
-        """Return steps that stay charged if the ledger is closed now: not this session's unused reservations."""
-        others = [(first, end) for session, first, end in self._charges if session != self._session]
-        if self._free:
-            return Spans([*others, *self._began]).count()
-        return sum(end - first for first, end in others) + self._began.count()
-
-    @property
-    def remaining(self) -> int | None:
-        """Return steps to which :meth:`charge_remaining` raised the charge, or None."""
-        return self._remaining
-
-    def participants(self, step: int) -> np.ndarray | None:
-        """Return ranks recorded for ``step`` in the earliest session that has it, or None."""
-        return self._cohorts.of(step)
+        """Return (n,) int64 charged participations by rank, in steps below ``before``, for an account that charges
+        participations."""
+        chosen = [np.zeros(0, dtype=np.int64)]
+        for first, sizes, clients in self._cohorts:
+            some = None if before is None else int(sizes[: max(0, before - first)].sum())
+            chosen.append(clients[:some])
+        return np.bincount(np.concatenate(chosen), minlength=self._clients).astype(np.int64)
 
     # writing
 
-    def reserve(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
-        """Charge steps ``[first, end)``; returns once the line is on the disk.
+    def charge(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
+        """Charge steps ``[first, end)``; returns once the line is on the disk. Steps that are charged already are not
+        charged again in seeded mode.
 
         Args:
-            first, end: the block.
-            cohorts: for each step of the block, the ranks that take part, where participations are charged.
+            first, end: consecutive steps, which follow those that this session has charged.
+            cohorts: for each step, the ranks that take part, where participations are charged.
+
+        Raises:
+            PrivacyError: a step that this session has charged already, or one after a step that was never charged.
         """
-        line: dict[str, Any] = {"kind": "reserve", "session": self._session, "first": first, "end": end}
-        if cohorts is not None:
-            line["cohorts"] = cohorts
-        self._append(line)
-        self._charge(self._session, first, end, cohorts)
+        if self._closed:
+            raise PrivacyError("The ledger is closed.")
+        if not (first <= self.reached if self._next is None else first == self._next):
+            raise PrivacyError(f"Step {first} does not follow the steps that are charged; they are charged in order.")
+        new = min(max(first, self.reached), end) if self.replays_free else first
+        if new < end:
+            line: dict[str, Any] = {"kind": "charge", "first": new, "end": end}
+            if cohorts is not None:
+                line["cohorts"] = cohorts[new - first :]
+            self._append(line)
+            self._charge(line)
+        self._next = end
 
     def charge_remaining(self, uses: int) -> None:
         """Raise the charge to ``uses`` steps for good (or to the caps, where participations are charged)."""
-        self._append({"kind": "remaining", "session": self._session, "uses": uses})
-        self._remaining = uses
+        self._append({"kind": "remaining", "uses": uses})
+        self.remaining = uses
 
-    def reserve_first(self) -> None:
+    def charge_first(self) -> None:
         """Charge the release that everybody who has one makes before all steps; returns once it is on the disk."""
-        self._append({"kind": "first", "session": self._session})
-        self._firsts += 1
-
-    def begin(self, step: int, end: int | None = None) -> None:
-        """Note that the noise of a reserved ``step`` (or of all of [step, end)) is about to be drawn, so that a clean
-        close keeps its charge.
-
-        Raises:
-            PrivacyError: a step is not reserved, or has begun in this session already.
-        """
-        end = step + 1 if end is None else end
-        unpaid, fresh = self._paid.gaps(step, end), self._began.gaps(step, end)
-        if unpaid:
-            raise PrivacyError(f"Step {unpaid[0][0]} is not reserved in the ledger.")
-        if fresh != [(step, end)] and step < end:
-            again = step if not fresh or fresh[0][0] > step else fresh[0][1]
-            raise PrivacyError(f"Step {again} has begun already; its noise would be used twice.")
-        if self._closed:
-            raise PrivacyError("The ledger is closed.")
-        self._began.add(step, end)
+        self._append({"kind": "first"})
+        self.firsts += 1
 
     def close(self) -> None:
-        """End cleanly and return the steps that this session reserved and never began; idempotent."""
+        """End cleanly; idempotent."""
         if self._closed:
             return
-        unused = [step for gap in self._unused() for step in range(*gap)]
-        self._append({"kind": "close", "session": self._session, "unused": unused})
-        self._refund(self._session, unused)
+        self._append({"kind": "close"})
         self._closed = True
         if self._file is not None:
             self._file.close()
@@ -265,46 +189,34 @@ class Ledger:
 
     # state from lines
 
-    def _charge(self, session: int, first: int, end: int, cohorts: Sequence[Sequence[int]] | None) -> None:
-        self._charges.append((session, first, end))
-        if self._free or session == self._session:
-            self._paid.add(first, end)
+    def _charge(self, line: Mapping[str, Any]) -> None:
+        first, end, cohorts = int(line["first"]), int(line["end"]), line.get("cohorts")
+        if self.replays_free:
+            follows = first == self.reached
+        else:
+            follows = first <= self.reached if self._next is None else first == self._next
+        if not (follows and 0 <= first < end):
+            raise ValueError(f"steps {first} to {end - 1} do not follow those before")
         if cohorts is not None:
-            if len(cohorts) != end - first:
-                raise ValueError(f"{len(cohorts)} cohorts for {end - first} steps")
-            self._cohorts.add(session, first, cohorts)
-
-    def _refund(self, session: int, unused: Sequence[int]) -> None:
-        if not unused:
-            return
-        returned = Spans((step, step + 1) for step in unused)
-        kept: list[tuple[int, int, int]] = []
-        for owner, first, end in self._charges:
-            spans = returned.gaps(first, end) if owner == session else [(first, end)]
-            kept += [(owner, *span) for span in spans]
-        self._charges = kept
-        if self._free:
-            self._paid = Spans((first, end) for _, first, end in kept)
-        self._cohorts.drop(session, returned)
+            sizes = np.array([len(cohort) for cohort in cohorts], dtype=np.int64)
+            clients = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum()))
+            if len(sizes) != end - first or (clients.size and not 0 <= clients.min() <= clients.max() < self._clients):
+                raise ValueError(f"cohorts of steps {first} to {end - 1} are not those of {self._clients} clients")
+            self._cohorts.append((first, sizes, clients))
+        self.charged += end - first
+        self.reached, self._next = max(self.reached, end), end
 
     def _apply(self, line: Mapping[str, Any], number: int) -> None:
         try:
             if line["kind"] == "open":
-                self._session = int(line["session"])
-                self._place = line.get("place", self._place)
-            elif line["kind"] == "reserve":
-                self._charge(int(line["session"]), int(line["first"]), int(line["end"]), line.get("cohorts"))
+                self.session, self._next = int(line["session"]), None
+            elif line["kind"] == "charge":
+                self._charge(line)
             elif line["kind"] == "first":
-                self._firsts += 1
+                self.firsts += 1
             elif line["kind"] == "remaining":
-                self._remaining = int(line["uses"])
-            elif line["kind"] == "moved":
-                self._place = line["place"]
-            elif line["kind"] == "seal":  # of earlier versions
-                pass
-            elif line["kind"] == "close":
-                self._refund(int(line["session"]), line["unused"])
-            else:
+                self.remaining = int(line["uses"])
+            elif line["kind"] != "close":
                 raise KeyError(line["kind"])
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"{self._path}, line {number}: not a line of a ledger ({error!r}).") from error
@@ -313,7 +225,7 @@ class Ledger:
         for key in {**found, **expected}:
             if key in ("run", PREVIOUS):
                 continue
-            if found.get(key) == expected.get(key) or (key == "fingerprint" and not self._free):
+            if found.get(key) == expected.get(key) or (key == "fingerprint" and not self.replays_free):
                 continue
             if key == "fingerprint":
                 names = ", ".join(differing(found.get(key, ""), expected[key])) or "data, settings or execution"
@@ -324,35 +236,6 @@ class Ledger:
             raise ResumeError(
                 f"{self._path} was written with {key} = {found.get(key)!r}, but this run has {expected.get(key)!r}."
             )
-
-    def _check_place(self, path: Path) -> None:
-        if not self._single or self._place is None or same_place(self._place, place_of(path)):
-            return
-        raise ResumeError(
-            f"{path} is a copy: the ledger of this run was last written at {self._place['path']}, as another file. Two "
-            f"copies that go on release twice under one charge. Resume the original; only where it is gone for good, "
-            f"say so once with: fedmtl resume FOLDER --moved."
-        )
-
-
-def accept_move(path: Path) -> None:
-    """Note in the ledger at ``path`` that this file is the only one of its run that goes on.
-
-    Nothing is written where the file is the one that was last written, or where copies do no harm (seeded mode).
-
-    Raises:
-        ResumeError: not a ledger of this version, in use, damaged or rolled back.
-    """
-    header = read_first(path)
-    if header is None:
-        return
-    file = ChainFile(path, version=VERSION, single=not header.get("replays_free", False), resume=True)
-    try:
-        places = [line["place"] for line in file.chain.lines if "place" in line]
-        if places and not same_place(places[-1], place_of(path)):
-            file.append({"kind": "moved", "place": place_of(path)})
-    finally:
-        file.close()
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

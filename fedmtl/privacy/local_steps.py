@@ -125,7 +125,7 @@ class LocalSteps:
                 f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
             )
         if training >= self.plan.trainings or bool((place >= length).any()):
-            raise PrivacyError(f"Local step {step} of round {self._round} is not reserved for every client given.")
+            raise PrivacyError(f"Local step {step} of round {self._round} is not charged for every client given.")
         with self._lock:
             if bool((self._done[clients] != training * length + place).any()):
                 raise PrivacyError(f"Local step {step} of round {self._round} was made already, or out of order.")

@@ -50,7 +50,6 @@ class _Run:
     ledger_path: Path | None
     resume: bool
     replay: Recording | None
-    block: int | None
     notes: tuple[str, ...]
     ranks: Ranks
     several: bool = False  # repetitions of a run, of which these may be one
@@ -112,7 +111,6 @@ def open_channel(
     ledger_path: Path | None = None,
     resume: bool = False,
     replay: Recording | None = None,
-    block: int | None = None,
     notes: tuple[str, ...] = (),
     replicates: int | Sequence[int] = 1,
     ranks: Ranks = ALONE,
@@ -136,9 +134,7 @@ def open_channel(
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
             charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
-        replay: ``record`` of another run; releases return its values (steps are still reserved and checked).
-        block: rounds reserved by one flush to disk; by default 16, and 4 in secure mode, where a crash loses
-            the rest of a block.
+        replay: ``record`` of another run; releases return its values (steps are still charged and checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
         replicates: R repetitions, each with its own noise, released together: simulations in memory. In rounds,
             everybody takes part in every step. An epsilon is that of one of them. In place of R the numbers of those
@@ -183,7 +179,6 @@ def open_channel(
         ledger_path,
         resume,
         replay,
-        block,
         notes,
         ranks,
         repeated,
@@ -297,7 +292,6 @@ def _open_rows(settings: tuple[ClientPrivacy, ...], run: _Run, sampler: BoundSam
         ledger=run.ledger(header, clients=sampler.n if law.per_participation else None),
         by_client=law.per_participation,
         replicates=replicates,
-        block=run.block if run.block is not None else (16 if run.seeded else 4),
     )
     return run.channel(
         (privacy,), account, sampler=sampler, law=law, releases=releases, multipliers=multipliers, rows=rows

@@ -32,8 +32,7 @@ OUTSIDE = (
 SECURE_OUTSIDE = (
     "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
     "by that is not accounted for",
-    "a copy of this run that goes on elsewhere and cannot be told from it: the same file restored in place from a "
-    "backup, with everything beside it, or a copy that was said to be moved",
+    "a second copy of this run's folder that is resumed as well: each of them releases under the charges of both",
 )
 WHOLE_OUTSIDE = ("how long the noise of a release took to draw, which depends on it", SECURE_OUTSIDE[1])
 ON_GRID = "float64 on a public power-of-two grid"

@@ -28,7 +28,6 @@ from ..models import BoundedInputs, ModelFactory
 from ..models.factory import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import read_chain
-from ..privacy.ledger import accept_move
 from ..privacy.noise.grid import GridValue
 from ..stacked import Layout, prepare_module
 from .checkpoint import Checkpoint, read_tensors, write_json, write_tensors
@@ -110,17 +109,6 @@ class RunFolder:
                 f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
-
-    def accept_move(self) -> None:
-        """Note in every ledger of this run (and of its baselines, or of a search's runs) that this folder is the only
-        one that goes on; for a run in secure mode whose folder was copied and whose original is gone.
-
-        Raises:
-            ResumeError: a ledger that is in use, damaged or rolled back.
-        """
-        for name in ("ledger.jsonl", "score.jsonl"):
-            for path in sorted(self.root.rglob(name)):
-                accept_move(path)
 
     def baseline(self, name: str) -> RunFolder:
         """Return the folder of a comparison run; private, because it is not released."""

@@ -28,8 +28,7 @@ from .problem import client_ranks, training_plan
 
 Schedule = Sampler | AsynchronousSchedule
 _BLOCK = 256
-_AHEAD = 1 << 12  # activations charged by one line, where nothing is lost by that
-_TOGETHER = 1 << 17  # of all repetitions
+_TOGETHER = 1 << 17  # activations of all repetitions that are read from the schedule at once
 
 
 class Source(ABC):
@@ -94,11 +93,10 @@ class Activations(Source):
         self.table, self.cuts = table, cuts
 
     def blocks(self, start: int) -> Iterator[Block]:
-        width = _BLOCK * max(1, min(_AHEAD, _TOGETHER // self.channel.replicates) // _BLOCK)
+        width = _BLOCK * max(1, _TOGETHER // self.channel.replicates // _BLOCK)
         while start < self.stop:
             last = min(self.stop, start - start % width + width)
             first, table = start, self.table(start, last)
-            self.channel.reserve(first, table.client)
             while start < last:
                 end = min(last, *(start - start % cut + cut for cut in (_BLOCK, self.every, *self.cuts)))
                 yield table.window(start - first, end - first)

@@ -250,15 +250,15 @@ class Trainer:
         Args:
             ranks: the processes that compute the run together, each of which calls this; None for those that torchrun
                 started, or of the program's process group. ``Ranks()`` is this process alone.
-            resume: continue the run in ``folder`` from its last checkpoint. A run in secure mode goes on in the folder
-                where it began; of a copy whose original is gone, say so first with ``RunFolder.accept_move``.
+            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode resume one copy
+                of the folder alone: every copy would release under the same charges.
 
         Returns:
             The result, with those of the baselines; the same at every rank, of which the first alone writes.
 
         Raises:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
-                ledger was altered or rolled back, or (in secure mode) a copy.
+                ledger was altered or rolled back.
             PrivacyError: a run in secure mode on a system without file locks.
             TrainingError: at the end of a run without noise, that not one finite number was learned. What is not finite
                 counts as zero in a release and never ends a run, whose length is public; a baseline without any is left

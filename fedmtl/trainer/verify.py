@@ -50,7 +50,7 @@ which has the hashes of the public files and of private/manifest.json, and that 
 the ledger. Without a published seal, whoever can write these files can have written all of them anew. With or without
 it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
 files that no list has (baselines, mapped clients), and a second copy of the run that was continued."""
-_BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 16
+_BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
@@ -136,7 +136,8 @@ def verify(folder: str | Path) -> Verification:
 
 @dataclass
 class _Charges:
-    """What the lines of a ledger charge, counted one step at a time.
+    """What the lines of a ledger charge, counted one step at a time: each once in seeded mode, in every session in
+    secure mode.
 
     Attributes:
         steps: (session, step) -> the accounts that are charged, or None where all are.
@@ -162,47 +163,38 @@ class _Charges:
                 if line["session"] != session + 1:
                     charges.problems.append(f"line {number}: session {line['session']} follows session {session}")
                 session, closed, following = line["session"], False, None
-            elif kind in ("reserve", "first", "remaining", "close") and (line["session"] != session or closed):
+            elif kind in ("charge", "first", "remaining", "close") and closed:
                 charges.problems.append(f"line {number}: {kind} outside of an open session")
-            if kind == "reserve":
+            if kind == "charge":
                 first, end, cohorts = line["first"], line["end"], line.get("cohorts")
                 if cohorts is None and end - first > _BLOCK:
                     raise ValueError(f"line {number} charges {end - first} steps without cohorts")
-                if first >= end or (following is not None and first != following) or first > reached:
+                if charges.free:
+                    follows = first == reached
+                else:
+                    follows = first <= reached if following is None else first == following
+                if first >= end or not follows:
                     charges.problems.append(f"line {number}: steps {first} to {end - 1} are not the next ones")
                 if cohorts is not None and len(cohorts) != end - first:
                     charges.problems.append(f"line {number}: {len(cohorts)} cohorts for {end - first} steps")
                     cohorts = None
                 for step in range(first, end):
-                    if (session, step) in charges.steps:
-                        charges.problems.append(f"line {number}: step {step} is charged twice in one session")
                     charges.steps[session, step] = None if cohorts is None else tuple(cohorts[step - first])
                 following, reached = end, max(reached, end)
             elif kind == "first":
                 charges.firsts += 1
             elif kind == "remaining":
                 charges.remaining = int(line["uses"])
-            elif kind not in ("open", "close", "moved"):
+            elif kind not in ("open", "close"):
                 charges.problems.append(f"line {number}: {kind!r} is no kind of line")
             elif kind == "close":
                 closed = True
-                for step in line["unused"]:
-                    if (session, step) not in charges.steps:
-                        charges.problems.append(f"line {number}: step {step} is returned and was not charged")
-                    charges.steps.pop((session, step), None)
         return charges
 
     @cached_property
     def charged(self) -> list[tuple[int, tuple[int, ...] | None]]:
-        """Return steps that stay charged with their ranks: each once in seeded mode, in every session in secure
-        mode."""
-        if not self.free:
-            return [(step, ranks) for (_, step), ranks in self.steps.items()]
-        once: dict[int, tuple[int, ...] | None] = {}
-        for (_, step), ranks in sorted(self.steps.items(), key=lambda item: item[0]):
-            if once.setdefault(step, ranks) != ranks:
-                self.problems.append(f"step {step} was repeated with another cohort")
-        return list(once.items())
+        """Return the charged steps with their ranks."""
+        return [(step, ranks) for (_, step), ranks in self.steps.items()]
 
     def participations(self, n: int) -> np.ndarray:
         """Return (n,) charged participations by account."""

@@ -16,7 +16,7 @@ import torch
 from fedmtl import MPMTL, Finetune, FixedCohort, FullParticipation, Trainer
 from fedmtl.errors import BudgetExhausted, ConfigError, ResumeError
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy
-from fedmtl.privacy.ledger import Ledger, accept_move
+from fedmtl.privacy.ledger import Ledger
 from fedmtl.trainer.folder import RunFolder
 from fedmtl.trainer.result import Result
 from fedmtl.trainer.verify import verify
@@ -70,7 +70,7 @@ def ledger(folder: Path) -> list[dict]:
 
 def answers(folder: Path) -> list[int]:
     """The rounds for which an answer is charged, counted from the lines by hand."""
-    lines = [line for line in ledger(folder) if line["kind"] == "reserve"]
+    lines = [line for line in ledger(folder) if line["kind"] == "charge"]
     return [line["first"] + k for line in lines for k, cohort in enumerate(line["cohorts"]) if cohort]
 
 
@@ -287,7 +287,7 @@ def test_rounds_that_were_not_this_nodes_are_not_charged(asked, tmp_path: Path) 
     node = node_of(asked, tmp_path)
     node.train(changed(asked[1][2], counted=0))
     assert answers(place(tmp_path)) == [2]
-    spans = [(line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "reserve"]
+    spans = [(line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "charge"]
     assert spans == [(0, 2), (2, 3)]
 
 
@@ -302,19 +302,6 @@ def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_p
     content = changed(contents[0], settings=node.settings, run="f" * 16)
     with pytest.raises(ResumeError, match="was written with"):
         node.train(content)
-
-
-def test_a_copy_of_the_account_is_refused(asked, tmp_path: Path) -> None:
-    """Two copies that go on would give twice as many answers."""
-    node_of(asked, tmp_path / "one").train(asked[1][0])
-    path = place(tmp_path / "one") / "private/ledger.jsonl"
-    copied = path.with_name("copy")
-    copied.write_bytes(path.read_bytes())
-    copied.replace(path)
-    with pytest.raises(ResumeError, match="is a copy"):
-        node_of(asked, tmp_path / "one").train(changed(asked[1][1], counted=1))
-    accept_move(path)
-    node_of(asked, tmp_path / "one").train(changed(asked[1][1], counted=1))
 
 
 def test_a_certificate_after_too_many_questions(asked, tmp_path: Path, caplog) -> None:

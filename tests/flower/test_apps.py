@@ -281,7 +281,7 @@ def test_the_ledger_is_charged_on_disk_before_the_first_message_of_a_round(tmp_p
     def away(kind: str, client: str, number: int) -> bool:
         if kind == ROUND:
             lines = map(json.loads, (tmp_path / "server/private/ledger.jsonl").read_text().splitlines())
-            reserved = [range(line["first"], line["end"]) for line in lines if line["kind"] == "reserve"]
+            reserved = [range(line["first"], line["end"]) for line in lines if line["kind"] == "charge"]
             charged.append(any(number in steps for steps in reserved))
             assert not any(number + 1 in steps for steps in reserved)  # a crash loses one round at most
         return False
@@ -407,7 +407,7 @@ def test_secret_coins(mechanism: str, tmp_path: Path) -> None:
         run(server, KilledGrid(grid.app, server.data.ids, kind=ROUND, number=CLIENTS + 1, after=True))
     found = run(server, grid)
     charged = [json.loads(line) for line in (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()]
-    assert [(line["first"], line["end"]) for line in charged if line["kind"] == "reserve"] == [(0, 1), (1, 2), (1, 2)]
+    assert [(line["first"], line["end"]) for line in charged if line["kind"] == "charge"] == [(0, 1), (1, 2), (1, 2)]
     assert found.privacy.headline.startswith("private:")
     assert verify(tmp_path / "server").fits
 

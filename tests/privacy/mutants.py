@@ -1106,7 +1106,6 @@ def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Clients at their caps release, and only the charge takes them for silent."""
     silent = Account.within_caps
     patch.setattr(Account, "within_caps", lambda self, members: members)
-    patch.setattr(Account, "reserve", lambda self, first, members: None)
     patch.setattr(Account, "charge", lambda self, first, members: _charge(self, first, silent(self, members)))
 
 
@@ -1117,7 +1116,6 @@ def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     patch.setattr(Account, "within_caps", within_caps)
     patch.setattr(Account, "_check_caps", lambda self, *of: None)
-    patch.setattr(Account, "reserve", lambda self, first, members: None)
 
 
 def _charged_once_a_block(self, first, members):
@@ -1138,12 +1136,12 @@ def _begun_again(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _another_client(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    write = Account._write_participations
+    charge = Ledger.charge
 
-    def other(ledger, first, members):
-        write(ledger, first, np.where(members >= 0, (members + 1) % AGENTS, -1))
+    def other(self, first, end, cohorts=None):
+        charge(self, first, end, cohorts and [[(k + 1) % AGENTS for k in cohort] for cohort in cohorts])
 
-    patch.setattr(Account, "_write_participations", staticmethod(other))
+    patch.setattr(Ledger, "charge", other)
 
 
 def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1157,17 +1155,17 @@ def _calibrated_for_less(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    """Reservations stay in memory until the ledger closes: a crash would forget them."""
+    """Charges stay in memory until the ledger closes: a crash would forget them."""
     append = Ledger._append
     held: list = []
 
     def late(self, line):
-        if line["kind"] == "reserve":
+        if line["kind"] == "charge":
             held.append(line)
             return
         if line["kind"] == "close":
-            for reserved in held:
-                append(self, reserved)
+            for charged in held:
+                append(self, charged)
             held.clear()
         append(self, line)
 

@@ -291,7 +291,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     first.release(ones)
     first.account.ledger._file.close()  # killed
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [[[0], [1], [2]], [[2], [2], [1]]]
+    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [[[0], [1], [2]], [[2], [2], [1]]]
     second = opened()
     second.start(2)  # a checkpoint after two activations; the next block is cut elsewhere
     assert second.account.uses.tolist() == [[1, 1, 0]]
@@ -304,58 +304,9 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     assert third.account.uses.tolist() == [[1, 1, 0]]
     assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them client 2's
     assert third.report.releases == 7
-    with pytest.raises(ResumeError, match="Step 4 was charged to other clients"):
-        third.begin(2, torch.tensor([[2, 2, 1]]))
     third.close()
     with pytest.raises(ResumeError, match="step 7 is not charged"):
         opened().start(9)
-
-
-def test_activations_to_come_are_charged_with_one_line_and_those_that_never_begin_return(tmp_path: Path) -> None:
-    def reserved(path: Path) -> list[tuple[int, int]]:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return [(line["first"], line["end"]) for line in lines if line["kind"] == "reserve"]
-
-    clients = torch.tensor([[0, 1, 2, -1, 2, 1, 0, 0]])
-    path = tmp_path / "ahead.jsonl"
-    channel = door(ledger_path=path)
-    channel.reserve(0, clients)
-    assert reserved(path) == [(0, 8)]
-    assert channel.account.uses.tolist() == [[0, 0, 0]]
-    for first in (0, 3):
-        channel.begin(first, clients[:, first : first + 3])
-        for _ in range(3):
-            channel.release(ones)
-    assert reserved(path) == [(0, 8)]
-    assert channel.account.uses.tolist() == [[1, 2, 2]]
-    assert channel.epsilon == pytest.approx(2.0 / 4 * 2)
-    assert (channel.report.epsilon, channel.report.releases) == (channel.epsilon, 5), (
-        "of what happened, not of the rest"
-    )
-    channel.close()
-    assert (channel.report.epsilon, channel.report.releases) == (channel.epsilon, 5)
-    again = door(ledger_path=path, resume=True)
-    assert again.account.ledger.uses().tolist() == [1, 2, 2]
-    again.start(6)
-    with pytest.raises(ResumeError, match="Step 5 was charged to other clients"):
-        again.account._write_participations(again.account.ledger, 5, np.array([[0]]))
-    again.close()
-
-    full, secret = tmp_path / "full.jsonl", tmp_path / "secure.jsonl"
-    channel = door(caps=(2, 4, 4), ledger_path=full)
-    channel.reserve(0, clients)  # one passes its cap: its block says so
-    assert not reserved(full)
-    channel.begin(0, clients[:, :6])
-    with pytest.raises(PrivacyError):
-        channel.begin(6, clients[:, 6:])
-    channel.close()
-    secure = door(replace(PURE, source="secure"), ledger_path=secret)
-    secure.reserve(0, clients)  # a crash would spend what is charged ahead of its noise
-    assert not reserved(secret)
-    secure.begin(0, clients[:, :3])
-    assert reserved(secret) == [(0, 3)]
-    secure.close()
-    door(None).reserve(0, clients)  # nothing to charge
 
 
 def test_a_run_that_stops_early_reports_what_it_forfeits() -> None:
@@ -458,20 +409,6 @@ def test_plans_that_activations_do_not_follow_are_refused() -> None:
         open_channel([None, None], (plan,), "a schedule", seed=0, replicates=2)
     nobody = replace(plan, counts=np.zeros(3, dtype=np.int64))
     assert open_channel(replace(PURE, delta=None), (nobody,), "a schedule", seed=0).delta == 1e-5
-
-
-def test_a_reservation_neither_interrupts_a_block_nor_outlives_another_one() -> None:
-    channel = door()
-    channel.begin(0, torch.tensor([[0, 0]]))
-    channel.release(nothing)
-    with pytest.raises(PrivacyError, match="releases left"):  # its noise would be that of activations 2 and 3
-        channel.reserve(2, torch.tensor([[0, 0]]))
-    both = door(replicates=2)
-    both.reserve(0, torch.tensor([[1, 1, 0, 0, 0]] * 2))
-    both.begin(0, torch.tensor([[0, 0]] * 2))
-    both.release_run(2, lambda client, which, where: nothing(client, where))
-    with pytest.raises(BudgetExhausted, match="above its cap of 4"):
-        both.begin(2, torch.tensor([[0, 0, 0]] * 2))
 
 
 def test_epsilon_of_uses_counts_the_release_before_them() -> None:

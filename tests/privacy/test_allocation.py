@@ -163,16 +163,16 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     """What a crash left charged is spent: the noise continues with the use that is charged next, not with the step."""
     weights = normalized([8.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=3.0, delta=1e-5, source="secure")
-    first = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2)
+    first = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l")
     step(first, 0)
     loud = float(first.noise_std("c"))
-    first.account.ledger._file.close()  # type: ignore[union-attr]  # the process dies with uses 0 and 1 charged
-    again = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", block=2, resume=True)
+    first.account.ledger._file.close()  # type: ignore[union-attr]  # the process dies with use 0 charged
+    again = opened(privacy, plan(weights=weights, uses=6), ledger_path=tmp_path / "l", resume=True)
     step(again, 0)
-    assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[2])
+    assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
     z = again.noise_multiplier
     assert z is not None
-    assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:3]], 1e-5), rel=1e-6)
+    assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:2]], 1e-5), rel=1e-6)
 
 
 @pytest.mark.parametrize("budget", [None, 50.0])
@@ -181,12 +181,12 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Pa
     fixed = ClientPrivacy(clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure")
     path = tmp_path / "ledger.jsonl"
     for session in range(3):
-        channel = opened(fixed, noisy, ledger_path=path, resume=session > 0, block=1)
+        channel = opened(fixed, noisy, ledger_path=path, resume=session > 0)
         step(channel, 0)
-        assert channel.rows["c"].epsilon_at(channel.account.charged) <= 1.0
+        assert channel.rows["c"].epsilon_at(channel.account.ledger.charged) <= 1.0
         channel.account.ledger._file.close()  # type: ignore[union-attr]
         channel.account.ledger._file = None  # type: ignore[union-attr]
-    channel = opened(fixed, noisy, ledger_path=path, resume=True, block=1)
+    channel = opened(fixed, noisy, ledger_path=path, resume=True)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)
     channel.close()

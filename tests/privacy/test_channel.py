@@ -366,8 +366,8 @@ def test_nothing_secret_reaches_the_ledger(tmp_path: Path) -> None:
     for line in (tmp_path / "ledger").read_text().splitlines():
         entry = json.loads(line)
         kinds.setdefault(entry["kind"], set()).update(entry)
-    assert kinds["reserve"] == {"kind", "session", "first", "end", "previous"}
-    assert kinds["close"] == {"kind", "session", "unused", "previous"}
+    assert kinds["charge"] == {"kind", "first", "end", "previous"}
+    assert kinds["close"] == {"kind", "previous"}
     assert "seed" not in kinds["header"]
 
 

@@ -25,7 +25,6 @@ def door(
     source: str = "seeded",
     fingerprint: str = "a",
     steps: int = STEPS,
-    block: int = 8,
     sampler=None,
     **privacy,
 ):
@@ -40,7 +39,6 @@ def door(
         fingerprint=fingerprint,
         ledger_path=path,
         resume=resume,
-        block=block,
     )
 
 
@@ -63,15 +61,12 @@ def test_seeded_replay_is_charged_once(tmp_path: Path) -> None:
     whole = advance(door(None), 0, STEPS)
     first = door(path)
     values = advance(first, 0, 13)
-    assert first.account.charged == 16  # two blocks of eight
-    assert int(first.account.uses.max()) == 13
+    assert first.account.ledger.charged == int(first.account.uses.max()) == 13
     crash(first)
     second = door(path, resume=True)
-    assert (
-        int(second.account.uses.max()) == 16
-    )  # until it says where it continues, all that was reserved may have been released
+    assert int(second.account.uses.max()) == 13  # until it says where it continues, all of it may have been released
     replayed = advance(second, 10, STEPS)
-    assert second.account.charged == int(second.account.uses.max()) == STEPS
+    assert second.account.ledger.charged == int(second.account.uses.max()) == STEPS
     second.close()
     assert all(torch.equal(a, b) for a, b in zip(whole, values[:10] + replayed, strict=True))
     assert second.report.epsilon == second.epsilon_at(STEPS)
@@ -81,14 +76,14 @@ def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(tm
     """Steps 0 to 3 twice are eight charges, and none of them is for steps 4 to 6."""
     path = tmp_path / "ledger.jsonl"
     for resume in (False, True):
-        channel = door(path, resume=resume, source="secure", block=4)
+        channel = door(path, resume=resume, source="secure")
         advance(channel, 0, 4)
         crash(channel)
-    late = door(path, resume=True, source="secure", block=4)
+    late = door(path, resume=True, source="secure")
     with pytest.raises(ResumeError, match=r"continues at step 7.*step 4 is not charged"):
         late.start(7)
     late.start(4)
-    assert late.account.charged == 8
+    assert late.account.ledger.charged == 8
 
 
 def test_seeded_replay_on_other_data_is_refused(tmp_path: Path) -> None:
@@ -106,33 +101,15 @@ def test_secure_replay_is_charged_again(tmp_path: Path) -> None:
     values = advance(first, 0, 13)
     crash(first)
     second = door(path, resume=True, source="secure")
-    assert int(second.account.uses.max()) == 16
+    assert int(second.account.uses.max()) == 13
     again = advance(second, 10, 13)
     assert not any(torch.equal(a, b) for a, b in zip(values[10:], again, strict=True))
-    assert int(second.account.uses.max()) == 16 + 3
-    assert second.account.charged == 16 + 8
+    assert int(second.account.uses.max()) == second.account.ledger.charged == 13 + 3
     second.close()
-    assert second.account.charged == 16 + 3  # the five unused of its own block return, the crashed block does not
-    assert second.report.epsilon == pytest.approx(second.epsilon_at(19))
+    assert second.report.epsilon == pytest.approx(second.epsilon_at(16))
 
 
-def test_unused_reservations_return_on_a_clean_close_only(tmp_path: Path) -> None:
-    for source in ("seeded", "secure"):
-        path = tmp_path / source
-        first = door(path, source=source)
-        advance(first, 0, 5)
-        first.close()
-        first.close()
-        second = door(path, resume=True, source=source)
-        assert second.account.charged == 5
-        advance(second, 5, 6)
-        crash(second)
-        assert door(path, resume=True, source=source).account.charged == 5 + 8
-
-
-@pytest.mark.parametrize(
-    "torn", [b'{"kind":"reserve","session":1,"first":8,"end":16}', b'{"kind":"res', b"\x00\x00\x00", b"{}x\n"]
-)
+@pytest.mark.parametrize("torn", [b'{"kind":"charge","first":5,"end":6}', b'{"kind":"cha', b"\x00\x00\x00", b"{}x\n"])
 def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "ledger.jsonl"
     first = door(path)
@@ -141,11 +118,11 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
     second = door(path, resume=True)
-    assert second.account.charged == 8
+    assert second.account.ledger.charged == 5
     advance(second, 5, 9)
     second.close()
     assert path.read_bytes().startswith(whole + b'{"kind":"open","session":2,"previous":')
-    assert door(path, resume=True).account.charged == 9
+    assert door(path, resume=True).account.ledger.charged == 9
 
 
 def test_damage_before_the_last_line_is_refused(tmp_path: Path) -> None:
@@ -190,10 +167,10 @@ def test_a_ledger_is_neither_overwritten_nor_shared(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match="privacy"):
         door(path, resume=True, clip_norm=3.0)
     with pytest.raises(PrivacyError, match="closed"):
-        advance(first, 20, 21)
+        advance(first, 1, 2)
 
 
-def test_one_flush_a_block_and_before_any_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_flush_a_step_and_before_any_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
     flushed: list[int] = []
     fsync, normal = os.fsync, sources.SeededSource.normal
@@ -204,7 +181,7 @@ def test_one_flush_a_block_and_before_any_noise(tmp_path: Path, monkeypatch: pyt
 
     def check(self, purpose: str, step: int, size: int):
         lines = [json.loads(line) for line in path.read_bytes()[: flushed[-1]].splitlines()]
-        assert any(line["kind"] == "reserve" and line["first"] <= step < line["end"] for line in lines)
+        assert any(line["kind"] == "charge" and line["first"] <= step < line["end"] for line in lines)
         return normal(self, purpose, step, size)
 
     monkeypatch.setattr(os, "fsync", count)
@@ -212,10 +189,10 @@ def test_one_flush_a_block_and_before_any_noise(tmp_path: Path, monkeypatch: pyt
     channel = door(path)
     opened = len(flushed)
     advance(channel, 0, STEPS)
-    assert len(flushed) - opened == STEPS // 8
+    assert len(flushed) - opened == STEPS
 
 
-def test_kill_at_random_times_between_reserve_and_release(tmp_path: Path) -> None:
+def test_kill_at_random_times_between_charge_and_release(tmp_path: Path) -> None:
     """Children die by SIGKILL anywhere; the spend never decreases and the releases are the same bits."""
     whole = advance(door(None), 0, STEPS)
     path, out = tmp_path / "ledger.jsonl", tmp_path / "releases"
@@ -243,11 +220,11 @@ def test_kill_at_random_times_between_reserve_and_release(tmp_path: Path) -> Non
                 os._exit(0)
         os.waitpid(child, 0)
         now = Ledger(path, json_header(path), fingerprint="a", replays_free=True, resume=True)
-        assert now.charged() >= spent
-        spent = now.charged()
+        assert now.charged >= spent
+        spent = now.charged
         now.close()
         done = [step for step in range(STEPS) if (out / f"{step}").exists()]
-        assert all(now.reserved(step) for step in done)
+        assert now.reached > max(done, default=-1)
         assert all(torch.equal(torch.load(out / f"{step}"), whole[step]) for step in done)
         start = max(0, len(done) - choose.randrange(0, 3))  # a checkpoint that lags behind
         start = len(done) if len(done) == STEPS else start
@@ -263,37 +240,35 @@ def json_header(path: Path) -> dict:
 
 @pytest.mark.parametrize("free", [True, False])
 def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> None:
-    """The specification, one step at a time: a set of steps (seeded) or a list of them (secure)."""
+    """The specification, one step at a time: charges (step, client), each step once (seeded) or every time (secure)."""
     choose = random.Random(int(free))
     for trial in range(20):
-        path, kept = tmp_path / f"{trial}", []
+        path, kept, reached = tmp_path / f"{trial}", [], 0
+        whole = [[choose.randrange(3) for _ in range(choose.randrange(3))] for _ in range(60)]
         for _ in range(5):
-            ledger = Ledger(path, {}, fingerprint="a", replays_free=free, resume=True)
-            mine, begun, last = [], [], ledger.charged()
-            for _ in range(choose.randrange(6)):
-                step = choose.randrange(25)
-                if not ledger.reserved(step):
-                    end = step + choose.randrange(1, 5)
-                    ledger.reserve(step, end)
-                    mine += list(range(step, end))
-                if step not in begun:
-                    ledger.begin(step)
-                    begun.append(step)
-                assert ledger.charged() == (len(set(kept + mine)) if free else len(kept + mine))
-                assert ledger.charged() >= last
-                last = ledger.charged()
-            if not free and len(set(mine)) != len(mine):
-                ledger._file.close()
-                kept += mine
-                continue
+            ledger = Ledger(path, {}, fingerprint="a", replays_free=free, clients=3, resume=True)
+            step = choose.randrange(reached + 1)
+            for _ in range(choose.randrange(4)):
+                end = step + choose.randrange(1, 5)
+                ledger.charge(step, end, whole[step:end])
+                new = range(max(step, reached) if free else step, end)
+                kept += [(each, client) for each in new for client in whole[each]]
+                reached, step = max(reached, end), end
+                with pytest.raises(PrivacyError, match="does not follow"):
+                    ledger.charge(end - 1, end, whole[end - 1 : end])
+                with pytest.raises(PrivacyError, match="does not follow"):
+                    ledger.charge(end + 1, end + 2, whole[end + 1 : end + 2])
             if choose.random() < 0.5:
                 ledger.close()
-                kept += [step for step in mine if step in begun]
             else:
                 ledger._file.close()
-                kept += mine
-        again = Ledger(path, {}, fingerprint="a", replays_free=free, resume=True)
-        assert again.charged() == (len(set(kept)) if free else len(kept))
+            for before in (None, choose.randrange(20)):
+                some = [client for each, client in kept if before is None or each < before]
+                assert ledger.uses(before).tolist() == [some.count(client) for client in range(3)]
+        again = Ledger(path, {}, fingerprint="a", replays_free=free, clients=3, resume=True)
+        assert again.reached == reached
+        assert again.uses().tolist() == [[client for _, client in kept].count(client) for client in range(3)]
+        again.close()
 
 
 def begin_until_exhausted(channel, step: int) -> int:
@@ -332,7 +307,7 @@ def test_crashes_of_a_secure_run_eat_its_budget(tmp_path: Path) -> None:
     crash(first)
     second = door(path, resume=True, source="secure", epsilon=3.0, noise_multiplier=None)
     assert second.noise_multiplier == first.noise_multiplier
-    assert begin_until_exhausted(second, 16) == 16 + STEPS - 24  # 24 were charged before
+    assert begin_until_exhausted(second, 16) == 16 + STEPS - 20  # 20 were charged before
 
 
 def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -> None:
@@ -348,7 +323,7 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
     second = door(path, resume=True, sampler=sampler)
     values = advance(second, 14, STEPS)
     assert all(torch.equal(a, b) for a, b in zip(expected[14:], values, strict=True))
-    assert int(second.account.uses.max()) == int(whole.account.uses.max()) == second.account.charged
+    assert int(second.account.uses.max()) == int(whole.account.uses.max()) == int(second.account.spent.max())
     assert second.report.releases == STEPS
 
     secure = door(tmp_path / "secure", sampler=sampler, source="secure")
@@ -360,16 +335,23 @@ def test_fixed_cohorts_record_participants_and_survive_crashes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_how_far_a_ledger_has_reached(free: bool, tmp_path: Path) -> None:
-    """Over all sessions, and without what a clean close returns."""
-    kept = {"fingerprint": "a", "replays_free": free, "clients": 1}
-    with Ledger(tmp_path / "ledger.jsonl", {}, **kept) as first:
-        assert first.reached == 0
-        first.reserve(0, 2, [[], [0]])
-        first.begin(0, 2)
-        first.reserve(2, 5, [[0]] * 3)
-        assert first.reached == 5
-    with Ledger(tmp_path / "ledger.jsonl", {}, **kept, resume=True) as again:
-        assert again.reached == 2
-        again.reserve(0, 1, [[]])
-        assert again.reached == 2
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"first": 3, "end": 4, "cohorts": [[0]]},
+        {"first": 2, "end": 2, "cohorts": []},
+        {"first": -1, "end": 1, "cohorts": [[], []]},
+        {"first": 2, "end": 4, "cohorts": [[0]]},
+        {"first": 2, "end": 3, "cohorts": [[1]]},
+        {"first": 2, "end": 3, "cohorts": [["0", {}]]},
+        {"first": "2", "end": None},
+        {"end": 3},
+    ],
+)
+def test_charges_that_do_not_follow_are_no_ledger(free: bool, line: dict, tmp_path: Path) -> None:
+    about = {"fingerprint": "a", "replays_free": free, "clients": 1}
+    with Ledger(tmp_path / "ledger.jsonl", {}, **about) as first:
+        first.charge(0, 2, [[], [0]])
+        first._append({"kind": "charge", **line})
+    with pytest.raises(ResumeError, match="line 4: not a line of a ledger"):
+        Ledger(tmp_path / "ledger.jsonl", {}, **about, resume=True)

@@ -292,7 +292,7 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
     everyone = torch.arange(5)
     expected = [STEPS[k] if k in inside else 0 for k in range(5)]
     assert channel.local.steps(everyone).tolist() == expected
-    with pytest.raises(PrivacyError, match="not reserved"):
+    with pytest.raises(PrivacyError, match="not charged"):
         channel.local.release(torch.tensor(outside[:1]), 0, [EMPTY])
     first = torch.tensor(inside[:1])
     with pytest.raises(PrivacyError, match="out of order"):
@@ -302,7 +302,7 @@ def test_only_local_steps_that_are_paid_for_are_made() -> None:
     again.local.release(torch.tensor([1]), 0, [EMPTY])
     with pytest.raises(PrivacyError, match="made already"):
         again.local.release(torch.tensor([1]), 0, [EMPTY])
-    with pytest.raises(PrivacyError, match="not reserved"):
+    with pytest.raises(PrivacyError, match="not charged"):
         again.local.release(torch.tensor([3]), 1, [EMPTY])
 
 
@@ -317,7 +317,7 @@ def test_one_address_of_noise_serves_one_release() -> None:
         first.release(torch.tensor([1, 2, 1]), 0, [EMPTY])
     channel.release("gradient", GradientChunks(0, [EMPTY]), one)
     for message in (GradientChunks(0, [record]), GradientChunks(4, [record])):
-        with pytest.raises(PrivacyError, match=r"made already|not reserved"):
+        with pytest.raises(PrivacyError, match=r"made already|not charged"):
             channel.release("gradient", message, one)
     with pytest.raises(PrivacyError, match="needs the clients"):
         channel.release("gradient", GradientChunks(0, [EMPTY]))
@@ -344,7 +344,7 @@ def test_every_training_of_a_participation_has_subsets_and_noise_of_its_own() ->
     assert torch.unique(torch.cat(noise)).numel() == 2 * 5 * 2 * DIMENSION
     with pytest.raises(PrivacyError, match="number 3 of one participation, but the algorithm declares 2"):
         channel.local.begin_training(clients)
-    with pytest.raises(PrivacyError, match="not reserved"):
+    with pytest.raises(PrivacyError, match="not charged"):
         channel.local.release(clients, 2 * max(STEPS), [EMPTY])
     with pytest.raises(PrivacyError, match="same local training"):
         channel.local.begin_training(torch.tensor([1, 2]))
@@ -415,7 +415,7 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     drawn = [begin(channel, step).tolist() for step in range(2)]
     channel.close()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "reserve"] == [
+    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
         [sorted(4 - rank for rank in d)] for d in drawn
     ]
     assert lines[0]["account"] == "client"

@@ -15,15 +15,12 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def charges(path: Path) -> Counter[int]:
-    """How often each step is charged: every reservation, less what a clean close of its session returned."""
+    """How often each step is charged."""
     count: Counter[int] = Counter()
     for line in read_lines(path):
-        if line["kind"] == "reserve":
+        if line["kind"] == "charge":
             count.update(range(line["first"], line["end"]))
-        elif line["kind"] == "close":
-            count.subtract(line["unused"])
-    assert min(count.values(), default=0) >= 0
-    return +count
+    return count
 
 
 def participations(path: Path) -> Counter[int]:

@@ -117,7 +117,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(case, at, tmp_path):
     whole = trainer(case, folder=tmp_path / "whole", checkpoint_every=5).fit()
     with pytest.raises(Stop):
         trainer(case, folder=tmp_path / "run", checkpoint_every=5, callbacks=(Dies(),)).fit()
-    charged = [line for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "reserve"]
+    charged = [line for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "charge"]
     assert charged[-1]["end"] > at
     resumed = trainer(case, folder=tmp_path / "run", checkpoint_every=5).fit(resume=True)
     assert torch.equal(resumed.personal, whole.personal)

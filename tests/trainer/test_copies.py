@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl import PMTL, ClientPrivacy
+from fedmtl import ClientPrivacy
 from fedmtl.errors import ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer import Callback
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.folder import RunFolder
 
-from ..test_cli import TINY, command
 from .ledgers import charges
-from .settings import DELTA, NOISE, SOLVER, quick_figures, trainer
+from .settings import DELTA, NOISE, quick_figures, trainer
 
 
 class Stop(Callback):
@@ -53,18 +52,6 @@ def run(
     with pytest.raises(RuntimeError, match="gone"):
         made.fit(resume=resume)
     return None
-
-
-def test_two_copies_of_a_secure_run_do_not_both_go_on(tmp_path: Path) -> None:
-    """Copied after 2 of 12 steps: without the check both would release the other ten under one charge."""
-    run(tmp_path / "a", after=2)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert run(tmp_path / "a", resume=True).final["round"] == 12
-    with pytest.raises(ResumeError, match=r"is a copy.*--moved"):
-        run(tmp_path / "b", resume=True)
-    assert not (tmp_path / "b/private/result.json").exists()
-    RunFolder(tmp_path / "b").accept_move()
-    assert run(tmp_path / "b", resume=True).final["round"] == 12
 
 
 def test_a_copied_seeded_run_repeats_the_same_releases(tmp_path: Path) -> None:
@@ -121,36 +108,3 @@ def test_runs_have_identities_of_their_own(tmp_path: Path) -> None:
     found = [json.loads((tmp_path / name / "public/privacy.json").read_text()) for name in "ab"]
     assert found[0]["run"] != found[1]["run"]
     assert found[0]["epsilon"] == found[1]["epsilon"]
-
-
-def test_moved_on_the_command_line(tmp_path: Path) -> None:
-    words = ["algorithm=fedavg", *TINY, "baselines=null", "privacy.source=secure", "hydra.run.dir=a"]
-    assert command(*words, cwd=tmp_path).returncode == 0
-    (tmp_path / "a/private/result.json").unlink()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    refused = command("resume", "b", cwd=tmp_path)
-    assert refused.returncode == 1
-    assert "say so once with: fedmtl resume FOLDER --moved" in refused.stderr
-    assert command("resume", "b", "--moved", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "b/private/result.json").exists()
-
-
-def test_two_copies_of_a_secure_search_do_not_both_go_on(tmp_path: Path) -> None:
-    """Their runs have not begun, so only the search's own ledger can tell."""
-    from fedmtl import PrivateSearch
-
-    privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=DELTA, source="secure")
-    candidates = {f"lam={lam}": trainer(algorithm=PMTL(lam=lam, local=SOLVER), privacy=privacy) for lam in (0.1, 1.0)}
-
-    def search(folder: Path) -> PrivateSearch:
-        return PrivateSearch(candidates=candidates, mean=2, score_noise=0.3, folder=folder, progress=False)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedmtl.search.search._Search._train", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            search(tmp_path / "a").fit()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(ResumeError, match="is a copy"):
-        search(tmp_path / "b").fit(resume=True)
-    found = search(tmp_path / "a").fit(resume=True)
-    assert found.chosen in candidates

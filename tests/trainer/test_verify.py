@@ -165,7 +165,7 @@ def test_a_crash_under_full_participation_uses_up_the_last_rounds(tmp_path: Path
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source: str, tmp_path: Path) -> None:
-    """Steps in which nobody is charged return with those that never began."""
+    """Activations of agents at their caps are charged to nobody."""
 
     class Stop(Callback):
         def on_event(self, event: Any, state: Any) -> None:
@@ -189,12 +189,11 @@ def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source:
     silent = [
         step
         for line in lines
-        if line["kind"] == "reserve"
+        if line["kind"] == "charge"
         for step, who in enumerate(line["cohorts"], line["first"])
         if not who
     ]
-    unused = [step for line in lines if line["kind"] == "close" for step in line["unused"]]
-    assert (set(silent) & set(unused)) or source == "secure"
+    assert silent
     assert failed(tmp_path / "run") == {}
 
 
@@ -290,7 +289,7 @@ def test_no_listed_file_is_another_under_one_seal(copy: Path, part: str) -> None
         assert verify(copy).seal == published  # it depends on nothing else
 
 
-@pytest.mark.parametrize("kind", ["seal", "open", "moved"])
+@pytest.mark.parametrize("kind", ["seal", "open", "charge"])
 def test_nothing_follows_the_head_of_a_finished_run(copy: Path, kind: str) -> None:
     """Not a second seal either, as of a model that was exchanged."""
     flipped(copy)
@@ -359,7 +358,7 @@ def test_less_noise_in_the_header(copy: Path) -> None:
 
 def test_a_step_that_is_charged_twice_and_one_that_is_skipped(copy: Path) -> None:
     def twice(lines: list[dict]) -> list[dict]:
-        at = next(i for i, line in enumerate(lines) if line["kind"] == "reserve")
+        at = next(i for i, line in enumerate(lines) if line["kind"] == "charge")
         return [*lines[: at + 1], lines[at], *lines[at + 1 :]]
 
     rewrite(copy, twice)
@@ -668,7 +667,7 @@ def test_files_of_other_bytes_fail_with_a_reason(copy: Path, name: str, content:
 
 
 REORDERED: dict[str, Callable[[list[dict]], list[dict]]] = {
-    "a charge before any session": lambda lines: [lines[0], *[line for line in lines if line["kind"] == "reserve"]],
+    "a charge before any session": lambda lines: [lines[0], *[line for line in lines if line["kind"] == "charge"]],
     "no noise": lambda lines: [lines[0] | {"noise_multiplier": 0}, *lines[1:]],
     "steps without end": lambda lines: [*lines[:2], lines[2] | {"end": 10**18}, *lines[3:]],
     "a line of no kind": lambda lines: [*lines, {"kind": "refund", "session": 1}],
