@@ -123,9 +123,9 @@ def test_sampled_laplace_noise_of_any_size_has_its_closed_form(multiplier: float
     delta = rate / (8 * multiplier)
     exact = math.log1p(rate * math.expm1(1 / multiplier + 2 * math.log1p(-delta / rate)))
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.LaplaceDpEvent(multiplier))
-    value = epsilon(event, 1, delta, accountant="pld")
+    value = epsilon(event, 1, delta)
     assert exact <= value <= 1.03 * exact
-    assert epsilon(event, 1000, 1e-5, accountant="pld") <= 1000 * rate * math.expm1(1 / multiplier) * 1.001
+    assert epsilon(event, 1000, 1e-5) <= 1000 * rate * math.expm1(1 / multiplier) * 1.001
 
 
 @pytest.mark.parametrize("multiplier", [1e8, 1e10, 1e100])
@@ -134,10 +134,10 @@ def test_sampled_l2_laplace_noise_of_any_size_has_its_limit(multiplier: float) -
 
     def scaled(z: float) -> float:
         event = dp_event.PoissonSampledDpEvent(0.5, KNormDpEvent(1 / z, 40))
-        return z * epsilon(event, 1, 0.01 / z, accountant="pld")
+        return z * epsilon(event, 1, 0.01 / z)
 
     event = dp_event.PoissonSampledDpEvent(0.5, KNormDpEvent(1 / multiplier, 40))
-    assert epsilon(event, 1000, 1e-5, accountant="pld") <= 500 / multiplier * 1.001
+    assert epsilon(event, 1000, 1e-5) <= 500 / multiplier * 1.001
     if multiplier < 1e20:  # else delta is below the mass that is counted at infinity
         assert 0.05 < scaled(multiplier) == pytest.approx(scaled(1e4), rel=1e-2)
 
