@@ -309,8 +309,6 @@ def test_the_hash_of_private_files_tells_nothing_of_them(copy: Path) -> None:
 
 
 def test_a_finished_run_that_is_resumed_has_a_new_seal(copy: Path) -> None:
-    RunFolder(copy).accept_move()
-    assert "goes on after line" in failed(copy)["head"]
     before = verify(copy).seal
     run(copy, resume=True)
     assert verify(copy).fits
@@ -325,7 +323,7 @@ def test_a_line_of_the_ledger_is_removed(copy: Path, gone: int) -> None:
 
 
 def test_a_line_of_the_ledger_is_altered(copy: Path) -> None:
-    write(copy, [line.replace(b'"first":0,"end":4', b'"first":0,"end":1') for line in ledger(copy)])
+    write(copy, [line.replace(b'"first":0,"end":1', b'"first":0,"end":2') for line in ledger(copy)])
     assert "line 4: it does not follow the line before" in failed(copy)["chain"]
 
 
@@ -513,7 +511,7 @@ def test_noise_in_whole_numbers_and_what_it_takes_of_delta(tmp_path: Path) -> No
     assert failed(folder) == {}
     text = next(check.detail for check in verify(folder).checks if check.name == "epsilon")
     header = json.loads((folder / "private/ledger.jsonl").read_text().splitlines()[0])
-    ((_, _, size, _),) = header["releases"]
+    ((_, _, size),) = header["releases"]
     apart = 6 * size / 300 * (2.0**-39 + 2.0 ** (math.ceil(math.log2(CLIENTS)) - 52) / NOISE) ** 4
     aside = (1 + math.exp(verify(folder).epsilon)) * math.sqrt(apart / 2)
     assert float(text.split("of delta ")[1].split()[0]) == pytest.approx(aside, rel=0.01)
