@@ -14,13 +14,15 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from .._files import read_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
-from ..errors import BudgetExhausted
+from ..errors import BudgetExhausted, ResumeError
 from ..privacy import Channel, RecordPrivacy, open_channel
 from ..privacy.account import Account
 from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
+from ..privacy.report import SIMULATED
 from ..privacy.row_noise import row_key
 from ..privacy.samplers import BoundAsked
 from ..trainer import Trainer
@@ -64,14 +66,21 @@ class NodeAccount:
         self.channel = open_channel(privacy, plans, self.sampler, seed=trainer.seed, steps=population.rounds)
 
     @contextmanager
-    def answer(self, step: int) -> Iterator[Channel]:
+    def answer(self, step: int, asked: str) -> Iterator[Channel]:
         """Charge an answer in round ``step``, where the node pays for its answers, and yield the channel that it goes
         through; on entry the charge is on the disk.
 
+        Args:
+            step: of the run.
+            asked: a digest of the question and of what the client keeps. Seeded noise is that of the round, in every
+                run, so that the answers to two questions differ by what they are without noise: the second is refused.
+
         Raises:
             BudgetExhausted: all answers that were planned have been given.
-            ResumeError: the ledger was written with other settings, or was altered.
+            ResumeError: the ledger was written with other settings, or was altered; or the noise is seeded, and another
+                question of this round was answered.
         """
+        self._ask_once(step, asked)
         if self.records is not None:
             with closing(self._of_records(self.records, self.folder)) as channel:
                 self._reach(channel.account, step)
@@ -85,6 +94,21 @@ class NodeAccount:
                 yield self.channel
         else:
             yield self.channel
+
+    def _ask_once(self, step: int, asked: str) -> None:
+        """Write down the question of a round where noise is seeded, or refuse one that is another."""
+        noisy = self.channel.rows if self.records is None else not self.records.noiseless
+        if not noisy or self.channel.source.name != "seeded":
+            return
+        path = self.folder.root / "asked.json"
+        before = read_json(path) if path.exists() else {}
+        if before.setdefault(str(step), asked) != asked:
+            raise ResumeError(
+                f"the server asks for round {step + 1} again, in another run with other values. Under seeded noise the "
+                f"two answers would have the same, and show the records by their difference: such a node gives one "
+                f"answer a round ({path}). Run with privacy.source=secure, or simulate it anew in a new folder."
+            )
+        write_json(path, before)
 
     def certify(self) -> None:
         """Write what the account says so far: for records ``public/privacy.json``, which ``fedmtl verify`` compares
@@ -100,13 +124,14 @@ class NodeAccount:
             about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
             write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | found))
             self.folder.write_lists()
-            told = self.problem.data.ids[0], rounded_up(report.epsilon), self.folder.root
-            logger.info("%s: epsilon %s of its records; fedmtl verify %s", *told)
+            facts = self.problem.data.ids[0], rounded_up(report.epsilon), report.publication, self.folder.root
+            logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *facts)
         elif self.channel.rows:
             with closing(self._of_rows()) as account:
                 given = int(account.spent.max())
+            simulated = f"{SIMULATED}; " if self.channel.source.name == "seeded" else ""
             for noise in self.channel.rows.values():
-                logger.info("%s after %d answers: %s", self.problem.data.ids[0], given, noise.text(given))
+                logger.info("%s after %d answers: %s%s", self.problem.data.ids[0], given, simulated, noise.text(given))
 
     def _of_records(self, privacy: RecordPrivacy, folder: RunFolder | None = None) -> Channel:
         """Return the channel of the node's own local steps, by its ledger where a folder is given."""

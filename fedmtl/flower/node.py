@@ -149,6 +149,7 @@ class Node:
     def train(self, content: RecordDict) -> RecordDict:
         """Take part in a round, and return the rows."""
         before, step = self._state(content), int(facts_of(content)["round"])
+        self._round(content, step)  # what is no clip norm is refused before anything is charged
         rows, kept = self._kept(content, step) or self._answered(content, step, before)
         pending = type(self.algorithm).receive is not Algorithm.receive
         self._write(content, before, before | kept, step + 1, pending)
@@ -156,7 +157,7 @@ class Node:
 
     def _answered(self, content: RecordDict, step: int, before: Own) -> tuple[dict[str, Tensor], Own]:
         """Return the rows of a round and what the client keeps of it, charged before and on the disk after."""
-        with self.account.answer(step) as channel:
+        with self.account.answer(step, _digest(content, before)) as channel:
             round, public = self._round(content, step, channel), self._public(content)
             found, kept = self.algorithm.client(self.problem, public, before, ONE, round)
             rows = {name: self._sent(name, row, step) for name, row in found.items()}
@@ -252,7 +253,10 @@ class Node:
 
     def _round(self, content: RecordDict, number: int, channel: Channel | None = None) -> Round:
         channel = self.channel if channel is None else channel
-        channel.restore(tensors_of(content, "channel"))
+        try:
+            channel.set_norms(tensors_of(content, "channel"))
+        except ConfigError as error:
+            raise ConfigError(f"the server sends {error}") from error
         clips, time = channel.privacy is not None, np.full((1, 1), float(number))
         return Round(number, channel.clip, channel.local, clips=clips, time=time)
 
@@ -312,12 +316,15 @@ class Node:
         write_tensors(self._path(content), tensors, text)
 
 
-def _digest(content: RecordDict) -> str:
-    """Return a digest of all values that an answer depends on beside the node's own."""
+def _digest(content: RecordDict, own: Own | None = None) -> str:
+    """Return a digest of all values that an answer depends on beside the node's records, with those that the client
+    keeps where ``own`` has them."""
     digest = hashlib.blake2b(str(facts_of(content)["counted"]).encode(), digest_size=16)
-    for part in ("public", "channel"):
-        for name, value in sorted(tensors_of(content, part).items()):
-            digest.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode() + value.numpy().tobytes())
+    parts = {"public": tensors_of(content, "public"), "channel": tensors_of(content, "channel"), "own": own or {}}
+    for part, values in parts.items():
+        for name, value in sorted(values.items()):
+            array = value.detach().cpu().contiguous().numpy()
+            digest.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode() + array.tobytes())
     return digest.hexdigest()
 
 

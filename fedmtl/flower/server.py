@@ -269,7 +269,7 @@ class _Rounds(Loop):
     def contents(self, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
         """Return what is sent to each of ``clients``."""
         facts: dict[str, Any] = {"run": self.run, "round": step, "settings": self.fingerprint}
-        common = pack({}, public=state.public, channel=self.channel.state())
+        common = pack({}, public=state.public, channel=self.channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
         names = [self.problem.data.ids[client] for client in clients.tolist()]
         each = zip(names, (ConfigRecord(facts | {"counted": rounds}) for rounds in counted), strict=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .._threads import Threads
-from ..errors import PrivacyError
+from ..errors import ConfigError, PrivacyError
 from ..ranks import ALONE, Ranks
 from .account import Account
 from .chain import Head
@@ -1195,17 +1195,35 @@ class Channel:
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep of the channel: the clip norms of the last round and of the next one (2,),
         where they adapt, and the charges of repetitions, which no file holds."""
-        if isinstance(self._adaptive, QuantileClip):
-            norms = {name: (r.clip.bound, self._norms.get(name, r.clip.bound)) for name, r in self.releases.items()}
-            return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
-        return self.account.state()
+        return self.norms() or self.account.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
-        if not isinstance(self._adaptive, QuantileClip):
+        if isinstance(self._adaptive, QuantileClip):
+            self.set_norms(state)
+        else:
             self.account.restore(state)
-            return
-        for name, pair in state.items():
+
+    def norms(self) -> dict[str, Tensor]:
+        """Return the clip norms of the last round and of the next one, float64 (2,) for each release; none where they
+        do not adapt."""
+        if not isinstance(self._adaptive, QuantileClip):
+            return {}
+        norms = {name: (r.clip.bound, self._norms.get(name, r.clip.bound)) for name, r in self.releases.items()}
+        return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
+
+    def set_norms(self, norms: Mapping[str, Tensor]) -> None:
+        """Take the clip norms of :meth:`norms`, and nothing else.
+
+        Raises:
+            ConfigError: other names than those of releases whose clip norms adapt, or values that are no norms.
+        """
+        own = self.norms()
+        if set(norms) - set(own):
+            raise ConfigError(f"clip norms of {', '.join(sorted(norms))}; accepted: {', '.join(own) or 'none'}.")
+        for name, pair in norms.items():
+            if pair.shape != (2,) or not bool((torch.isfinite(pair) & (pair > 0)).all()):
+                raise ConfigError(f"the clip norms of {name} are {pair.tolist()}; accepted: two numbers above 0.")
             last, self._norms[name] = pair.tolist()
             self.releases[name] = self.releases[name].clipped_at(last)
 

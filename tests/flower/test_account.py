@@ -28,7 +28,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedmtl.flower import node as node_module
 from fedmtl.flower.account import NodeAccount
-from fedmtl.flower.messages import NAME, ROUND, facts_of
+from fedmtl.flower.messages import NAME, ROUND, facts_of, pack, tensors_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve
 from tests.flower.test_apps import (
@@ -166,15 +166,15 @@ def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
 
 
 @cache
-def questions(kind: str, folder: Path) -> tuple[Trainer, list[RecordDict]]:
-    """A secure run in which noise is the nodes', and what its server has asked the first client."""
+def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer, list[RecordDict]]:
+    """A run in which noise is the nodes', and what its server has asked the first client."""
     if kind == "records":
-        trainer = protected("pmtl", source="secure")
+        trainer = protected("pmtl", source=source)
     else:
         algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
         trainer = replace(trainer_of("mp_mtl"), algorithm=algorithm, schedule=FullParticipation())
         trainer = replace(
-            trainer, privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")
+            trainer, privacy=ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source=source)
         )
     server, grid = apart(trainer, folder)
     run(server, grid)
@@ -319,6 +319,55 @@ def test_a_certificate_after_too_many_questions(asked, tmp_path: Path, caplog) -
     lines = (place(tmp_path) / "private/ledger.jsonl").read_text().splitlines()
     (place(tmp_path) / "private/ledger.jsonl").write_text("\n".join(lines[:-3]) + "\n")
     assert not verify(place(tmp_path)).fits
+
+
+def forged(content: RecordDict, number: int) -> RecordDict:
+    """The same question in another run, about another public state."""
+    moved = {name: one + number for name, one in tensors_of(content, "public").items()}
+    other = pack({}, public=moved).array_records["public"]
+    return changed(RecordDict({**content, "public": other}), run=f"{number:016x}")
+
+
+@pytest.mark.parametrize("kind", ["records", "rows"])
+def test_a_seeded_node_has_one_answer_for_a_round(kind: str, tmp_path: Path) -> None:
+    """Its noise is that of the round, in every run: what another question adds would be the answer without noise."""
+    server, contents = questions(kind, tmp_path / "run", source="seeded")
+    data = trainer_of("pmtl" if kind == "records" else "mp_mtl").data.subset([server.data.ids[0]])
+    asked, folder = (server, contents, data), tmp_path / "node"
+    first = node_of(asked, folder).train(contents[0])
+    for number in range(1, 4):
+        with pytest.raises(ResumeError, match=r"round 1 again, in another run with other values.*a new folder"):
+            node_of(asked, folder).train(forged(contents[0], number))
+    again = node_of(asked, folder).train(changed(contents[0], run="f" * 16))  # a simulation that is repeated
+    assert sent(again) == sent(first)
+    node_of(asked, folder).train(contents[1])
+    with pytest.raises(ResumeError, match="round 2 again, in another run with other values"):
+        node_of(asked, folder).train(changed(contents[1], run="e" * 16, counted=0))
+    assert answers(place(folder)) == [0, 1]
+
+
+def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Path) -> None:
+    """Of the channel's state a message has the clip norms, of the releases that there are."""
+    node = node_of(asked, tmp_path)
+    node.train(asked[1][0])
+    path = place(tmp_path) / "private/ledger.jsonl"
+    before = path.read_bytes()
+    many = {"charged": torch.tensor(4), "uses": torch.zeros(1, 1, dtype=torch.int64), "first": torch.tensor(0)}
+    state = pack({}, channel=many).array_records["channel"]
+    with pytest.raises(ConfigError, match="the server sends clip norms of charged, first, uses; accepted: none"):
+        node.train(changed(RecordDict({**asked[1][1], "channel": state}), counted=1))
+    assert path.read_bytes() == before
+    node.train(asked[1][1])
+    assert answers(place(tmp_path)) == [0, 1]
+
+
+def test_a_seeded_node_says_that_it_is_a_simulation(tmp_path: Path, caplog) -> None:
+    server, grid = apart(protected("pmtl"), tmp_path)
+    with caplog.at_level(logging.INFO, "fedmtl"):
+        run(server, grid)
+    lines = [one.getMessage() for one in caplog.records if "of its records" in one.getMessage()]
+    assert len(lines) == 6
+    assert all("a simulation, not private; to publish, run with privacy.source=secure" in line for line in lines)
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
