@@ -38,6 +38,7 @@ def plot_history(
     name: str = "pmtl",
     metric: str = "accuracy",
     step: str = "round",
+    finetuned: Mapping[str, float] | None = None,
 ) -> Path:
     """Draw ``metric`` by round, with each baseline's, above the epsilon spent by round.
 
@@ -50,6 +51,8 @@ def plot_history(
         name: the algorithm of ``history``.
         metric: the column that is drawn.
         step: what a round is called.
+        finetuned: the values of models that were finetuned after the last round, by their names in the summary; each
+            is a diamond at the end.
 
     Returns:
         ``path``.
@@ -60,7 +63,8 @@ def plot_history(
     rounds, values = _column(history, metric)
     if not values:
         raise ConfigError(f"history has no finite {metric!r}; there is nothing to plot.")
-    styles = styles_of([name, *baselines])
+    after = {label: value for label, value in (finetuned or {}).items() if math.isfinite(value)}
+    styles = styles_of([name, *baselines, *after])
     figure = new_figure(8.2, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.4, 1])
     dress(upper, ylabel=f"{metric.replace('_', ' ')}, mean over clients", title=f"{_words(metric)} by {step}")
@@ -76,6 +80,10 @@ def plot_history(
         upper.plot(*shared, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
         ends.append((shared[0][-1], shared[1][-1], f"{title_of(name)} shared {number_text(shared[1][-1])}", colour))
     ends += _history_line(upper, history, metric, title_of(name), colour, last_round, 2.4)
+    for label, value in after.items():
+        colour = styles[label][0]
+        upper.plot([last_round], [value], color=colour, marker="D", markersize=7, linestyle="", clip_on=False, zorder=3)
+        ends.append((last_round, value, f"{title_of(label)} {number_text(value)}", colour))
     upper.margins(y=0.08)
     upper.set_xlim(0, last_round)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))

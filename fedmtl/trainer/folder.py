@@ -349,6 +349,10 @@ class RunFolder:
             return  # there is nothing to draw
         histories = {name: run.history for name, run in result.baselines.items()}
         named: dict[str, Any] = {"name": result.algorithm, "metric": metric, "step": result.step}
+        runs = {**result.baselines, result.algorithm: result}  # the own one on top
+        named["finetuned"] = {
+            run.stages(name)[-1].label: run.final[metric] for name, run in runs.items() if run.finetuned is not None
+        }
         plot_history(result.history, histories, self.private / "accuracy.png", **named)
         places, main = {name: place for place, name in enumerate(ids)}, result.shown[0]
         lost = {one.label: [places[name] for name in one.left_out if name in places] for one in stages}

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from fedmtl import (
 from fedmtl.algorithms import PPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
+from fedmtl.report import figures
 from fedmtl.trainer import Result
 from fedmtl.trainer.audit.independence import independence
 from fedmtl.trainer.finetuning import held_out
@@ -111,6 +113,23 @@ def test_the_folder_keeps_finetuned_models_private(tmp_path, monkeypatch) -> Non
     assert told["better"] + told["equal"] + told["worse"] == pytest.approx(1.0)
     assert result.baselines["local"].finetuned is None
     assert not [line for line in verify(tmp_path / "tuned").checks if line.verdict == "FAILED"]
+
+
+def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
+    saved: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: saved.append(figure))
+    run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path, baselines=["local", "pmtl"])
+    result = run.fit()
+    (upper,) = (one.axes[0] for one in saved if one.axes[0].get_title(loc="left") == "Accuracy by round")
+    written = {text.get_text() for text in upper.texts}
+    points = [
+        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in upper.lines if len(line.get_xdata()) == 1
+    ]
+    for title, one in (("FedAvg", result), ("PMTL", result.baselines["pmtl"])):
+        assert f"{title} + finetuning {one.final['accuracy']:.3f}" in written
+        assert f"{title} {one.history[-1]['accuracy']:.3f}" in written
+        assert ([6.0], [one.final["accuracy"]]) in points
+    assert len(points) == 2  # local training is not finetuned
 
 
 def test_baselines_are_finetuned_and_the_summary_names_the_best() -> None:
