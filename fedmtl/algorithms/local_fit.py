@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .._check import one_of, positive
+from ..data import RowBound
 from ..privacy import BoundSampler, Channel, ReleasePlan
 from ..schedules import Block
 from .base import Problem, State
-from .linear.data import LinearAlgorithm
+from .linear.data import DomainBound, LinearAlgorithm, LinearData, prepared, probe_linear
 from .linear.evidence import own_ridges
+from .linear.solve import minimize
 from .linear.stack import TaskStack
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFit(LinearAlgorithm):
-    """argmin_w L_i(w) + (ridge / 2) ||w||^2 for every client i, of a linear model.
+    """argmin_w L_i(w) + (ridge / 2) ||w||^2 over ||w||_inf <= theta_max for every client i, of a linear model.
 
     Args:
         loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
@@ -29,6 +32,9 @@ class LocalFit(LinearAlgorithm):
             that the data state; None: they are not.
         target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
             they are not, up to 2^40.
+        domain: public bounds on whole records, enforced in place of ``row_norm`` and ``target``; ``"auto"``: those that
+            the data state; None: no others.
+        theta_max: bound on ||w||_inf, above 0; infinite: none.
     """
 
     loss: Literal["squared", "logistic"] = "logistic"
@@ -36,17 +42,38 @@ class LocalFit(LinearAlgorithm):
     own_ridge: bool = False
     row_norm: float | Literal["auto"] | None = None
     target: float | Literal["auto"] | None = None
+    domain: DomainBound | Literal["auto"] | None = None
+    theta_max: float = math.inf
 
     name = "local"
 
     def __post_init__(self) -> None:
         one_of(self, ("squared", "logistic"), loss=self.loss)
         positive(self, ridge=self.ridge)
+        if self.theta_max != math.inf:
+            positive(self, theta_max=self.theta_max)
         self.check_bounds()
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Any) -> LocalFit:
         """Resolve as the base class does, whatever the privacy: nothing is released, no step size rests on a bound."""
-        return super().resolve_auto(problem, schedule, None)
+        if self.domain is None:
+            return super().resolve_auto(problem, schedule, None)
+        return replace(self, domain=DomainBound.stated(problem, "LocalFit.domain")) if self.domain == "auto" else self
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        """Return the bound on features of ``domain``; without one that of the base class."""
+        if not isinstance(self.domain, DomainBound):
+            return super().row_bound(problem)
+        return self.domain.rows(probe_linear(problem.module, problem.data.spec.shape))
+
+    def data(self, problem: Problem) -> LinearData:
+        """Return the training records within the bounds, as the base class does, or within ``domain``."""
+        domain = self.domain
+        if not isinstance(domain, DomainBound):
+            return super().data(problem)
+        records = LinearData.of(problem)
+        self.linear_loss.check_targets(records.y, records.name)
+        return prepared(problem, (self, "records"), lambda: domain.bounded(records))
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         return ()
@@ -54,9 +81,15 @@ class LocalFit(LinearAlgorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Return the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
-        tasks = TaskStack.of(problem, self.data(problem), self.loss)
-        ridge = own_ridges(tasks, self.ridge) if self.own_ridge else self.ridge
-        store.scatter("model", torch.arange(problem.clients), tasks.fit(ridge))
+        records = self.data(problem)
+        tasks = TaskStack.of(problem, records, self.loss)
+        ridge = own_ridges(tasks, self.ridge) if self.own_ridge else float(self.ridge)
+        fits = tasks.fit(ridge)
+        for client in (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0].tolist():
+            own = ridge if isinstance(ridge, float) else float(ridge[client])
+            x, y = (part[client].numpy() for part in (records.x, records.y))
+            fits[client] = torch.from_numpy(minimize(tasks.linear, x, y, tasks.halves * own, box=self.theta_max).theta)
+        store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Channel) -> State:

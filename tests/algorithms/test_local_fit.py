@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 
 from fedmtl import (
@@ -18,8 +21,9 @@ from fedmtl import (
     Trainer,
     models,
 )
+from fedmtl.algorithms.linear.data import DomainBound, LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
-from fedmtl.data import load_synthetic_tasks
+from fedmtl.data import Domain, load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.schedules import ConstantLatency
 from fedmtl.trainer.baselines import usual_baselines
@@ -92,8 +96,47 @@ def test_a_run_at_one_of_several_budgets_has_its_baseline(tmp_path):
     assert (tmp_path / "run/private/result.json").exists()
 
 
+@pytest.mark.parametrize("theta_max", [10.0, 0.05])
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, theta_max):
+    problem = "regression" if loss == "squared" else "classification"
+    data = load_synthetic_tasks(**SIZES, problem=problem)
+    domain = DomainBound(1.5, 0.5 if loss == "squared" else 1.0)
+    algorithm = AsyncLearner(loss=loss, reg=0.1, theta_max=theta_max, domain=domain)
+    result = learner(algorithm=algorithm, data=data, privacy=None)
+    found = result.baselines["local"]
+    assert found.bound == result.bound
+    bound = LinearLoss(loss)
+    for task, weights in enumerate(found.personal):
+        x = data.train.x[data.train.offsets[task] : data.train.offsets[task + 1]].double()
+        y = data.train.y[data.train.offsets[task] : data.train.offsets[task + 1]].double()
+        x = x * (0.5 / x.abs().sum(1, keepdim=True)).clamp(max=1)
+        y = y.clamp(-0.5, 0.5) if loss == "squared" else 2 * y - 1
+        rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], 1)
+
+        def value(w, rows=rows, y=y):
+            w = torch.from_numpy(w)
+            return float(bound.value(w[None], rows, y).mean() + 0.1 * w @ w)
+
+        limits = [(-theta_max, theta_max)] * 5
+        best = minimize(value, np.zeros(5), method="L-BFGS-B", bounds=limits, tol=1e-12)
+        assert value(weights.numpy()) == pytest.approx(best.fun, rel=1e-6)
+        assert weights.numpy() == pytest.approx(best.x, abs=2e-4)
+
+
+def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
+    data = load_synthetic_tasks(**SIZES, problem="regression")
+    stated = replace(data, domain=Domain(l1=0.5, l2=0.5, target=0.4))
+    auto = learner(data=stated, algorithm=AsyncLearner(reg=1, domain="auto"), privacy=None).baselines["local"]
+    given = learner(data=data, algorithm=AsyncLearner(reg=1, domain=DomainBound(1.5, 0.4)), privacy=None)
+    assert torch.equal(auto.personal, given.baselines["local"].personal)
+    assert auto.bound == given.bound
+
+
 def test_who_has_which_baselines():
-    assert AsyncLearner(loss="logistic", reg=0.1).local_baseline() == LocalFit(loss="logistic", ridge=0.2)
+    assert AsyncLearner(loss="logistic", reg=0.1).local_baseline() == LocalFit(
+        loss="logistic", ridge=0.2, theta_max=10.0
+    )
     assert AsyncLearner(loss="hinge").local_baseline() is None
     assert PMTL().local_baseline() is None
     assert usual_baselines(PMTL()) == ("local", "fedavg")

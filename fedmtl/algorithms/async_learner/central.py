@@ -85,14 +85,8 @@ class CentralLearner(Algorithm):
         """
         if self.domain != "auto":
             return self
-        if (stated := problem.data.domain) is None:
-            raise ConfigError(
-                f"{type(self).__name__}.domain is 'auto', but {problem.data.name} states no public bounds on its "
-                "records; give a number."
-            )
-        room = stated.l1 + probe_linear(problem.module, problem.data.spec.shape)
-        target = stated.target if problem.data.classes is None else 1.0
-        found: CentralLearner = replace(self, domain=DomainBound(x_l1=room, y=target))  # type: ignore[type-var]
+        domain = DomainBound.stated(problem, f"{type(self).__name__}.domain")
+        found: CentralLearner = replace(self, domain=domain)  # type: ignore[type-var]
         return found
 
     def check_data(self, data: FederatedDataset) -> None:
@@ -149,11 +143,14 @@ class CentralLearner(Algorithm):
         return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, problem.clients, -1)
 
     def local_baseline(self) -> LocalFit | None:
-        """Return an owner's own minimizer, None for the hinge; g = reg ||theta||^2 and the squared loss have no 1/2
-        here, and have it in the fit."""
+        """Return an owner's own minimizer on records within the domain, under the same constraint; None for the hinge.
+
+        g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit.
+        """
         if self.loss == "hinge":
             return None
-        return LocalFit(loss=self.loss, ridge=self.reg * (1 if self.loss == "squared" else 2))
+        ridge = self.reg * (1 if self.loss == "squared" else 2)
+        return LocalFit(loss=self.loss, ridge=ridge, domain=self.domain, theta_max=self.theta_max)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Return f(theta_L), equation (2), on the training records, (R,) float64; not private."""

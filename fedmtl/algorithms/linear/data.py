@@ -137,6 +137,20 @@ class DomainBound:
     def __post_init__(self) -> None:
         positive(self, x_l1=self.x_l1, y=self.y)
 
+    @classmethod
+    def stated(cls, problem: Problem, name: str) -> DomainBound:
+        """Return the bounds that the data state; ``name`` is the setting's, for the message.
+
+        Raises:
+            ConfigError: data that state none.
+        """
+        if (domain := problem.data.domain) is None:
+            raise ConfigError(
+                f"{name} is 'auto', but {problem.data.name} states no public bounds on its records; give a number."
+            )
+        room = domain.l1 + probe_linear(problem.module, problem.data.spec.shape)
+        return cls(x_l1=room, y=domain.target if problem.data.classes is None else 1.0)
+
     def rows(self, bias: bool) -> RowBound:
         """Return the bound on a record's features, without the 1 of a bias.
 
