@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -279,6 +280,22 @@ def test_groups_make_the_objects_of_a_program() -> None:
     assert adam == fedmtl.FedAvg(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
 
 
+@pytest.mark.parametrize("name", sorted(choices(config_folder())["algorithm"]))
+def test_the_command_has_the_defaults_of_the_class(name: str, tmp_path: Path) -> None:
+    """A field that has a default has the same value in the command; the solver is an option of a group of its own."""
+    clusters = tmp_path / "clusters.csv"
+    clusters.write_text("client,cluster\nclient-0,a\n")
+    needed = {"clustered_pmtl": [f"algorithm.clusters={clusters}"]}.get(name, [])
+    made = objects(f"algorithm={name}", *needed)["algorithm"]
+    fields = dataclasses.fields(made)  # type: ignore[arg-type]
+    differ = {}
+    for field in (field for field in fields if field.name != "local"):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if default is not dataclasses.MISSING and getattr(made, field.name) != default:
+            differ[field.name] = getattr(made, field.name), default
+    assert not differ, "of command and class"
+
+
 def test_graphs_by_name(tmp_path: Path) -> None:
     import fedmtl
     from fedmtl.data.readers.movielens import RatingsGraph
@@ -296,8 +313,7 @@ def test_graphs_by_name(tmp_path: Path) -> None:
         (("data=movielens", "data.root=x", "algorithm/graph=ratings"), RatingsGraph("x")),
     ):
         made = objects("algorithm=p2p", *overrides)["algorithm"]
-        once = {"releases": 1, "confidence_power": 2.0, "refine": 3.0, "refine_from": "neighbours"}
-        assert made == fedmtl.PeerToPeer(graph=graph, mu=15.0, smoothness=0.02, row_norm="auto", **once)
+        assert made == fedmtl.PeerToPeer(graph=graph)
 
 
 def test_the_femnist_experiment_is_the_papers_network() -> None:

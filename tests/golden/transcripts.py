@@ -22,21 +22,18 @@ from fedmtl.cli.config import build, compose, resolve
 
 FILE = Path(__file__).parent / "transcripts.json"
 _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"
-_MP_MTL = "algorithm=mp_mtl"
+_MP_MTL = "algorithm=mp_mtl data.problem=classification algorithm.loss=logistic"
 _TASKS = "data.tasks=7 data.train_examples=12 data.test_examples=9 data.features=5"
 _AGENTS = "data.agents=9 data.features=4 data.least=5 data.most=12 data.test_examples=6"
 _STEPS = (
     f"algorithm=async_learner {_TASKS} data.structure=low_rank data.deviation=0 data.public_examples=0 rounds=40 "
     "algorithm.reg=1e-5 schedule.per_client=10"
 )
-_PP_DMTL = (
-    f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 algorithm.lam=0.015 "
-    "algorithm.a2=null "
-    "algorithm.refine_tau=null algorithm.refine_across=null privacy.clip_norm=1.0"
-)
-_PUBLISHED_P2P = (
-    f"algorithm=p2p {_AGENTS} algorithm.releases=null algorithm.confidence_power=1 algorithm.smoothness=null "
-    "algorithm.mu=0.1 algorithm.refine_from=own schedule.per_client=10"
+_PP_DMTL = f"algorithm=pp_dmtl {_TASKS} rounds=60 algorithm.row_norm=1.0 schedule.activations=6 privacy.clip_norm=1.0"
+_PUBLISHED_P2P = f"algorithm=p2p {_AGENTS} algorithm.mu=0.1 schedule.per_client=10"
+_ONE_RELEASE = (
+    "algorithm.releases=1 algorithm.confidence_power=2 algorithm.smoothness=0.02 algorithm.mu=15 algorithm.refine=3 "
+    "algorithm.refine_from=neighbours"
 )
 RUNS = {
     "pmtl": f"algorithm=pmtl {_DIGITS} algorithm.local.epochs=2",
@@ -81,11 +78,11 @@ RUNS = {
     ),
     "p2p": f"{_PUBLISHED_P2P} rounds=60 algorithm.allocation=optimal algorithm.refine=0.1",
     "p2p, warm start, Laplace, ring": (
-        f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 algorithm.warm_start=0.2 algorithm.refine=null "
+        f"{_PUBLISHED_P2P} algorithm/graph=ring rounds=60 algorithm.warm_start=0.2 "
         "privacy.mechanism=laplace privacy.delta=0"
     ),
-    "p2p, repetitions": f"{_PUBLISHED_P2P} algorithm.refine=null rounds=40 replicates=3 epsilons=[1,10]",
-    "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60",
+    "p2p, repetitions": f"{_PUBLISHED_P2P} rounds=40 replicates=3 epsilons=[1,10]",
+    "p2p, one release": f"algorithm=p2p {_AGENTS} rounds=60 {_ONE_RELEASE}",
     "mp_mtl, repetitions": f"{_MP_MTL} {_TASKS} rounds=3 algorithm.row_norm=1.0 replicates=2 epsilons=[1,10]",
 }
 
