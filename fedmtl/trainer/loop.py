@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedmtl")
 _CHECKPOINT_SECONDS = 20.0
 _HISTORY_SECONDS = 1.0
+_FIRST_ROUNDS = 3
+_HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds, and fewer of them say nothing
 TALLY = "trainings"
 """Under this name a checkpoint has int64 (2, 2): local trainings, and those that diverged; so far, and at the last
 evaluation."""
@@ -109,6 +111,8 @@ class Loop:
         if self.stops(step):  # it did before the resume
             self.channel.charge_remaining(step)
             return state, step, "early"
+        if self.hopeless(step):
+            return state, step, "diverged"
         try:
             for block in self.source.blocks(step):
                 self.source.begin(block)
@@ -117,6 +121,9 @@ class Loop:
                 self._warn_first(step)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
+                if self.hopeless(step):
+                    stopped = "diverged"
+                    break
                 if step % self.source.every == 0 and step < self.source.stop:
                     self.evaluate(state, step)
                 if self.stops(step):
@@ -143,6 +150,14 @@ class Loop:
         rule = self.trainer.early_stopping
         fresh = rule is not None and bool(self.history) and self.history[-1]["round"] == step < self.source.stop
         return fresh and rule is not None and rule.stops(self.history)
+
+    def hopeless(self, step: int) -> bool:
+        """Whether nearly all local trainings of the first rounds diverged, of a run without noise that has rounds left:
+        how long a private one is says nothing about the data."""
+        if not (0 < step <= _FIRST_ROUNDS and step < self.source.stop and self.trainer.noiseless):
+            return False
+        tally = self.tally()
+        return tally is not None and tally.trained >= _FEW and tally.lost >= _HOPELESS * tally.trained
 
     def evaluate(self, state: State, step: int) -> Measured:
         """Append what was measured to the history: a row, or one for each budget where there are replicates."""

@@ -47,7 +47,7 @@ class Result:
         shared_by_client: the same for the shared model; ``None`` without one.
         final: the last row of the history.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
-            it stopped improving.
+            it stopped improving, ``"diverged"`` when a run without noise did so in its first rounds.
         metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
         baselines: results of the comparison runs, by name.
         folder: of the run, if any.
@@ -183,8 +183,9 @@ class Result:
     @property
     def lost(self) -> str:
         """Why nothing was learned; empty where something was."""
-        if not self.trained:
-            what = "every local training ended in a model that is not finite"
+        if not self.trained or self.stopped == "diverged":
+            what = f"{'nearly ' * self.trained}every local training ended in a model that is not finite"
+            what += f", so it stopped after {self.final['round']} {self._steps}" * (self.stopped == "diverged")
         elif 0 < len(self.by_client["loss"]) == self.diverged:
             what = "the loss of every client's own model is not finite"
         else:

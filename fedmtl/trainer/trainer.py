@@ -195,6 +195,13 @@ class Trainer:
         sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
         return sends and isinstance(self.privacy, RecordPrivacy)
 
+    @property
+    def noiseless(self) -> bool:
+        """Whether no repetition has noise, so that nothing is protected."""
+        privacies = self.repeated.privacies(self.privacy)
+        each = privacies if isinstance(privacies, tuple) else (privacies,)
+        return all(one is None or one.noiseless for one in each)
+
     def problem(
         self,
         store_folder: Path | None = None,
@@ -260,10 +267,11 @@ class Trainer:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
                 ledger was altered or rolled back.
             PrivacyError: a run in secure mode on a system without file locks.
-            TrainingError: at the end of a run without noise, that not one finite number was learned. What is not finite
-                counts as zero in a release and never ends a run, whose length is public; a baseline without any is left
-                out. A run with noise ends in any case with its result, whose :attr:`Result.lost` says so: how it ends
-                and which files can be published say nothing about the data.
+            TrainingError: of a run without noise, that not one finite number was learned, or that nearly all local
+                trainings of its first rounds diverged, after which it stops at once; such a baseline is left out. In a
+                run with noise what is not finite counts as zero in a release, and it ends in any case with its result,
+                whose :attr:`Result.lost` says so: how long it is, how it ends and which files can be published say
+                nothing about the data.
         """
         ranks = Ranks.of_launch() if ranks is None else ranks
         if not isinstance(ranks, Ranks):
@@ -276,7 +284,7 @@ class Trainer:
             if folder is not None and ranks.first and folder.started and not resume:
                 raise ResumeError(f"{folder.root} already holds a run; resume it, or choose another folder.")
         result = self._run(folder, resume, ranks=ranks)
-        if result.lost and (self.privacy is None or self.privacy.noiseless):
+        if result.lost and self.noiseless:
             raise TrainingError(result.lost)
         comparison = {}
         for name, algorithm in named_baselines(self.baselines, self.algorithm).items():

@@ -7,28 +7,33 @@ import json
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedmtl import ClientPrivacy, FedAvg, Finetune, FixedCohort, FullParticipation, Local, LocalSGD, Trainer, models
+from fedmtl.algorithms.base import Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.privacy.clip import not_finite
+from fedmtl.trainer.loop import Loop
 from fedmtl.trainer.verify import verify
 from tests.trainer.settings import quick_figures
 
 HOT = LocalSGD(lr=1e30, epochs=3, batch_size=4)
 
 
-def data(extreme: float = 1.0, clients: int = 6) -> FederatedDataset:
-    """Regressions; the features of the client ``c0`` are ``extreme`` times those of the others."""
+def data(extreme: float = 1.0, clients: int = 6, still: int = 0) -> FederatedDataset:
+    """Regressions; the features of the client ``c0`` are ``extreme`` times those of the others, and records of the last
+    ``still`` clients are 0, which moves no model."""
     generator = torch.Generator().manual_seed(0)
     rows = {}
     for place in range(clients):
-        x = torch.randn(8, 3, generator=generator) * (extreme if place == 0 else 1.0)
-        rows[f"c{place}"] = (x, torch.randn(8, generator=generator))
+        scale = 0.0 if place >= clients - still else 1.0
+        x = torch.randn(8, 3, generator=generator) * (extreme if place == 0 else scale)
+        rows[f"c{place}"] = (x, torch.randn(8, generator=generator) * scale)
     return FederatedDataset.from_tensors(rows, test_fraction=0.25, classes=None)
 
 
@@ -85,17 +90,34 @@ def test_what_diverges_at_one_client_changes_no_other(caplog: pytest.LogCaptureF
     assert torch.equal(runs[0].shared, runs[1].shared)  # type: ignore[arg-type]
 
 
-def test_a_run_in_which_all_are_lost_ends_with_an_error_and_at_its_planned_length(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="every local training ended in a model that is not finite; a smaller"):
-        trainer(algorithm=FedAvg(local=HOT), folder=tmp_path / "run").fit()
-    with open(tmp_path / "run/private/metrics.csv") as file:
-        assert [row["round"] for row in csv.DictReader(file)] == ["2", "4", "6"]
-    assert not (tmp_path / "run/private/result.json").exists()
-    with pytest.raises(TrainingError, match="local: training diverged: every local training"):
-        trainer(algorithm=Local(local=HOT)).fit()
+def test_a_run_without_privacy_in_which_nearly_all_are_lost_stops_at_once(tmp_path: Path) -> None:
+    lost = "every local training ended in a model that is not finite, so it stopped after 1 round; a smaller learning"
+    for folder, resume in ((tmp_path / "run", False), (tmp_path / "run", True)):
+        with pytest.raises(TrainingError, match=f"fedavg: training diverged: {lost} rate"):
+            trainer(algorithm=FedAvg(local=HOT), folder=folder).fit(resume=resume)
+        with open(folder / "private/metrics.csv") as file:
+            assert [row["round"] for row in csv.DictReader(file)] == ["1"]
+        assert not (folder / "private/result.json").exists()
+    with pytest.raises(TrainingError, match=f"local: training diverged: {lost}"):
+        trainer(algorithm=Local(local=HOT), privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf)).fit()
+    with pytest.raises(TrainingError, match=f"training diverged: nearly {lost}"):
+        trainer(data=data(clients=12, still=1), algorithm=FedAvg(local=HOT)).fit()  # 11 of 12
     finetune = Finetune(kind="vanilla", local=LocalSGD(lr=1e18, epochs=1, batch_size=4))
     with pytest.raises(TrainingError, match="the loss of every client's own model is not finite"):
         trainer(finetune=finetune).fit()
+
+
+def test_what_diverges_late_or_at_some_clients_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trainer(data=data(clients=12, still=2), algorithm=FedAvg(local=HOT)).fit()  # 10 of 12
+    assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
+    counts = Tally()
+    monkeypatch.setattr(Loop, "tally", lambda self: counts)
+    loop = Loop.__new__(Loop)
+    loop.trainer, loop.source = trainer(), SimpleNamespace(stop=6)  # type: ignore[assignment]
+    counts.trained = counts.diverged = 4  # too few to judge by
+    assert not loop.hopeless(1)
+    counts.trained = counts.diverged = 5
+    assert [loop.hopeless(step) for step in range(7)] == [False, True, True, True, False, False, False]
 
 
 def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -> None:
@@ -106,6 +128,7 @@ def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -
         for name, solver in (("good", LocalSGD(lr=0.05, batch_size=4)), ("lost", HOT)):
             folder = tmp_path / source / name
             found = trainer(algorithm=FedAvg(local=solver), privacy=private, folder=folder).fit()
+            assert (found.stopped, found.final["round"]) == ("rounds", 6)
             assert bool(found.lost) == (name == "lost")
             assert ("training diverged: every local training" in found.summary()) == (name == "lost")
             assert "diverged" not in found.privacy.text()
