@@ -398,7 +398,7 @@ _TAKEN = (  # other columns of the history, of result.json and of the tables
     *("scored_clients", "seed", "server", "server_lr", "source", "spread", "step", "stopped", "test_examples"),
     *("time", "train_examples", "unit", "worse", "worst_tenth"),
 )
-_DERIVED = re.compile(r"(better|diverged|global|planned|trained|weighted|worse)_.*|.*_p\d+")
+_DERIVED = re.compile(r"(better|diverged|finetuning|global|planned|trained|weighted|worse)_.*|.*_p\d+")
 
 
 def kind_of(spec: DataSpec) -> Kind:

@@ -190,7 +190,7 @@ def test_exact_fits_have_a_half(algorithm: Any) -> None:
 @covers("mp_mtl")
 @pytest.mark.parametrize("own", [None, "frobenius"])
 def test_mp_mtl(own: Any) -> None:
-    result = fit(MPMTL(lam=LAM, ridge=0.2, own_penalty=own, own_lam=0.7, rho=0.0), rounds=3)
+    result = fit(MPMTL(lam=LAM, ridge=0.2, own_penalty=own, own_lam=own and 0.7, rho=0.0), rounds=3)
     w = result.personal.numpy()
     value = sum(((X[k] @ one - Y[k]) ** 2).mean() / 2 + 0.1 * one @ one for k, one in zip(X, w, strict=True))
     shared = result.parts["P"].numpy() if own else w
