@@ -325,12 +325,13 @@ class Account:
         Stopping is then post-processing of a run that goes on; the epsilon of the steps made would be wrong, since
         whether it is read at all depends on the data.
         """
-        if self.ledger is None or self.remaining_charged:
+        if self.ledger is None:
             return
         charged = self.steps_charged
         if not self.by_client:
             charged += max(0, self._room(charged, max(0, self._steps - done)))
-        self.ledger.charge_remaining(charged)
+        if self.ledger.remaining is None or charged > self.ledger.remaining:  # what a crash lost is charged beside it
+            self.ledger.charge_remaining(charged)
 
     @property
     def remaining_charged(self) -> bool:

@@ -184,7 +184,7 @@ class _Charges:
             elif kind == "first":
                 charges.firsts += 1
             elif kind == "remaining":
-                charges.remaining = int(line["uses"])
+                charges.remaining = max(charges.remaining or 0, int(line["uses"]))
             elif kind not in ("open", "close"):
                 charges.problems.append(f"line {number}: {kind!r} is no kind of line")
             elif kind == "close":

@@ -282,6 +282,31 @@ def begin_until_exhausted(channel, step: int) -> int:
         step += 1
 
 
+@pytest.mark.parametrize("source", ["secure", "seeded"])
+def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source: str, tmp_path: Path) -> None:
+    """The steps that a crash has lost are charged beside all that are planned from the checkpoint on."""
+    path = tmp_path / "ledger.jsonl"
+    first = door(path, source=source)
+    first.start(0)
+    advance(first, 0, 20)
+    first.charge_remaining(20)
+    assert first.account.spent.max() == STEPS
+    crash(first)
+    second = door(path, source=source, resume=True)
+    second.start(10)
+    advance(second, 10, 20)
+    second.charge_remaining(20)
+    charged = STEPS + 10 * (source == "secure")
+    assert second.account.spent.max() == charged
+    assert second.epsilon == second.account.claimed_at(charged)
+    crash(second)
+    third = door(path, source=source, resume=True)
+    third.start(20)  # it has stopped, and is resumed again
+    third.charge_remaining(20)
+    assert third.account.spent.max() == charged
+    crash(third)
+
+
 def test_budget_is_exhausted_before_any_data_is_read(tmp_path: Path) -> None:
     channel = door(tmp_path / "ledger", epsilon=2.0, noise_multiplier=1.5, steps=STEPS * 100)
     done = begin_until_exhausted(channel, 0)
