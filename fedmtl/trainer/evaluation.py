@@ -13,14 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
+from ..data.rows import take
 from ..local.batches import batch_widths, max_clients
 from ..local.places import LANES, grain_of, places
 from ..random import derive_key, keyed_bits
 from ..stacked import StackedModule
-from ..stacked.losses import example_losses
+from ..stacked.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
 from .metrics import (
     RECALL_AT,
     Metric,
@@ -313,6 +315,27 @@ def summarize(scores: Tensor, counts: Tensor, *, metric: str, prefix: str = "") 
 def means(metrics: Metrics, prefix: str = "") -> dict[str, float]:
     """Return the mean of every metric that was asked for, over the clients for which it is defined."""
     return {f"{prefix}{name}": float(values.nanmean()) for name, values in metrics.others.items()}
+
+
+def constant_loss(problem: Problem) -> float | None:
+    """Return the least mean over clients of the test loss of a model that has the same outputs for every example; None
+    for a loss of the caller's own, whose least is not known in closed form."""
+    test, loss = problem.data.test, problem.loss
+    if loss not in LOSSES.values():
+        return None
+    weights = (1 / test.counts.double() / (test.counts > 0).sum()).repeat_interleave(test.counts)
+    mean, square = torch.zeros(()), torch.zeros(())
+    for index in torch.arange(len(weights)).split(_FLAT):
+        y = take(test.y, index.to(test.y.device)).cpu()
+        y = (F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y).double()
+        mean, square = (
+            total + torch.tensordot(weights[index], part, 1) for total, part in ((mean, y), (square, y * y))
+        )
+    if loss is cross_entropy:
+        return float(torch.special.entr(mean).sum())
+    if loss is binary_cross_entropy:
+        return float((torch.special.entr(mean) + torch.special.entr(1 - mean)).mean())
+    return float((square - mean.square()).mean()) * (0.5 if loss is half_mse else 1.0)
 
 
 def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -370,7 +370,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     """Return what a result has beside its tables, tensors and privacy report, JSON-ready."""
     names = (
         *("algorithm", "data_name", "metric", "step", "stopped", "trained", "ids", "by_client", "shared_by_client"),
-        *("final", "chosen", "shortened", "evaluated", "tested"),
+        *("final", "chosen", "shortened", "evaluated", "tested", "constant"),
     )
     found = {name: getattr(result, name) for name in names}
     finetuned = result.finetuned

@@ -23,7 +23,7 @@ from ..ranks import Ranks
 from ..schedules import Block
 from .callbacks import Callback
 from .checkpoint import Checkpoint
-from .evaluation import Metrics, Panel, evaluate_personal, evaluate_shared, means, metric_name, summarize
+from .evaluation import Metrics, Panel, constant_loss, evaluate_personal, evaluate_shared, means, metric_name, summarize
 from .folder import RunFolder
 from .replicates import OUTSIDE, Replicates, bands, each_run, measure_all, numbers_of, objectives, spent_by_run
 from .result import Result
@@ -354,6 +354,7 @@ class Loop:
             step=self.step_name,
             evaluated=panel.ids,
             tested=panel.population,
+            constant=constant_loss(panel.problem),
         )
 
 

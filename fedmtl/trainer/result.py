@@ -72,6 +72,8 @@ class Result:
             a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
         tested: how many clients have something to test on.
+        constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it is
+            not known, as of a loss of the caller's own.
     """
 
     algorithm: str
@@ -103,6 +105,7 @@ class Result:
     evaluated: tuple[str, ...] | None = None
     tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    constant: float | None = None
 
     @classmethod
     def load(
@@ -345,6 +348,8 @@ class Result:
             lines += self.finetuned.lines()
         if "nmse" in last and REGISTRY["nmse"] not in self.shown:
             lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
+        worse = ", ".join(text for stage in stages if (text := self._worse_than_constant(stage)))
+        lines += [f"  warning: worse than predicting a constant: {worse}"] if worse else []
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
@@ -353,6 +358,15 @@ class Result:
         if self.baselines:
             lines.append(f"  best mean: {self._best()}")
         return lines
+
+    def _worse_than_constant(self, stage: Stage) -> str:
+        """Return the nMSE, or without one the loss, of models for which it is worse than that of the best constant;
+        empty where it is not."""
+        name, most = ("nmse", 1.0) if "nmse" in stage.by_client else ("loss", self.constant)
+        mean = spread_of(stage.by_client[name], REGISTRY[name])["mean"]
+        if most is None or not mean > most * (1 + REGISTRY[name].resolution(self.personal.dtype)):
+            return ""
+        return f"{stage.label} ({'nMSE' if name == 'nmse' else name} {number_text(mean)}, above {number_text(most)})"
 
     def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
         """The scores of the run's personal models, as trained, and finetuned where they were; first those of the shared

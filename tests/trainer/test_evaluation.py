@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 import fedmtl.trainer.evaluation as evaluation
 import fedmtl.trainer.loop as loop
-from fedmtl import PMTL, Execution, FedAvg, LocalSGD, models
+from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, LocalSGD, models
+from fedmtl._rounding import number_text
 from fedmtl.stacked import Layout
 from fedmtl.trainer.evaluation import evaluate_personal, evaluate_rows, evaluate_shared, summarize
 from fedmtl.trainer.problem import build_problem
@@ -137,3 +138,52 @@ def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
     monkeypatch.setattr(loop, "evaluate_personal", None)
     result = trainer(algorithm=FedAvg(local=SOLVER), rounds=1).fit()
     assert result.by_client == result.shared_by_client
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "mse", "half_mse"])
+def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
+    monkeypatch.setattr(evaluation, "_FLAT", 7)
+    data = regression(7) if "mse" in loss else ragged_classification(7, classes=2 if "binary" in loss else 3)
+    outputs = 3 if loss == "cross_entropy" else 1
+    problem = build_problem(
+        data, torch.nn.Linear(data.spec.shape[0], outputs), loss, Execution(), 1, 0, "cpu", "float64"
+    )
+    found = evaluation.constant_loss(problem)
+    problem.executor.close()
+    constant = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def mean():
+        search.zero_grad()
+        each = [problem.loss(constant.expand(len(y), -1), y if data.classes else y.double()).mean() for y in
+                data.test.y.split(data.test.counts.tolist()) if len(y)]  # fmt: skip
+        value = torch.stack(each).mean()
+        value.backward()
+        return value
+
+    search.step(mean)
+    assert found == pytest.approx(mean().item(), rel=1e-6)
+
+
+def test_a_loss_of_the_callers_own_has_no_constant():
+    problem = build_problem(
+        DATA, models.mlp(hidden=4), torch.nn.CrossEntropyLoss(reduction="none"), Execution(), 1, 0, "cpu", "float64"
+    )
+    assert evaluation.constant_loss(problem) is None
+    problem.executor.close()
+
+
+@pytest.mark.parametrize("noise", [0.0, 30.0])
+@pytest.mark.parametrize("data", [DATA, regression(12)], ids=["classes", "number"])
+def test_models_worse_than_a_constant_have_a_warning(noise, data):
+    privacy = ClientPrivacy(clip_norm=5.0, noise_multiplier=noise, delta=1e-5) if noise else None
+    solver = LocalSGD(lr=0.02, epochs=5, batch_size=4)
+    found = trainer(algorithm=FedAvg(local=solver), data=data, privacy=privacy, rounds=20, baselines=["local"]).fit()
+    lines = [line for line in found.summary().splitlines() if "worse than predicting a constant: " in line]
+    if not noise:
+        assert not any("fedavg" in line for line in lines)
+        return
+    name, most = ("nMSE", 1.0) if data.classes is None else ("loss", found.constant)
+    mean = found.final[name.lower()]
+    assert f"  warning: worse than predicting a constant: fedavg ({name} {number_text(mean)}, above" in lines[0]
+    assert mean > most
