@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ _NOTICE = 10.0  # seconds after which a process says that it waits for them
 _WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _INLINE = 4000  # bytes of a value that travel with its length
 _HEAD = 16
+_LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)  # gloo has no class for it
 _POLL = 0.2  # seconds between two looks whether all ranks have arrived
 
 
@@ -244,6 +246,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+                raise  # an error of this process
             raise TrainingError(
                 f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended, or cannot be "
                 f"reached. Its own message says why. A run that is kept in a folder goes on from its last checkpoint, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from fedmtl import cli
+from fedmtl._files import write_bytes
 from fedmtl.cli.config import (
     ByKey,
     build,
@@ -757,6 +759,29 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp
     whole = command(*words[:-1], "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     shared = [(tmp_path / name / "public" / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert shared[0] == shared[1]
+
+
+def test_a_full_disk_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TINY, "baselines=[]", "finetune=none", "checkpoint_every=1"]
+    checkpoints = iter([True, True, False])
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "checkpoint.safetensors" and not next(checkpoints):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_bytes(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmtl.trainer.checkpoint.write_bytes", full)
+        assert cli.main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 1
+    shown = capsys.readouterr().err
+    assert "No space left on device" in shown
+    assert f"fedmtl resume {tmp_path / 'run'}" in shown
+    assert cli.main(["resume", str(tmp_path / "run")]) == 0
+    assert cli.main([*words, f"hydra.run.dir={tmp_path / 'whole'}"]) == 0
+    shared = [(tmp_path / name / "public/model.safetensors").read_bytes() for name in ("run", "whole")]
     assert shared[0] == shared[1]
 
 

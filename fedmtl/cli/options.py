@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ..errors import ConfigError
+from ..errors import ConfigError, TrainingError
 from ..report.tables import write_text
 from .config import Config, check, compose, printed_log, resolve
 
@@ -108,6 +108,7 @@ def resumable(folder: Path, log_level: int) -> Iterator[None]:
 
     Raises:
         SystemExit: an interruption.
+        TrainingError: a file that could not be written or read, such as on a full disk; it says how to go on.
     """
     try:
         with printed_log(log_level):
@@ -115,6 +116,12 @@ def resumable(folder: Path, log_level: int) -> Iterator[None]:
     except KeyboardInterrupt:
         say(f"interrupted; what was done until the last checkpoint is kept. Go on with: fedmtl resume {folder}")
         raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:  # of the output, whose reader has gone
+        raise
+    except OSError as error:
+        raise TrainingError(
+            f"{error}. What was done until the last checkpoint is on the disk. Go on with: fedmtl resume {folder}"
+        ) from error
 
 
 def say(text: str) -> None:

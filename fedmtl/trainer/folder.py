@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +94,21 @@ class RunFolder:
     def started(self) -> bool:
         """Whether a run has begun here."""
         return self.ledger.exists() or self.checkpoint.exists()
+
+    def make(self) -> None:
+        """Make the folder of a run.
+
+        Raises:
+            ConfigError: no file can be written there.
+        """
+        try:
+            self.private.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.private):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"folder is {str(self.root)!r}, where no file can be written ({error}); choose another folder."
+            ) from error
 
     def check_ledger(self) -> None:
         """Refuse a run whose ledger does not hold what its checkpoint was written with.

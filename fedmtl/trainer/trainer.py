@@ -427,6 +427,8 @@ class Trainer:
     ) -> Result:
         """The run of a trainer whose automatic settings are resolved."""
         repeated = self.repeated
+        if folder is not None:
+            ranks.share(folder.make)
         if resume and folder is not None:
             ranks.share(folder.check_ledger)
         mark = fingerprint(problem, self.algorithm, self.privacy, self.schedule, repeated, coins)

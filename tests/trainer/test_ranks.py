@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fedmtl import PPDMTL, PoissonClocks, cli
 from fedmtl import ranks as module
@@ -95,6 +96,38 @@ def test_a_lost_rank_ends_the_run_which_goes_on_in_one_process(found: Any, folde
         assert "killed" not in ranks[-1]
         rest = outcome(trainer(DYING, folder / str(size) / "killed"), resume=True)
         assert (rest["models"], rest["epsilon"]) == (whole["models"], whole["epsilon"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:29201"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:525] Read error [10.0.0.2]:4711: Connection reset by peer"),
+        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3600000ms for recv operation"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:454] writev [127.0.0.1]:29201: Broken pipe"),
+        dist.DistNetworkError("Failed to recv, got 0 bytes"),
+    ],
+)
+def test_a_rank_that_cannot_be_reached_is_said_with_what_to_do(error: RuntimeError) -> None:
+    with (
+        pytest.raises(TrainingError, match=r"Rank 1 of 2 can no longer reach the others.*resume"),
+        Ranks(1, 2)._together(),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 0"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 32 vs 24"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_an_error_of_its_own_is_not_the_loss_of_a_rank(error: RuntimeError) -> None:
+    with pytest.raises(type(error)) as caught, Ranks(1, 2)._together():
+        raise error
+    assert caught.value is error
 
 
 def test_what_one_rank_refuses_all_refuse(found: Any) -> None:

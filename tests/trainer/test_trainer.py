@@ -371,6 +371,15 @@ def test_a_file_is_no_folder_for_a_run(tmp_path, below):
         trainer(folder=tmp_path / "notes.txt" / below)
 
 
+def test_a_folder_that_takes_no_files_is_refused_before_training():
+    """A folder of the system, in which root cannot write either."""
+    began = []
+    callback = type("Seen", (Callback,), {"on_start": lambda self, *_: began.append(1)})()
+    with pytest.raises(ConfigError, match=r"folder is '/proc/fedmtl/run', where no file can be written \(.*\); choose"):
+        trainer(folder="/proc/fedmtl/run", callbacks=[callback]).fit()
+    assert not began
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
