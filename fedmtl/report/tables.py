@@ -1,7 +1,8 @@
 """One table from a folder of runs.
 
-Only ``result.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are read, so a report
-costs no data, no model and no privacy. A run's baselines become rows of their own, marked as comparisons.
+Only ``result.json``, ``outcome.json`` and ``config.yaml`` in ``private/`` and ``public/privacy.json`` of each run are
+read, so a report costs no data, no model and no privacy. A run's baselines become rows of their own, marked as
+comparisons.
 """
 
 from __future__ import annotations
@@ -43,7 +44,15 @@ EPSILON, NAME = 3, 24
 DISTRIBUTION = ("median", "worst_tenth", "spread", "clients", *THAN_LOCAL)
 """What follows the name of a metric that was asked for."""
 TITLE = "Scores over clients, on private test data: not covered by epsilon"
-SHARED = ("data", "clients", "planned_rounds", "seed", "unit")  # of a run and of its baselines
+SHARED = (
+    "data",
+    "data_fingerprint",
+    "resolution",
+    "clients",
+    "planned_rounds",
+    "seed",
+    "unit",
+)  # of a run and of its baselines
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ class Row:
     ``epsilon`` is 0 where nothing is released and inf where nothing is protected; ``metrics`` holds the numbers of
     ``METRICS``, of those that were asked for and of their distribution that the result has, by name; ``settings`` holds
     those of ``METHOD`` and ``PRIVACY`` that it names, and ``configuration`` all that the run was given but seeds, as
-    text. ``asked`` are the names of the metrics that were asked for, ``named`` the keys that the command line named.
+    text. ``same`` is what two runs share whose clients can be compared one by one, a fingerprint of the data and the
+    seed; empty where the result does not say. ``asked`` are the names of the metrics that were asked for, ``named`` the
+    keys that the command line named, and ``resolution`` is the relative difference up to which two scores are equal.
     """
 
     run: str
@@ -71,6 +82,8 @@ class Row:
     asked: tuple[str, ...] = ()
     configuration: tuple[tuple[str, str], ...] = ()
     named: tuple[str, ...] | None = None
+    same: tuple[str, ...] = ()
+    resolution: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -184,8 +197,62 @@ def collect(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Row], list[
         if not (row.comparison and bare in numbers):
             rows.setdefault(alike, row)
         numbers.add(bare)
+    alone = [row for row in rows.values() if row.algorithm == "local" and row.same]
+    rows = {key: _beside_local(row, alone) for key, row in rows.items()}
     places = {str(run): place for place, run in enumerate(finished)}
     return sorted(rows.values(), key=lambda row: places[row.run]), unfinished, failed
+
+
+def _beside_local(row: Row, alone: Sequence[Row]) -> Row:
+    """Return a row with the shares of its clients that are better, equally and worse off than alone, by the local
+    training of another run on the same data with the same seed; as it is where it has them, or there is none.
+
+    Of several with different settings it is the one with those of the row, as its own baseline would have.
+    """
+    others = [one for one in alone if one.same == row.same]
+    if row.algorithm == "local" or not others or THAN_LOCAL[0] in dict(row.metrics):
+        return row
+    own = of_baseline(dict(row.configuration), releases=False)
+    alike = [one for one in others if _but_finetuning(dict(one.configuration)) == _but_finetuning(own)]
+    if len(others) > 1:
+        others = alike
+    shares = _shares(row, others[0]) if len(others) == 1 else None
+    return row if shares is None else replace(row, metrics=(*row.metrics, *zip(THAN_LOCAL, shares, strict=True)))
+
+
+def _but_finetuning(settings: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in settings.items() if key.partition(".")[0] != "finetune"}
+
+
+def _shares(row: Row, other: Row) -> tuple[float, float, float] | None:
+    """Return the shares of the clients that score better, equal and worse in one row than in another, of those that
+    have a score in both and whose training did not diverge; None without any."""
+    (metric, own), (_, others) = _scores_of(row), _scores_of(other)
+    sign = -1.0 if metric == "mse" else 1.0
+    gains = [
+        0.0 if abs(own[name] - others[name]) <= row.resolution * max(abs(own[name]), abs(others[name]))
+        else sign * (own[name] - others[name])
+        for name in own if name in others
+    ]  # fmt: skip
+    if not gains:
+        return None
+    return tuple(sum(parts) / len(gains) for parts in zip(*((g > 0, g == 0, g < 0) for g in gains), strict=True))  # type: ignore[return-value]
+
+
+def _scores_of(row: Row) -> tuple[str, dict[str, float]]:
+    """Return the main metric of a row and its value by client, without those whose training diverged."""
+    private = Path(row.run) / "private"
+    if row.comparison:
+        private = private / "baselines" / row.algorithm.removesuffix(" + finetuning") / "private"
+    if not (file := private / "outcome.json").is_file():
+        return "", {}
+    outcome = read_json(file)
+    scores = outcome["by_client"]
+    lost = {name for name, loss in scores["loss"].items() if not math.isfinite(float(loss))}
+    lost.update((outcome.get("finetuned") or {}).get("diverged", ()))
+    return outcome["metric"], {
+        name: float(value) for name, value in scores[outcome["metric"]].items() if name not in lost
+    }
 
 
 def group(rows: Iterable[Row]) -> list[Group]:
@@ -379,7 +446,7 @@ def _row(
     seed = seeds_of(given, str(outcome.get("seed", "")))
     if comparison or epsilon == 0:
         given = of_baseline(given, releases=epsilon > 0)
-    main = outcome.get("metric")
+    main, mark = outcome.get("metric"), outcome.get("data_fingerprint")
     asked = tuple(name for name in outcome.get("metrics") or () if name != main)
     parts = ("", *(f"_{part}" for part in DISTRIBUTION))
     names = dict.fromkeys((*METRICS, *(f"{name}{part}" for name in asked for part in parts)))
@@ -399,6 +466,10 @@ def _row(
         asked=asked,
         configuration=tuple(telling(given).items()),
         named=named,
+        same=()
+        if mark is None or "bands" in outcome
+        else (str(mark), str(outcome.get("seed"))),  # of replicates nothing
+        resolution=_number(file, "resolution", outcome.get("resolution"), missing=0.0),
     )
 
 

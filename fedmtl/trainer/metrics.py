@@ -390,7 +390,8 @@ REGISTRY: Mapping[str, Metric] = {
 }
 _TAKEN = (  # other columns of the history, of result.json and of the tables
     *("accountant", "algorithm", "as_local", "baselines", "better", "budget", "by_client", "chosen", "claimed"),
-    *("client", "clients", "clip_norm", "clipping", "configuration", "data", "delta", "distance", "epsilon"),
+    *("client", "clients", "clip_norm", "clipping", "configuration", "data", "data_fingerprint", "delta", "distance"),
+    *("epsilon", "resolution"),
     *("equal", "finetune", "finetuned_from", "global", "guarantee", "headline", "ledger", "ledger_head"),
     *("ledger_lines", "local", "mechanism", "median", "metric", "metrics", "names", "noise_multiplier"),
     *("noise_std", "numerics", "objective", "observer", "outside", "personal", "pooled_nmse", "psi", "records"),

@@ -536,6 +536,7 @@ class Trainer:
     def _settings(self, module: nn.Module | None) -> dict[str, Any]:
         """What a table of runs shows of the settings, and what tells its runs apart."""
         settings: dict[str, Any] = {"seed": self.seed, "planned_rounds": self.rounds, "data": self.data.name}
+        settings |= {"data_fingerprint": self.data.fingerprint()}
         if self.privacy is not None:
             settings |= {"clip_norm": self.privacy.initial_norm}
         if self.repeated.count > 1:

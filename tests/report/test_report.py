@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from fedmtl import FedAvg, Finetune, Local, LocalSGD
 from fedmtl.errors import DataError
 from fedmtl.report import _settings, frontier, report, tables
+from tests.helpers import ragged_classification
+from tests.trainer.settings import SOLVER, quick_figures, trainer
 
 
 def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: Any) -> Path:
@@ -73,6 +76,38 @@ def test_seeds_are_averaged_and_repeated_baselines_counted_once(sweep: Path) -> 
     assert pmtl.deviation["accuracy"] == pytest.approx(statistics.stdev([0.85, 0.86]))
     assert groups["local", 0.0].mean["accuracy"] == pytest.approx(0.76)
     assert groups["pmtl", math.inf].mean["accuracy"] == 0.93
+
+
+def test_clients_are_compared_with_the_local_training_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a local baseline of their own: by data and seed, and by settings where there are several."""
+    quick_figures(monkeypatch)
+    finetune = Finetune(kind="mean", lam=0.3, local=LocalSGD(lr=0.2, steps=5, batch_size=4))
+
+    def train(name: str, algorithm: Any, **settings: Any) -> Path:
+        trainer(algorithm=algorithm, folder=tmp_path / name, **settings).fit()
+        return tmp_path / name
+
+    ways = {"algorithm": FedAvg(local=SOLVER), "finetune": finetune}
+    train("own/run", **ways, baselines=["pmtl", "local"])
+    run, alone = train("apart/fedavg", **ways, baselines=["pmtl"]), train("apart/local", Local(local=SOLVER))
+    expected = {row.algorithm: dict(row.metrics) for row in tables.collect([tmp_path / "own"])[0]}
+
+    def shares(*folders: Path) -> dict[str, list[float | None]]:
+        """Of each method of the first run."""
+        rows = [row for row in tables.collect(folders)[0] if row.run == str(run)]
+        return {row.algorithm: [dict(row.metrics).get(name) for name in tables.THAN_LOCAL] for row in rows}
+
+    cooler = train("apart/cooler", Local(local=LocalSGD(lr=0.01, epochs=2, batch_size=4)))
+    for folders in ((run, alone), (run, cooler, alone)):
+        found = shares(*folders)
+        for name in ("fedavg + finetuning", "pmtl + finetuning"):
+            assert found[name] == pytest.approx([expected[name][one] for one in tables.THAN_LOCAL])
+            assert 0 < found[name][0] < 1
+    for other in ({"seed": 1}, {"data": ragged_classification(12, seed=1)}):
+        stranger = train(f"other/{next(iter(other))}", Local(local=SOLVER), **other)
+        assert shares(run, stranger)["fedavg + finetuning"] == [None] * 3
 
 
 def test_runs_of_one_seed_are_never_averaged(tmp_path: Path) -> None:
