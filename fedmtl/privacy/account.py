@@ -284,7 +284,9 @@ class Account:
         if self.ledger is not None:
             if not self.by_client:
                 self._check_budget(self.ledger, first, end)
-            cohorts = [sorted(step[step >= 0].tolist()) for step in members[0]] if self.by_client else None
+            cohorts = None
+            if self.by_client:
+                cohorts = [sorted(client for client in step if client >= 0) for step in members[0].tolist()]
             self.ledger.charge(first, end, cohorts)
         if before is not None:
             self._uses[acting] = totals

@@ -188,7 +188,8 @@ class Channel:
             self._window: _Window | None = None
             self._place = self._end = 0  # of the next activation, and after the last one that has begun
             self._ahead: np.ndarray | None = None  # of it, by repetition, while repetitions are apart
-            self._begins, self._partial = 0, self.draws.partial
+            self._begins, self._partial, self._sampled = 0, self.draws.partial, self.draws.sampled
+            self._secure = self.source.name == "secure"
             self._behind: dict[int, np.ndarray] = {}  # recorded activations that some repetitions have yet to release
             self._first_made = False
         else:
@@ -717,29 +718,16 @@ class Channel:
                 "Repetitions are apart: what is released next is not the same activation in all of them."
             )
         start = at - window.first
-        clients = window.clients[start : start + count]
-        if self._replay is not None and self.tap is None:
+        if self._replay is None or self.tap is not None:
+            value = self._sums(message, window, start, count)
+        if self.tap is not None:
+            steps = np.repeat(at + np.arange(count), self.replicates)
+            clients = window.clients[start : start + count].ravel()
+            self._tap_sums(steps, clients, value.reshape(clients.size, -1))
+        if self._replay is not None:
             value = self._replayed_activations(at, count)
         else:
-            if self.replicates == count == 1 and clients[0, 0] >= 0 and not _of_all(message):
-                value = self._sums_of(message, int(clients[0, 0]), _ONLY, _ONLY)[None]
-            else:
-                together = self._sums_together(message, window, start) if count == 1 else None
-                if together is None:
-                    which = np.arange(clients.size)
-                    where = np.zeros_like(which)
-                    if self.replicates > 1:
-                        which, where = np.divmod(which, self.replicates)
-                    together = self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
-                value = together
-            if self.tap is not None:
-                self._tap_sums(
-                    np.repeat(at + np.arange(count), self.replicates), clients.ravel(), value.reshape(clients.size, -1)
-                )
-            if self._replay is not None:
-                value = self._replayed_activations(at, count)
-            else:
-                value = self._means(value, start, window)
+            value = self._noised_activations(value, start, window)
         self._place = at + count
         if self.record is not None:
             self.record.extend((at + k, GRADIENT, torch.tensor(one)) for k, one in enumerate(value))
@@ -827,12 +815,16 @@ class Channel:
         self._ahead = ahead - ahead.min() if int(ahead.min()) < reach else None
         return value
 
-    def _means(self, sums: np.ndarray, start: int, window: _Window) -> np.ndarray:
-        """Return means, with their noise, of sums (count, R, D) from place ``start`` of the window; in place."""
-        if self.terms is not None:
-            return self._noised_activations(sums, start, window)
-        sums /= window.divisors[start : start + len(sums), :, None]
-        return sums
+    def _sums(self, message: GradientMessage, window: _Window, start: int, count: int) -> np.ndarray:
+        """Return (count, R, D): clipped sums of the activations from place ``start`` of the window."""
+        clients = window.clients[start : start + count]
+        if clients.size == 1 and not _of_all(message) and (client := clients.item()) >= 0:
+            return self._sums_of(message, client, _ONLY, _ONLY)[None]
+        joint = self._sums_together(message, window, start) if count == 1 else None
+        if joint is not None:
+            return joint
+        which, where = np.divmod(np.arange(clients.size), self.replicates)
+        return self._sums_at(message, clients.ravel(), which, where).reshape(*clients.shape, -1)
 
     def _sums_together(self, message: GradientMessage, window: _Window, start: int) -> np.ndarray | None:
         """Return the sums of one activation of several repetitions (1, R, D) where they are computed at once; else
@@ -845,11 +837,7 @@ class Channel:
             clients = window.clients[start]
             if clients.min() < 0:
                 return None
-            self._means_of_all(message)
-            means = message.together(clients)
-            self._check_bound(means)
-            means *= window.divisors[start, :, None] * self._room
-            return means[None]
+            return self._sums_of_means(message.together(clients), window.divisors[start])[None]
         if self._partial or self.sums.long:
             return None
         places = window.places
@@ -868,11 +856,6 @@ class Channel:
         if places.nobody:
             value[entries < 0] = 0.0
         return value[None]
-
-    @property
-    def _room(self) -> float:
-        """Return what bounded means are multiplied by: in secure mode there is room for the grid's rounding."""
-        return 1 - MARGIN if self.source.name == "secure" else 1.0
 
     def _sums_at(
         self, message: GradientMessage, clients: np.ndarray, which: np.ndarray, where: np.ndarray
@@ -895,15 +878,20 @@ class Channel:
         if isinstance(message, BoundedMeans):
             assert self._window is not None
             divisors = self._window.divisors[self._place - self._window.first + which, where]
-            value = self._bounded(message, client, which, where) * (divisors[:, None] * self._room)
-        else:
-            assert self.draws is not None
-            drawn = self.members(client, which, where, hold=False) if self.draws.partial else None
-            if isinstance(message, ScaledRows):
-                value = self.sums.of_factors(client, message.factors(client, which, where), drawn)
-            else:
-                value = self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
-        return value
+            return self._sums_of_means(message.means(client, which, where), divisors)
+        drawn = self.members(client, which, where, hold=False) if self._partial else None
+        if isinstance(message, ScaledRows):
+            return self.sums.of_factors(client, message.factors(client, which, where), drawn)
+        return self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
+
+    def _sums_of_means(self, means: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+        """Return sums (k, D) of ``means`` over all of so many records (k,), which the domain bounds; refuse means beyond
+        the bound, and where releases take a subset. In secure mode there is room for the grid's rounding."""
+        if self._sampled:
+            raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
+        if self.privacy is not None and not np.vdot(means, means) <= self._clearly_within:
+            self._check_bound(means)
+        return means * (divisors * (1 - MARGIN) if self._secure else divisors)[:, None]
 
     def _tap_sums(self, steps: np.ndarray, clients: np.ndarray, sums: np.ndarray) -> None:
         """Call the tap with sums (k, D) of ``clients`` (k,) at activations ``steps`` (k,); -1 is nobody."""
@@ -912,23 +900,8 @@ class Channel:
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
 
-    def _bounded(self, message: BoundedMeans, client: int, which: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Return (k, D): means over all records that the domain bounds."""
-        means = self._means_of_all(message)(client, which, where)
-        self._check_bound(means)
-        return means
-
-    def _means_of_all(self, message: BoundedMeans) -> Activation:
-        """Return the means of a message, of all records; refuse them where releases take a subset."""
-        assert self.draws is not None
-        if self.draws.sampled:
-            raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
-        return message.means
-
     def _check_bound(self, means: np.ndarray) -> None:
         """Refuse means (k, D) beyond the bound of the domain."""
-        if np.vdot(means, means) <= self._clearly_within or self.privacy is None:
-            return
         largest = np.linalg.norm(means, 1 if self.sums.norm == "l1" else 2, axis=1).max()  # NaN where any is
         if not largest <= self.bound * (1 + 1e-9):
             raise PrivacyError(
@@ -958,13 +931,16 @@ class Channel:
         return self.draws.of(client, steps, uses, where, hold=hold)
 
     def _noised_activations(self, total: np.ndarray, start: int, window: _Window) -> np.ndarray:
-        """Return means with their noise, of sums (count, R, D) from place ``start`` of the window."""
+        """Return means, with their noise, of sums (count, R, D) from place ``start`` of the window."""
         count = len(total)
+        divisors = window.divisors[start : start + count, :, None]
+        if self.terms is None:
+            total /= divisors
+            return total
         if not window.drawn <= start < start + count <= window.drawn + len(window.noise):
             self._draw_noise(window, start, count)
         noise = window.noise[start - window.drawn : start - window.drawn + count]
-        divisors = window.divisors[start : start + count, :, None]
-        if self.source.name != "secure":
+        if not self._secure:
             total += noise
             total /= divisors
             return total
