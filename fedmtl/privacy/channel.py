@@ -49,7 +49,6 @@ from .row_noise import BoundRowNoise
 from .samplers import BoundSampler, SamplingLaw
 from .settings import Privacy
 from .sums import (
-    Activation,
     BoundedMeans,
     ClientVectors,
     GradientChunks,
@@ -885,8 +884,13 @@ class Channel:
         return self.sums.of_gradients(client, message.gradients(client, which, where), drawn)
 
     def _sums_of_means(self, means: np.ndarray, divisors: np.ndarray) -> np.ndarray:
-        """Return sums (k, D) of ``means`` over all of so many records (k,), which the domain bounds; refuse means beyond
-        the bound, and where releases take a subset. In secure mode there is room for the grid's rounding."""
+        """Return the sums (k, D) of ``means`` over so many records (k,), which the domain bounds.
+
+        In secure mode they are smaller by the room that rounding to the grid needs.
+
+        Raises:
+            PrivacyError: a mean beyond the bound; or releases take a subset of the records.
+        """
         if self._sampled:
             raise PrivacyError("Releases take a subset of the records; means over all of them are not accounted for.")
         if self.privacy is not None and not np.vdot(means, means) <= self._clearly_within:
