@@ -227,10 +227,13 @@ def _lacks(module: nn.Module, x: Tensor) -> str:
 
 def coded_for(data: FederatedDataset, algorithm: Algorithm, loss: str | Loss) -> FederatedDataset:
     """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has floating targets
-    0 and 1, or -1 and +1; else the data as they are."""
+    0 and 1, or -1 and +1; else the data as they are. Under these losses the targets decide then whether there are
+    classes, which a run with noise refuses, whatever they are."""
     logistic = loss in ("binary_cross_entropy", binary_cross_entropy)
     logistic = logistic or algorithm.loss in TWO_CLASS_LOSSES
-    return data.as_two_classes() if logistic and data.classes is None else data
+    if not logistic or data.classes is not None:
+        return data
+    return replace(data.as_two_classes(), inferred=(*data.inferred, "classes"), verify=False)
 
 
 def share_beyond(data: FederatedDataset, bound: RowBound | None) -> dict[str, float]:

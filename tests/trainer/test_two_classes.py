@@ -11,6 +11,7 @@ from fedmtl import (
     MPMTL,
     PPDMTL,
     AsyncLearner,
+    ClientPrivacy,
     FedAvg,
     FullParticipation,
     PeerToPeer,
@@ -20,7 +21,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Examples, FederatedDataset
-from fedmtl.errors import DataError
+from fedmtl.errors import ConfigError, DataError
 from fedmtl.graphs import Ring
 from fedmtl.local import LocalSGD
 
@@ -143,6 +144,26 @@ def test_floating_targets_of_a_regression_stay_one():
     sides = [{name: (x, CODINGS["-1/+1 float"](b)) for name, (x, b) in side.items()} for side in records()]
     data = FederatedDataset.from_tensors(sides[0], test=sides[1], classes=None)
     assert fit(MPMTL(loss="squared", lam=0.01), data).metric == "mse"
+
+
+@pytest.mark.parametrize("label", [1.0, 0.5])
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "auto"])
+def test_with_noise_targets_do_not_decide_whether_there_are_classes(loss: str, label: float) -> None:
+    """One target of one record would be the difference between two outputs and one, or between a run and an error."""
+    rows = {name: (np.ones((4, 2), np.float32), np.array([0, 1, 1, 0], np.float32)) for name in ("a", "b")}
+    rows["a"][1][1] = label
+    data = FederatedDataset.from_tensors(rows, classes=None)
+    algorithm = MPMTL(loss="logistic", lam=0.01, row_norm=1.0) if loss == "auto" else FedAvg(local=LocalSGD(lr=0.1))
+    with pytest.raises(ConfigError, match="the number of classes came from the records"):
+        Trainer(
+            algorithm=algorithm,
+            data=data,
+            model=models.linear_regression(),
+            schedule=FullParticipation(),
+            privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-3),
+            rounds=2,
+            loss=loss,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
