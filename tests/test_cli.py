@@ -33,6 +33,7 @@ from fedmtl.cli.config import (
 )
 from fedmtl.cli.main import _begin
 from fedmtl.cli.options import make_paths_absolute
+from fedmtl.cli.sweep import unlike
 from fedmtl.errors import ConfigError, FedmtlError
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
@@ -733,6 +734,22 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     assert before == {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
     assert json.loads((sweep / "1/private/result.json").read_text())["algorithm"] == "local"
     assert (sweep / "3/private/error.txt").read_text().startswith("schedule.cohort is 31")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm=fedavg,pmtl,local"], "finetuned after training: FedAvg; not: PMTL. Their scores do not compare"),
+        (["algorithm=fedavg,pmtl", "finetune=kl"], ""),
+        (["algorithm=fedavg,pmtl", "finetune=none"], ""),
+        (["algorithm=pmtl", "finetune=none,kl"], ""),
+        (["algorithm=fedavg,local"], ""),
+    ],
+)
+def test_a_sweep_says_which_methods_are_not_finetuned(words: list[str], said: str) -> None:
+    text = unlike(check(words, multirun=True))
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:

@@ -65,8 +65,9 @@ def choices(folder: Path) -> dict[str, dict[str, str]]:
     return options
 
 
-def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None) -> None:
-    """Refuse overrides that no run can use: unknown keys and options, missing and impossible values.
+def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | None = None) -> list[Config]:
+    """Return the resolved configuration of each run, after refusing overrides that no run can use: unknown keys and
+    options, missing and impossible values.
 
     Args:
         overrides: as typed.
@@ -76,9 +77,12 @@ def check(overrides: Sequence[str], *, multirun: bool = False, extra: Path | Non
     Raises:
         ConfigError: the first problem, naming the key.
     """
+    configs = []
     for combination in combinations(overrides, multirun=multirun):
         check_names(combination, extra)
-        settings(resolve(compose(tuple(combination), extra)))
+        configs.append(resolve(compose(tuple(combination), extra)))
+        settings(configs[-1])
+    return configs
 
 
 def combinations(overrides: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:

@@ -26,7 +26,7 @@ from .config import TRUST, ByKey, Config, build, check, choices, config_folder, 
 from .inspect import audit, profile, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
-from .sweep import STORED, Job, Turns, jobs, left, marked
+from .sweep import STORED, Job, Turns, jobs, left, marked, unlike
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -181,7 +181,9 @@ def _train(words: list[str], debug: bool, ranks: Ranks | None) -> int:
     with _agreed(ranks):
         options = _train_options(words)
         if options.passed_on is None:
-            check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+            configs = check(options.overrides, multirun=options.multirun, extra=options.config_dir)
+            if _writes(ranks) and (warning := unlike(configs)):
+                say(warning)
     if ranks is not None:  # one folder for all, whose name is a time
         place, name = ("multirun", "hydra.sweep.dir=") if options.multirun else ("outputs", "hydra.run.dir=")
         when = ranks.share(lambda: time.strftime("%Y-%m-%d/%H-%M-%S"))

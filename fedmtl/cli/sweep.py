@@ -52,6 +52,7 @@ class Job:
     def line(self, result: Result, began: float, folder: Path) -> str:
         """Return what is printed of a finished job."""
         score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
+        score += "" if result.finetuned is None else ", finetuned"
         score += ", training diverged" if result.lost else ""
         seconds = time.monotonic() - began
         return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
@@ -62,6 +63,20 @@ def jobs(overrides: Sequence[str], sweep: Path) -> list[tuple[Job, list[str]]]:
     runs = list(combinations(overrides, multirun=True))
     swept = [place for place in range(len(runs[0])) if len({run[place] for run in runs}) > 1]
     return [(Job(i, len(runs), " ".join(run[k] for k in swept), sweep), run) for i, run in enumerate(runs)]
+
+
+def unlike(configs: Sequence[Config]) -> str:
+    """Return a warning where methods of a sweep are finetuned beside others that are not, empty where all or none are.
+    Local training is what all are compared with, and is not one of them."""
+    methods = [(config["algorithm"]["_target_"].rpartition(".")[2], config.get("finetune")) for config in configs]
+    tuned = {name: None for name, finetune in methods if finetune}
+    plain = {name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)}
+    if not tuned or not plain:
+        return ""
+    return (
+        f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do not compare; give all "
+        "of them the same, as finetune=kl or finetune=none."
+    )
 
 
 @dataclass(frozen=True)
