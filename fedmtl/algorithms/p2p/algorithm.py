@@ -186,6 +186,17 @@ class PeerToPeer(LinearAlgorithm):
         positive(self, **given(warm_start=self.warm_start))
         if self.warm_start is not None and self.warm_start >= 1:
             raise ConfigError(f"PeerToPeer.warm_start is {self.warm_start!r}; it is a share, between 0 and 1.")
+        idle = {
+            "warm_lam": (self.warm_lam is not None and self.warm_start is None, "warm_start"),
+            "refine_from": (self.refine_from != "own" and self.refine is None, "refine"),
+            "departed": (self.departed != "forget" and self.absences is None, "absences"),
+        }
+        for field, (ineffective, needed) in idle.items():
+            if ineffective:
+                raise ConfigError(
+                    f"PeerToPeer.{field} is {getattr(self, field)!r}, which has no effect without {needed}; give "
+                    f"{needed}, or leave it out."
+                )
         if self.warm_start is not None and self.start is not None:
             raise ConfigError("PeerToPeer has both start and warm_start; a run starts from one of them.")
         if self.warm_start is not None and (self.absences is not None or self.arrivals is not None):

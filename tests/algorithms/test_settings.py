@@ -1,0 +1,171 @@
+"""Every setting of every method has an effect, or is refused by name where it would have none."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import fedmtl
+from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, models
+from fedmtl.algorithms import Algorithm, DomainBound, LocalFit, ServerOptimizer
+from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.graphs import Complete, Ring
+from fedmtl.schedules import Dropouts
+
+DATA = load_synthetic_tasks(tasks=4, train_examples=8, test_examples=6, features=4, rank=1, public_examples=6, seed=3)
+IDS = [str(name) for name in DATA.ids]
+SOLVER = LocalSGD(lr=0.3, epochs=1, batch_size=4)
+METHODS = {
+    name: kind
+    for name, kind in vars(algorithms).items()
+    if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind not in (Algorithm, LocalFit)
+}
+NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings under which others have an effect
+    "ClusteredPMTL": {"clusters": dict(zip(IDS, "aabb", strict=True))},
+    "MPMTLayers": {"layers": ("3",)},
+    "PeerToPeer": {"graph": Ring()},
+}
+SERVER = {"server_lr": 0.5, "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}), "local": SOLVER}
+BOUNDS = {"row_norm": 0.5, "target": 0.1}
+DOMAIN = DomainBound(x_l1=0.5)
+OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
+    "APFL": SERVER | {"alpha": 0.2, "adaptive": True},
+    "AsyncLearner": {
+        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "step_size": 0.3, "kappa": 3.0, "horizon": 5, "cap": 1,
+        "groups": ((IDS[0], IDS[1]),), "frequencies": "observed", "bound": "domain", "domain": DOMAIN,
+        "guarantee": "paper", "batch_rate": 0.5, "psi": True,
+    },
+    "ClusteredPMTL": {"clusters": dict(zip(IDS, "abab", strict=True)), "lam": 0.2, "server_lr": 0.5, "local": SOLVER},
+    "Ditto": SERVER | {"lam": 0.2},
+    "FedAvg": SERVER,
+    "FedPer": SERVER | {"head": ["1"], "head_local": SOLVER},
+    "FedProx": SERVER | {"mu": 0.7},
+    "FedRep": SERVER | {"head": ["1"], "head_local": SOLVER},
+    "IFCA": {"clusters": 2, "spread": 0.5, "server_lr": 0.5, "local": SOLVER},
+    "Local": {"local": SOLVER},
+    "MPMTL": BOUNDS | {
+        "loss": "logistic", "lam": 0.5, "penalty": "l21", "own_penalty": "l1", "own_lam": 0.0, "momentum": "nesterov",
+        "ridge": 0.1, "rho": 2.0, "alpha": 1.0, "q": 0.5, "start": "zero", "start_ridge": 0.3, "smoothness": 2.0,
+        "curator_epsilon": 3.0, "curator_delta": 1e-4, "guarantee": "paper",
+    },
+    "MPMTLayers": {
+        "layers": ("1",), "threshold": 0.5, "penalty": "l21", "rho": 2.0, "alpha": 1.0, "local": SOLVER,
+    },
+    "Moments": {"reg": 0.1, "theta_max": 1e-3, "cap": 1, "domain": DOMAIN, "psi": True},
+    "PFedMe": SERVER | {"lam": 0.2, "eta": 0.2, "local_rounds": 3},
+    "PMTL": SERVER | {"lam": 0.2, "delta": "local"},
+    "PPDMTL": BOUNDS | {
+        "loss": "squared", "lam": 0.3, "threshold": 0.1, "tau": 0.1, "a1": 0.1, "a2": "auto", "delay": 3,
+        "smoothness": 0.7, "penalty": "l21", "own_penalty": "l1", "guarantee": "paper", "gauss_seidel": True,
+        "exact_q": True, "start": "single_task", "query_epsilon": 2.0, "refine": False, "refine_tau": 0.1,
+        "refine_across": 0.1, "batch_rate": 0.5,
+    },
+    "PPSGD": SERVER | {"ratio": 0.5},
+    "PeerToPeer": BOUNDS | {
+        "graph": Complete(), "mu": 0.3, "loss": "squared", "lam": 0.2, "smoothness": 1.0, "idle_confidence": 0.1,
+        "start": 0.5, "warm_start": 0.3, "warm_lam": 0.3, "allocation": "optimal",
+        "absences": Dropouts(intervals={IDS[0]: [(0.0, 0.5)]}), "refine": 0.5, "refine_from": "neighbours",
+        "releases": 1, "confidence_power": 2.0, "departed": "keep", "arrivals": {IDS[0]: [0] * 4 + [3] * 4},
+        "guarantee": "paper",
+    },
+    "PriorLayers": {
+        "layers": ("3",), "ridge": 0.3, "share": 0.5, "side": "output", "edge": 1e6, "floor": 0.5, "scale": 0.5,
+        "local": SOLVER,
+    },
+    "PrivatePrior": BOUNDS | {
+        "loss": "logistic", "ridge": 0.1, "own_ridge": False, "share": 0.5, "form": "diagonal", "edge": 1e6,
+        "floor": 1.0, "scale": 0.5,
+    },
+    "PublicStart": {
+        "loss": "logistic", "reg": 0.1, "theta_max": 1e-3, "cap": 1, "bound": "domain", "domain": DOMAIN, "psi": True,
+    },
+}  # fmt: skip
+WITHOUT_EFFECT = {  # in this run, and why
+    ("FedPer", "head_local"): "is of clients that never took part, and here all do",
+    ("PPDMTL", "target"): "bounds targets of the squared loss, and the usual loss is the logistic one",
+    ("PeerToPeer", "target"): "bounds targets of the squared loss, and the usual loss is the logistic one",
+    ("PeerToPeer", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
+    ("PeerToPeer", "idle_confidence"): "is of agents without records, and here all have some",
+} | {
+    ("PriorLayers", field): "shapes the release, and of four clients' changes of a network nothing stands out"
+    for field in ("layers", "side", "edge", "floor", "scale")
+}
+
+
+def outcome(name: str, **changes: Any) -> list[Any]:
+    """Models, scores and report of a tiny run."""
+    fields = {field.name for field in dataclasses.fields(METHODS[name])}
+    usual = {"local": LocalSGD(lr=0.1, epochs=2, batch_size=4)} if "local" in fields else {}
+    made = METHODS[name](**(usual | NEEDED.get(name, {}) | changes))
+    clocked = made.one_at_a_time
+    linear = clocked or name in ("MPMTL", "PrivatePrior")
+    law = "l2_laplace" if name == "PPDMTL" else "laplace"
+    record = RecordPrivacy(clip_norm=10.0, epsilon=50.0, delta=1e-5, mechanism=law)
+    result = Trainer(
+        algorithm=made,
+        data=DATA,
+        model=models.linear_regression(bias=False) if linear else models.mlp(hidden=3),
+        schedule=PoissonClocks(per_client=3) if clocked else FullParticipation(),
+        privacy=record if clocked else ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5),
+        rounds=12 if clocked else 1 if name in ("PrivatePrior", "PriorLayers") else 3,
+        eval_every=12,
+        seed=1,
+        dtype="float64",
+        execution=fedmtl.Execution("stacked"),
+        progress=False,
+    ).fit()
+    row = {key: value for key, value in result.final.items() if key not in ("time", "seconds")}
+    shared = None if result.shared is None else result.shared.tolist()
+    return [result.personal.tolist(), shared, row, repr(result.privacy)]
+
+
+def test_every_setting_of_every_method_is_tried() -> None:
+    tried = {name: set(OTHERS.get(name, ())) for name in METHODS}
+    assert tried == {name: {field.name for field in dataclasses.fields(METHODS[name])} for name in tried}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_setting_has_an_effect_or_is_refused(name: str) -> None:
+    usual, silent = outcome(name), {}
+    for field, value in OTHERS[name].items():
+        try:
+            if outcome(name, **{field: value}) == usual:
+                silent[name, field] = "has no effect"
+        except FedmtlError as error:
+            if not re.search(rf"\b{field}\b", str(error)):
+                silent[name, field] = f"is refused, but not by name: {error}"
+    assert set(silent) == {place for place in WITHOUT_EFFECT if place[0] == name}, silent
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "context"),
+    [
+        ("AsyncLearner", "bound", {"domain": DOMAIN}),
+        ("FedRep", "head_local", {}),
+        ("MPMTL", "own_lam", {"own_penalty": "l1"}),
+        ("MPMTL", "curator_delta", {"curator_epsilon": 3.0}),
+        ("PPDMTL", "target", {"loss": "squared"}),
+        ("PPDMTL", "exact_q", {"guarantee": "paper"}),
+        ("PPDMTL", "start", {"guarantee": "paper"}),
+        ("PPDMTL", "query_epsilon", {"guarantee": "paper"}),
+        ("PeerToPeer", "target", {"loss": "squared"}),
+        ("PeerToPeer", "warm_lam", {"warm_start": 0.3}),
+        ("PeerToPeer", "refine_from", {"refine": 0.5}),
+    ],
+)
+def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, context: dict[str, Any]) -> None:
+    assert outcome(name, **context) != outcome(name, **context, **{field: OTHERS[name][field]})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "needed"),
+    [("warm_lam", 0.3, "warm_start"), ("refine_from", "neighbours", "refine"), ("departed", "keep", "absences")],
+)
+def test_a_setting_of_peers_that_needs_another_is_refused_without_it(field: str, value: object, needed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"PeerToPeer\.{field} is .* no effect without {needed}"):
+        fedmtl.PeerToPeer(graph=Ring(), **{field: value})  # type: ignore[arg-type]
