@@ -962,11 +962,9 @@ class Channel:
         return total
 
     def _draw_noise(self, window: _Window, start: int, count: int) -> None:
-        """Draw the noise of the activations from place ``start`` on: of those that have begun, and of more that are
-        charged where drawing it again is free."""
-        last = len(window.clients) if self.source.name == "seeded" else self._end - window.first
+        """Draw the noise of the activations of the block from place ``start`` on, of at least ``count``."""
         width = max(count, _DRAWN // max(1, self.replicates * self.sums.dimension))
-        part = slice(start, min(last, start + width))
+        part = slice(start, start + width)
         acting = np.any(window.clients[part] >= 0, axis=1)
         if acting.all():
             noise = self._units("noise/gradient", window.clients[part], window.uses[part])
