@@ -407,9 +407,8 @@ def fingerprint(
 
 
 def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields (one that is not of this package comes with
-    its module), arrays by a digest, functions by their qualified name, and by the values that they are bound to or
-    close over, other objects by class and attributes.
+    """A JSON-ready description of settings: dataclasses by class and fields, arrays by a digest, functions by their
+    qualified name, and by the values that they are bound to or close over, other objects by class and attributes.
 
     Args:
         value: what is described.
@@ -419,9 +418,7 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
         value = value.item()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name), within) for f in dataclasses.fields(value)}
-        own = type(value).__module__.split(".")[0] != "fedmtl"
-        name = f"{type(value).__module__}.{type(value).__qualname__}" if own else type(value).__qualname__
-        return {"class": name, **fields}
+        return {"class": type(value).__qualname__, **fields}
     if isinstance(value, Mapping):
         return {str(k): describe(v, within) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import algorithms, models
+from .. import models
 from ..data.loaders import LOADERS
 from ..errors import ConfigError, first_line
 from ..models import ModelFactory
@@ -66,8 +66,11 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
         if "class" not in values:
             return values
         name = str(values.pop("class"))
-        package = "algorithms" if hasattr(algorithms, name) else "local"
-        kind = resolved_target(name if "." in name else f"fedmtl.{package}.{name}", trust)
+        places = ("fedmtl.algorithms", "fedmtl.local", *trust)
+        place = next((place for place in places if hasattr(import_module(place), name)), None)
+        if place is None:
+            raise ConfigError(f"{name!r} is no class of {', '.join(places)}; name its module: trust=[MODULE].")
+        kind = resolved_target(f"{place}.{name}", trust)
         try:
             return kind(**values)
         except Exception as error:

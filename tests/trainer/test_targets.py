@@ -139,7 +139,7 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path, monkeypatch: py
     path.write_text(json.dumps(found | {"terms": found["terms"] | {"algorithm": planted}}))
     assert Result.load(tmp_path / "run").terms is None
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
-    with pytest.raises(ConfigError, match=r"'my_method.Mine', which a file may not name"):
+    with pytest.raises(ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.local"):
         Result.load(tmp_path / "run")
     path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"factory": "factory.wraps"}}}))
     with pytest.raises(ConfigError, match=r"'fedmtl.models.factory.wraps', which a file may not name"):
