@@ -134,15 +134,16 @@ class Ledger:
         charged again in seeded mode.
 
         Args:
-            first, end: consecutive steps, which follow those that this session has charged.
+            first, end: consecutive steps; in a file they follow those that this session has charged.
             cohorts: for each step, the ranks that take part, where participations are charged.
 
         Raises:
-            PrivacyError: a step that this session has charged already, or one after a step that was never charged.
+            PrivacyError: in a file, a step that this session has charged already, or one after a step that was never
+                charged.
         """
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        if not (first <= self.reached if self._next is None else first == self._next):
+        if self._file is not None and first != self._next and not (self._next is None and first <= self.reached):
             raise PrivacyError(f"Step {first} does not follow the steps that are charged; they are charged in order.")
         new = min(max(first, self.reached), end) if self.replays_free else first
         if new < end:
@@ -191,7 +192,9 @@ class Ledger:
 
     def _charge(self, line: Mapping[str, Any]) -> None:
         first, end, cohorts = int(line["first"]), int(line["end"]), line.get("cohorts")
-        if self.replays_free:
+        if self._file is None:
+            follows = True  # no session follows this one, so nothing depends on where its steps begin
+        elif self.replays_free:
             follows = first == self.reached
         else:
             follows = first <= self.reached if self._next is None else first == self._next

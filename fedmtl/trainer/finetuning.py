@@ -120,7 +120,7 @@ def finetuned(
     found = measured["finetuned"] if validation is None else _measured(problem, final, metrics)
     metric = result.metric
     ids = problem.data.ids
-    lost = {ids[place] for place in apart.nonzero()[:, 0].tolist()} | Stage("", scores["finetuned"]).left_out
+    lost = {ids[place] for place in apart.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
     diverged = tuple(name for name in ids if name in lost)
     if diverged and problem.ranks.first:
         text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; a smaller learning rate may help"

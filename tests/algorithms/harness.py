@@ -37,10 +37,12 @@ def run(
 ) -> State:
     """The state after all rounds; ``watch(step, state)`` sees every state."""
     bound = (sampler or FullParticipation()).bind(problem.clients)
+    order = torch.argsort(problem.data.keys, stable=True)
     channel = open_channel(
         privacy,
         algorithm.plan(problem, bound),
         bound,
+        order=order,
         seed=problem.seed,
         steps=problem.rounds,
         fingerprint="test",
@@ -48,7 +50,6 @@ def run(
     )
     channel.record = record
     state = algorithm.init(problem)
-    order = torch.argsort(problem.data.keys, stable=True)
     rank = torch.argsort(order)
     if watch is not None:
         watch(-1, state)

@@ -108,9 +108,9 @@ def test_one_client_at_a_time_sends_what_the_stack_sends(name: str) -> None:
     plans = algorithm.plan(problem, bound)
     # of a prior so little noise that clients train again
     privacy = replace(PRIVACY, noise_multiplier=0.01) if name.startswith("prior_layers") else PRIVACY
-    stacked, alone = (open_channel(privacy, plans, bound, seed=3, steps=steps) for _ in range(2))
-    stacked.record, alone.record = [], []
     order, ranks = client_ranks(problem.data)
+    stacked, alone = (open_channel(privacy, plans, bound, seed=3, steps=steps, order=order) for _ in range(2))
+    stacked.record, alone.record = [], []
     state = algorithm.init(problem)
     public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
     clients = [_Client(algorithm, problem, client) for client in range(problem.clients)]

@@ -81,7 +81,7 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
     ranks = channel.draw(0)
     channel.begin(0, ranks)
-    block = Block(0, torch.zeros(1, 1), torch.arange(4)[None, None])
+    block = Block(0, torch.zeros(1, 1), ranks[None, None])
     state = algorithm.init(problem)
     algorithm.step(problem, state, block, channel)
     (clipped,) = seen

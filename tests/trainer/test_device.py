@@ -91,9 +91,10 @@ def run(algorithm, device, *, model=None, execution=None, steps=3):
         problem = build_problem(data, model, "cross_entropy", execution, steps, 0, device, "float32")
         bound = PoissonSampling(cohort=7).bind(problem.clients)
         privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
-        channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=0, steps=steps)
+        order = torch.argsort(problem.data.keys, stable=True)
+        channel = open_channel(privacy, algorithm.plan(problem, bound), bound, seed=0, steps=steps, order=order)
         channel.record, waits = [], []
-        state, order = algorithm.init(problem), torch.argsort(problem.data.keys, stable=True)
+        state = algorithm.init(problem)
         for block in rounds(channel.draw, order, start=0, stop=steps):
             channel.begin(block.first, torch.argsort(order)[block.cohort])
             with waiting(pretending, problem.initial.device) as found:
