@@ -39,6 +39,13 @@ _INNER_NAMES = {  # settings that an algorithm hands on to a class or function o
     "wakeup_weights.policy": "algorithm.allocation",
     "knn_cosine.k": "algorithm.graph.k",
 }
+_REMOVED = {  # settings of earlier versions, and what there is instead
+    "privacy.observer": "epsilon holds against all other clients",
+    "privacy.accountant": "epsilon is computed from privacy loss distributions",
+    "schedule.max_cohort": "use schedule=poisson, which has no cap, or schedule=fixed",
+    "algorithm.release": "a single one is algorithm=private_prior or prior_layers, several mp_mtl or mp_mtl_layers",
+    "algorithm.method": "use algorithm=async_learner, public_start or moments",
+}
 
 
 def config_folder() -> Path:
@@ -366,6 +373,8 @@ def check_names(overrides: Sequence[str], extra: Path | None) -> None:
                 raise ConfigError(f"{key} is {value!r}, but it has parts; accepted: {parts}.")
         if known is not None or _has(base, key):
             continue
+        if key in _REMOVED:
+            raise ConfigError(f"{key} is gone: {_REMOVED[key]}.")
         parent = key.rpartition(".")[0]
         node = OmegaConf.select(base, parent) if parent else None
         if isinstance(node, DictConfig):
@@ -460,8 +469,10 @@ def _made(node: Any, place: str) -> Any:
         reason = first_line(error)
         unknown = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", reason)
         if unknown is not None and unknown.group(1) == target.__name__:
+            key = f"{place}.{unknown.group(2)}"
             accepted = ", ".join(name for name in parts if name != unknown.group(2))
-            reason = f"{place}.{unknown.group(2)} is no setting of {target.__name__}; accepted: {accepted}"
+            refusal = f"{key} is no setting of {target.__name__}; accepted: {accepted}"
+            reason = f"{key} is gone: {_REMOVED[key]}" if key in _REMOVED else refusal
         raise ConfigError(f"{reason}.") from error
 
 

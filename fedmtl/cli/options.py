@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from ..errors import ConfigError, TrainingError
 from ..report.tables import write_text
@@ -19,10 +20,17 @@ INTERRUPTED = 130  # exit code
 _DATA_PATHS = ("root", "path", "images", "cache", "counts")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses words in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.format_usage()}")
+
+
 def command_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of ``fedmtl COMMAND``; ``epilog`` is printed as it is written."""
     style = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"fedmtl {command}", description=description, epilog=epilog, formatter_class=style, allow_abbrev=False
     )
 
