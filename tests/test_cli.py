@@ -150,9 +150,9 @@ def command(*words: str, cwd: Path, timeout: float = 600.0) -> subprocess.Comple
         (["verify"], "the following arguments are required: folder; usage: fedmtl verify [-h]"),
         (["report", "nowhere"], "nowhere is not a folder"),
         (["--config-dir", "nowhere", "algorithm=own"], "--config-dir is nowhere, which is no folder; give one with "),
-        (["profile", "--config-dir", "nowhere"], "--config-dir is nowhere, which is no folder"),
-        (["profile", "roundz=3"], "roundz is no setting; did you mean rounds?"),
-        (["profile", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
+        (["audit", "--config-dir", "nowhere"], "--config-dir is nowhere, which is no folder"),
+        (["audit", "roundz=3"], "roundz is no setting; did you mean rounds?"),
+        (["audit", "--rounds", "0"], "--rounds is 0; it must be a whole number of at least 1"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused_by_name(
@@ -429,7 +429,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         for name, words in options.items():
             assert name in shown
             assert words in shown
-    for command_name in ("report", "resume", "profile", "-m", "--debug"):
+    for command_name in ("report", "resume", "-m", "--debug"):
         assert command_name in shown
     assert max(map(len, shown.splitlines())) <= 120
 

@@ -1,4 +1,4 @@
-"""Commands that look at configurations and at runs: ``fedmtl audit``, ``profile``, ``verify`` and ``report``."""
+"""Commands that look at configurations and at runs: ``fedmtl audit``, ``verify`` and ``report``."""
 
 from __future__ import annotations
 
@@ -51,23 +51,6 @@ def audit(words: list[str]) -> int:
     seconds = time.monotonic() - began
     print(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
     return REFUTED if any_refuted(findings) else 0
-
-
-def profile(words: list[str]) -> int:
-    """Print where the time of a short run goes."""
-    description = "Time the parts of a short run: data, local work, releases, charges, evaluation."
-    parser = command_parser("profile", description)
-    options, config = short_run_options(parser, words, rounds=20, what="rounds, or activations of clients")
-
-    from ..trainer.profile import profile as time_parts
-
-    with TemporaryDirectory(prefix="fedmtl-profile-") as folder:
-        began = time.perf_counter()
-        trainer = build(config | {"logger": {}}, Path(folder))
-        seconds = time.perf_counter() - began
-        measured = time_parts(trainer, rounds=options.rounds, folder=Path(folder) / "run")
-    print(f"{measured.text()}\nreading the data and the settings took {seconds:.3f} s before that")
-    return 0
 
 
 def verify(words: list[str]) -> int:

@@ -23,7 +23,7 @@ from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyErr
 from ..report import CHOICE_NOT_COVERED
 from .adapt import adapt
 from .config import TRUST, ByKey, Config, build, check, choices, config_folder, hydra_base, printed_log, resolve
-from .inspect import audit, profile, report, verify
+from .inspect import audit, report, verify
 from .options import INTERRUPTED, command_parser, make_paths_absolute, resumable, say, told_to_end, write_config
 from .search import resume_search, search
 from .sweep import STORED, Job, Turns, jobs, left, marked, unlike
@@ -45,7 +45,6 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims
        fedmtl verify FOLDER              what the files of a finished run confirm
-       fedmtl profile [KEY=VALUE ...]    where the time of a short run goes
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
 """
 _EXAMPLES = """\
@@ -326,7 +325,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "audit": audit,
     "verify": verify,
-    "profile": profile,
 }
 
 

@@ -3,8 +3,7 @@
 from .batches import BatchPlan
 from .executor import Execution, Executor, operation_threads
 from .mixture import Mixture
-from .nuclear import NuclearProx
-from .optimizers import Elementwise, MeanRegularizedSGD, StackedOptimizer, StackedSGD
+from .optimizers import Elementwise, StackedOptimizer, StackedSGD
 from .private import train_privately
 from .proximal import PENALTIES, Penalty, prox_nuclear
 from .solver import LocalOptimizer, LocalSGD, LocalSolver, plan_batches, train_locally
@@ -18,9 +17,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "LocalSolver",
-    "MeanRegularizedSGD",
     "Mixture",
-    "NuclearProx",
     "Penalty",
     "StackedOptimizer",
     "StackedSGD",

@@ -182,25 +182,6 @@ class StackedSGD(StackedOptimizer):
         w.add_(gradient, alpha=-group["lr"])
 
 
-class MeanRegularizedSGD(StackedSGD):
-    """w <- w - eta (grad l(w) + lam (w - anchor)) on each row (Hu et al. 2023, Algorithm 1).
-
-    Args:
-        rows: (K, D) parameters.
-        anchor: (D,) or (K, D), fixed for the whole local run.
-        lam: regularization strength lambda.
-        lr: step size eta.
-
-    Raises:
-        ConfigError: ``lr * lam >= 2`` without ``proximal``: the anchor term alone then diverges.
-    """
-
-    def __init__(self, rows: Tensor, *, anchor: Tensor, lam: float, lr: float, **options: Any) -> None:
-        if not options.get("proximal", False):
-            check_stable(lr, lam)
-        super().__init__(rows, lr=lr, lam=lam, anchor=anchor, **options)
-
-
 def check_stable(lr: float, lam: float) -> None:
     """Refuse a gradient step on the anchor term that diverges: needs ``lr * lam < 2``.
 

@@ -3,8 +3,6 @@
 ``prox(x, t)`` is argmin_p 1/2 ||p - x||_F^2 + t * penalty(p) (Parikh and Boyd, "Proximal algorithms", 2014). All of
 them act on the last two axes and are batched over the axes before; ``t`` is a number, or a tensor of the shape of the
 leading axes (a threshold for every replicate). float64 is meant; gradients are not taken.
-
-:class:`~fedmtl.local.nuclear.NuclearProx` is the nuclear norm's operator for a sequence of similar matrices.
 """
 
 from __future__ import annotations

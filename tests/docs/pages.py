@@ -114,7 +114,7 @@ def fedmtl(words: list[str], small: list[str]) -> int:
     """Run a documented command at small sizes, its run in :data:`FOLDER`; returns the exit code."""
     verb = words[0] if words and "=" not in words[0] and not words[0].startswith("-") else ""
     rest = words[1:] if verb else words
-    if verb in ("", "audit", "search", "profile") and not {"--help", "--version", "--cfg"} & set(rest):
+    if verb in ("", "audit", "search") and not {"--help", "--version", "--cfg"} & set(rest):
         where = rest.index("--config-dir") + 1 if "--config-dir" in rest else None
         rest = small_settings([*rest, *small], None if where is None else Path(rest[where]))
         if not verb:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmtl.errors import ConfigError
-from fedmtl.local import Elementwise, LocalOptimizer, LocalSGD, MeanRegularizedSGD, StackedSGD
+from fedmtl.local import Elementwise, LocalOptimizer, LocalSGD, StackedSGD
 
 K, D, STEPS = 5, 7, 12
 PATTERN = torch.rand(STEPS, K, generator=torch.Generator().manual_seed(3)) > 0.4  # who moves when
@@ -89,7 +89,7 @@ def test_mean_regularized_step_by_hand(per_row):
     gradient = gradients()[0]
     rows.grad = gradient.clone()
     expected = start() - 0.1 * (gradient + 3.0 * (start() - anchor))
-    MeanRegularizedSGD(rows, anchor=anchor, lam=3.0, lr=0.1).step()
+    StackedSGD(rows, anchor=anchor, lam=3.0, lr=0.1).step()
     torch.testing.assert_close(rows, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_proximal_step_minimizes_its_objective():
     rows, anchor, lr, lam = start(), torch.ones(D, dtype=torch.float64), 0.7, 50.0
     rows.grad = gradients()[0]
     moved = start() - lr * gradients()[0]
-    MeanRegularizedSGD(rows, anchor=anchor, lam=lam, lr=lr, proximal=True).step()
+    StackedSGD(rows, anchor=anchor, lam=lam, lr=lr, proximal=True).step()
     residual = lam * (rows - anchor) + (rows - moved) / lr
     assert float(residual.abs().max()) < 1e-10
 
@@ -106,8 +106,6 @@ def test_proximal_step_minimizes_its_objective():
 @pytest.mark.parametrize("lam", [4.0, 5.0])
 def test_divergent_regularization_is_refused_and_really_diverges(lam):
     with pytest.raises(ConfigError, match=r"lr \* lam"):
-        MeanRegularizedSGD(start(), anchor=torch.zeros(D), lam=lam, lr=0.5)
-    with pytest.raises(ConfigError, match="proximal=True"):
         LocalSGD(lr=0.5).check(lam)
     LocalSGD(lr=0.5, proximal=True).check(lam)
     rows = start()

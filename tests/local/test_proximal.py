@@ -10,7 +10,6 @@ import torch
 from scipy.optimize import minimize
 
 from fedmtl.errors import ConfigError
-from fedmtl.local.nuclear import NuclearProx
 from fedmtl.local.proximal import PENALTIES, gram_error, prox_nuclear
 
 NORMS = ("nuclear", "rows", "columns", "l1")
@@ -182,94 +181,6 @@ def test_auto_decomposes_x_where_the_product_is_too_coarse():
     assert float((coarse - expected).abs().max()) > 1e-12  # which is why
 
 
-# --- the carried basis
-
-
-def drift(d, width, steps, *, rank=5, seed=0):
-    """A low-rank matrix under noise that changes a column and a little everywhere at each step."""
-    x = random(d, rank, seed=seed) @ random(rank, width, seed=seed + 1) / 4 + random(
-        d, width, seed=seed + 2, scale=0.01
-    )
-    for k in range(steps):
-        x = x + random(d, width, seed=100 + k, scale=1e-4)
-        x[:, k % width] += random(d, seed=500 + k, scale=0.02)
-        yield x
-
-
-@pytest.mark.parametrize("shape", [(40, 90), (90, 40)])
-@pytest.mark.parametrize("tolerance", [1e-6, 1e-10])
-@pytest.mark.parametrize("t", [0.5, 0.2, 0.1])
-def test_a_carried_basis_gives_the_exact_operator(shape, tolerance, t):
-    prox = NuclearProx(least_side=1, tolerance=tolerance)
-    for x in drift(*shape, 25):
-        exact = prox_nuclear(x, t, method="svd")
-        assert float(torch.linalg.matrix_norm(prox(x, t) - exact)) <= tolerance * float(torch.linalg.matrix_norm(x))
-    assert prox.carried + prox.decomposed == 25
-    assert t != 0.5 or prox.carried == 24
-
-
-def test_a_direction_that_the_basis_does_not_know_is_never_missed():
-    """A new direction orthogonal to the basis and everything else, and above t: no iteration would find it."""
-    q = torch.linalg.qr(random(60, 60)).Q
-    v = torch.linalg.qr(random(100, 100, seed=1)).Q
-    prox = NuclearProx(least_side=1, oversample=4)
-    for new, carried, decomposed in ((0.4, 0, 1), (0.4, 1, 1), (0.9, 2, 1), (5.0, 2, 2), (5.0, 2, 3), (5.0, 3, 3)):
-        values = torch.tensor([9.0, 8.0, 7.0, *[0.5] * 17, *[0.0] * 30, new, *[0.0] * 9], dtype=torch.float64)
-        out = prox((q * values) @ v[:, :60].mT, 1.0)
-        torch.testing.assert_close(out, (q * (values - 1.0).clamp_min(0)) @ v[:, :60].mT, rtol=0, atol=1e-8)
-        assert (prox.carried, prox.decomposed) == (carried, decomposed)
-
-
-def test_thresholds_and_matrices_that_jump():
-    prox = NuclearProx(least_side=1)
-    for k, t in enumerate([0.5, 40.0, 0.5, 0.0, 1e-12, 3.0, 1e6, 0.5]):
-        x = torch.zeros(30, 50, dtype=torch.float64) if k == 5 else random(30, 50, seed=k)
-        torch.testing.assert_close(prox(x, t), prox_nuclear(x, t, method="svd"), rtol=0, atol=1e-7)
-
-
-def test_a_batch_has_a_basis_for_each_matrix():
-    prox, t = NuclearProx(least_side=1), torch.tensor([0.2, 0.3], dtype=torch.float64)
-    for pair in zip(drift(30, 50, 6), drift(30, 50, 6, seed=40), strict=True):
-        x = torch.stack(pair)
-        exact = torch.stack([prox_nuclear(a, float(s), method="svd") for a, s in zip(pair, t, strict=True)])
-        torch.testing.assert_close(prox(x, t), exact, rtol=0, atol=1e-7)
-    assert (prox.carried, prox.decomposed) == (10, 2)
-
-
-def test_a_restored_basis_continues_to_the_last_bit():
-    prox, other, late = NuclearProx(least_side=1), NuclearProx(least_side=1), NuclearProx(least_side=1)
-    xs = list(drift(40, 60, 8))
-    for x in xs[:4]:
-        prox(x, 0.2)
-    other.load_state_dict(prox.state_dict())
-    ends = [[p(x, 0.2) for x in xs[4:]] for p in (prox, other, late)]
-    assert all(torch.equal(a, b) for a, b in zip(ends[0], ends[1], strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(ends[0], ends[2], strict=True))
-
-
-def test_failures_in_a_row_are_tried_ever_less_often():
-    prox, tried = NuclearProx(least_side=1, iterations=1, tolerance=1e-12), []
-    carry = prox._carry
-    prox._carry = lambda *args: tried.append(prox.decomposed) or carry(*args)
-    for k in range(40):
-        x = spectrum(30, 40, [9.0, 8.0, 7.0], seed=10 * k)[0]
-        torch.testing.assert_close(prox(x, 1.0), prox_nuclear(x, 1.0, method="svd"), rtol=0, atol=1e-10)
-    assert tried == [1, 3, 7, 15, 31]
-    late = NuclearProx(least_side=1)
-    late.load_state_dict(prox.state_dict())
-    for _ in range(24):  # 9 of 32 are done
-        assert late.carried == 0
-        late(x, 1.0)
-    assert (late.carried, late.decomposed) == (1, 23)
-
-
-def test_small_matrices_are_decomposed():
-    prox = NuclearProx()
-    x = random(3, 28, 20)
-    torch.testing.assert_close(prox(x, 1.0), prox_nuclear(x, 1.0, method="svd"), rtol=0, atol=1e-10)
-    assert (prox.carried, prox.decomposed) == (0, 3)
-
-
 # --- bad input
 
 
@@ -294,17 +205,13 @@ def test_bad_input_is_refused(name, x, t, says):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("prox", [prox_nuclear, NuclearProx(least_side=1)])
-def test_the_nuclear_operator_refuses_what_is_not_finite(prox, bad):
+def test_the_nuclear_operator_refuses_what_is_not_finite(bad):
     x = random(6, 5)
     x[2, 3] = bad
     with pytest.raises(ConfigError, match="not finite"):
-        prox(x, 1.0)
+        prox_nuclear(x, 1.0)
 
 
 def test_bad_settings_are_refused():
     with pytest.raises(ConfigError, match="accepted: 'auto', 'svd', 'gram'"):
         prox_nuclear(random(2, 2), 1.0, method="qr")
-    for setting in ({"tolerance": 0.0}, {"oversample": 0}, {"iterations": 0}, {"least_side": 0}):
-        with pytest.raises(ConfigError, match=next(iter(setting))):
-            NuclearProx(**setting)

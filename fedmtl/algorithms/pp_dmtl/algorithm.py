@@ -40,7 +40,7 @@ from ..linear.data import LinearAlgorithm, LinearData, prepared
 from ..linear.solve import OWN_PENALTIES, OwnPenalty, fit_own, own_step
 from ..local_fit import LocalFit
 from .published import REFUTED, published_epsilon
-from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, carried_basis, serve, serve_one
+from .server import SHARED_PENALTIES, SharedPenalty, SharedProx, serve, serve_one
 from .simulated import choose_step
 
 
@@ -226,8 +226,7 @@ class PPDMTL(LinearAlgorithm):
         """Start at P = S = Q = 0, no data are read; except with ``start="single_task"``.
 
         Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
-        that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)); where P is large,
-        ``basis`` and ``basis_use`` carry the server's decomposition from event to event.
+        that each task got last, ``own`` Q (in ``"paper"`` it is private, (T, R, p)).
 
         Raises:
             ConfigError: a step size beyond the stable ones.
@@ -236,7 +235,6 @@ class PPDMTL(LinearAlgorithm):
         shape = (replicates, problem.clients, problem.dimension)
         names = ("shared", "stale", "returned") + (("own",) if self.guarantee == "sound" else ())
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
-        public |= carried_basis(replicates, problem.clients, problem.dimension, self.penalty)
         if self.guarantee == "sound":
             return State(public, problem.client_store({}))
         store = problem.client_store({"own": ((replicates, problem.dimension), torch.float64)})
@@ -404,7 +402,7 @@ class PPDMTL(LinearAlgorithm):
     def _serve(self, problem: Problem, public: dict[str, Tensor], released: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Make the server's steps, and those of public q_t, on parts of a block: (S, R) who acts, (S, R, p) G_t."""
         _, a2, threshold = self._work(problem)
-        prox = SharedProx(public, self.penalty, threshold)
+        prox = SharedProx(len(public["shared"]), self.penalty, threshold)
         for part, answer in released:
             if self.a1 > 0 and self.guarantee == "sound":
                 own = public["own"]
@@ -412,18 +410,18 @@ class PPDMTL(LinearAlgorithm):
                 task = part[which, where]
                 own[where, task] = own_step(own[where, task], answer[which, where], self.a1, self.tau, self.own_penalty)
             serve(public, part, answer, a2, prox)
-        prox.keep()
+        prox.close()
 
     def _serve_one(
         self, problem: Problem, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]
     ) -> None:
         """Serve one run as :meth:`_serve` does: tasks (S,), and their G_t (1, p) as they come."""
         _, a2, threshold = self._work(problem)
-        prox = SharedProx(public, self.penalty, threshold)
+        prox = SharedProx(len(public["shared"]), self.penalty, threshold)
         if self.a1 > 0 and self.guarantee == "sound":
             answers = self._moving_own(public, tasks, answers)
         serve_one(public, tasks, answers, a2, prox)
-        prox.keep()
+        prox.close()
 
     def _moving_own(
         self, public: dict[str, Tensor], tasks: Sequence[int], answers: Iterator[np.ndarray]

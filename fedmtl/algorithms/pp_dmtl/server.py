@@ -12,7 +12,6 @@ import torch
 from scipy.linalg.lapack import dsyevd
 from torch import Tensor
 
-from ...local.nuclear import NuclearProx
 from ...local.proximal import Penalty, column_norm, nuclear_norm, prox_columns, prox_nuclear
 
 SharedPenalty = Literal["nuclear", "l21"]
@@ -21,15 +20,6 @@ SHARED_PENALTIES: dict[SharedPenalty, Penalty] = {
     "l21": Penalty(column_norm, prox_columns),
 }
 """r by name, of P^T (..., T, p): one row a task, one column a feature."""
-
-
-def carried_basis(replicates: int, tasks: int, dimension: int, penalty: SharedPenalty) -> dict[str, Tensor]:
-    """Return what :class:`SharedProx` carries in the state, before the first event; nothing where P is small."""
-    side = min(tasks, dimension)
-    if penalty != "nuclear" or side < NuclearProx().least_side:
-        return {}
-    shapes = {"basis": (replicates, side, side // 2), "basis_use": (replicates, 3)}
-    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 _TOLERANCE = 1e-9
@@ -111,32 +101,16 @@ _LEAST_PART = 16  # matrices of a thread, below which it costs more than it give
 
 
 class SharedProx:
-    """The proximal operator of r on P^T (R, T, p); for a large nuclear norm with bases carried in the public state.
+    """The proximal operator of r on P^T (R, T, p), in threads where there are many matrices."""
 
-    The bases are part of the state, so that a run that stops and goes on is the run that did not stop: ``basis``
-    (R, side, side // 2), zeros beyond its columns, and ``basis_use`` (R, 3), their number and the operator's two
-    counts of calls to wait.
-    """
-
-    def __init__(self, public: dict[str, Tensor], penalty: SharedPenalty, threshold: float) -> None:
-        self._public, self._threshold = public, threshold
+    def __init__(self, replicates: int, penalty: SharedPenalty, threshold: float) -> None:
+        self._threshold = threshold
         self._prox: Callable[[Tensor, float], Tensor]
         self._prox = prox_nuclear_small if penalty == "nuclear" else SHARED_PENALTIES[penalty].prox
-        self._nuclear: NuclearProx | None = None
         self._pool: ThreadPoolExecutor | None = None
-        if "basis" not in public:
-            threads = torch.get_num_threads()
-            if penalty == "nuclear" and threads > 1 and len(public["shared"]) >= _LEAST_PART * threads:
-                self._pool = ThreadPoolExecutor(threads)
-            return
-        self._prox = self._nuclear = NuclearProx()
-        bases, waits = {}, {}
-        for r, (columns, left, last) in enumerate(public["basis_use"].long().tolist()):
-            if columns:
-                bases[r] = public["basis"][r, :, :columns].contiguous()
-            if last:
-                waits[r] = torch.tensor([left, last])
-        self._nuclear.load_state_dict({"bases": bases, "waits": waits})
+        threads = torch.get_num_threads()
+        if penalty == "nuclear" and threads > 1 and replicates >= _LEAST_PART * threads:
+            self._pool = ThreadPoolExecutor(threads)
 
     def __call__(self, p: Tensor) -> Tensor:
         if self._pool is None:
@@ -150,19 +124,10 @@ class SharedProx:
             return prox_nuclear_one(p, self._threshold)
         return self(torch.from_numpy(p)[None]).numpy()[0]
 
-    def keep(self) -> None:
-        """Put the bases back into the state, and let the threads go; nothing follows."""
+    def close(self) -> None:
+        """Let the threads go; nothing follows."""
         if self._pool is not None:
             self._pool.shutdown()
-        if self._nuclear is None:
-            return
-        padded, use = self._public["basis"].zero_(), self._public["basis_use"].zero_()
-        kept = self._nuclear.state_dict()
-        for place, basis in kept["bases"].items():
-            padded[place, :, : basis.shape[1]] = basis
-            use[place, 0] = basis.shape[1]
-        for place, wait in kept["waits"].items():
-            use[place, 1:] = wait
 
 
 def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, prox: SharedProx) -> None:
@@ -174,7 +139,7 @@ def serve(public: dict[str, Tensor], part: Tensor, released: Tensor, a2: float, 
         acts = every if everyone else np.flatnonzero(tasks >= 0)
         own = tasks[acts]
         s[acts, own] = gradient[acts]
-        new = prox(torch.sub(shared, stale, alpha=a2))  # of all: a basis belongs to a place in the batch
+        new = prox(torch.sub(shared, stale, alpha=a2))
         shared = new if everyone else torch.where(torch.from_numpy(tasks >= 0)[:, None, None], new, shared)
         back[acts, own] = shared.numpy()[acts, own]
     public["shared"].copy_(shared)
