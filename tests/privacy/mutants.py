@@ -623,17 +623,17 @@ def _first_twice(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _count_noise_of_the_cohort(self, key, total, step, settings, release):
     """Noise on the count in proportion to the clients that were drawn, and not to those that are expected."""
-    drawn = settings.count_std(self.denominator) * max(1, self._cohort) / self.denominator
+    drawn = settings.count_std(self.denominator) * max(1, len(self._cohort)) / self.denominator
     return _noised_count(self, key, total, step, replace(settings, count_noise=drawn), release)
 
 
 def _noise_of_the_cohort(self, name, release, source, step):
-    return _drawn_noise(self, name, release, source, step) * (max(1, self._cohort) / self.denominator)
+    return _drawn_noise(self, name, release, source, step) * (max(1, len(self._cohort)) / self.denominator)
 
 
 def _noise_of_the_local_cohort(self, total, clients, own, round):
     value = _noised_local(self, total, clients, own, round)
-    return value + (self._cohort / self.sampler.n - 1) * _noised_local(self, 0 * total, clients, own, round)
+    return value + (len(self._cohort) / self.sampler.n - 1) * _noised_local(self, 0 * total, clients, own, round)
 
 
 def _addressed_by_the_sum(self, name, total, step):
@@ -742,7 +742,7 @@ def _realized_mean(rows, bound):
     return _clipped_sum(rows, bound) * COHORT / max(1, len(rows))
 
 
-_REALIZED = property(lambda self: float(max(1, self._cohort)))
+_REALIZED = property(lambda self: float(max(1, len(self._cohort))))
 
 
 def _clip_of_the_square_root(rows, bound):
@@ -1001,7 +1001,7 @@ def _charged_as_poisson(kind: type) -> _Patch:
         def poisson(self):
             return samplers.BoundPoisson(self.n, self.cohort)
 
-        patch.setattr(kind, "law", lambda self, **facts: poisson(self).law(**facts))
+        patch.setattr(kind, "law", lambda self, *facts: poisson(self).law(*facts))
         patch.setattr(kind, "event", lambda self, *args: poisson(self).event(*args))
 
     return apply

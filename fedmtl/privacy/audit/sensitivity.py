@@ -254,9 +254,9 @@ class _Game:
         channel.begin(step, channel.draw(step))
         noted: list[tuple[int, str, Tensor]] = []
         channel.record = noted
-        channel.release(self.name, rows, ranks)
-        form = self.claim.form
-        return {name: coordinates(value.numpy(), form if name == self.name else "vector") for _, name, value in noted}
+        value = channel.release(self.name, rows, ranks)
+        beside = {name: coordinates(count.numpy(), "vector") for _, name, count in noted if name != self.name}
+        return beside | {self.name: coordinates(value.numpy(), self.claim.form)}
 
 
 # Gradients of local steps
