@@ -408,7 +408,8 @@ def fingerprint(
 
 def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
     """A JSON-ready description of settings: dataclasses by class and fields, arrays by a digest, functions by their
-    qualified name, and by the values that they are bound to or close over, other objects by class and attributes.
+    qualified name, the caller's own also by their code, and by the values that they are bound to or close over, other
+    objects by class and attributes.
 
     Args:
         value: what is described.
@@ -442,9 +443,31 @@ def _state(value: Any) -> dict[str, Any]:
         return {"object": value.__self__}
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        found = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
+        found: dict[str, Any] = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
+        found |= {"code": _code(value.__code__) if _foreign(value) else None}
         return {name: part for name, part in found.items() if part}
-    return {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    if isinstance(value, type):
+        return {}
+    methods = vars(type(value)).items() if _foreign(type(value)) else ()
+    codes = {f"{name}()": _code(one.__code__) for name, one in methods if isinstance(one, types.FunctionType)}
+    return {**getattr(value, "__dict__", {}), **codes}
+
+
+def _foreign(value: Any) -> bool:
+    """Return whether a function or class is the caller's own: the code of the packages has a version."""
+    return str(value.__module__).split(".")[0] not in ("fedmtl", "torch", "numpy")
+
+
+def _code(code: types.CodeType) -> str:
+    """Return a digest of what a function computes, but for what it finds in its module."""
+    constants = [_code(one) if isinstance(one, types.CodeType) else _plain(one) for one in code.co_consts]
+    parts = (code.co_code, repr(code.co_names).encode(), repr(constants).encode())
+    return hashlib.blake2b(b"|".join(parts), digest_size=16).hexdigest()
+
+
+def _plain(constant: Any) -> str:
+    """Return a constant in words, a set in one order."""
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _digest(tensor: Tensor) -> str:

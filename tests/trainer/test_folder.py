@@ -229,7 +229,28 @@ def closed_over(scale):
     return loss
 
 
+def by_code(scale):
+    """Two functions of one name."""
+    if scale == 1.0:
+        return lambda outputs, targets: cross_entropy(outputs, targets, reduction="none")
+    return lambda outputs, targets: cross_entropy(0.5 * outputs, targets, reduction="none")
+
+
+def by_method(scale):
+    """Two classes of one name."""
+
+    def call(self, outputs, targets):
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def other(self, outputs, targets):
+        return cross_entropy(0.5 * outputs, targets, reduction="none")
+
+    return type("Loss", (), {"__call__": call if scale == 1.0 else other})()
+
+
 LOSSES = {
+    "code": by_code,
+    "method of a class": by_method,
     "partial": lambda scale: partial(scaled_loss, scale=scale),
     "object": ScaledLoss,
     "method": lambda scale: ScaledLoss(scale).method,
