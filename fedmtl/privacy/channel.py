@@ -1210,7 +1210,7 @@ class Channel:
         self.ranks.share(lambda: self.account.charge_remaining(done))
 
     def close(self) -> None:
-        """End cleanly: reservations that were never begun return to the budget; idempotent."""
+        """End cleanly; idempotent."""
         self.account.close()
 
 

@@ -137,7 +137,8 @@ def _coded(table: Table, name: str, categories: Sequence[str] | None) -> np.ndar
 
 def _feature(table: Table, name: str) -> np.ndarray:
     """Return one column as (rows, 1) float32."""
-    accepted = f"a finite number (or give one_hot=[{name!r}], or leave the row or the column out)"
+    declared = f"categories={{{name!r}: [...]}} with every category"
+    accepted = f"a finite number (or give {declared}, or leave the row or the column out)"
     return table.numbers(name, typed=True, accepted=accepted).astype(np.float32)[:, None]
 
 
