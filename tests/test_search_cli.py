@@ -123,26 +123,6 @@ def test_bad_requests_are_refused_before_any_work(
     assert list(here.iterdir()) == []
 
 
-def test_a_search_is_audited_without_being_made(
-    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedmtl.search.search import _Search
-
-    words = ["search", "--audit", *TINY, *QUICK, "algorithm=pmtl,fedavg"]
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:3]] == [
-        "selection: forced coins, algorithm=pmtl",
-        "selection: forced coins, algorithm=fedavg",
-    ]
-    assert sum("could not refute" in line for line in lines) == 5
-    assert list(here.iterdir()) == []
-    coins = _Search._coins
-    monkeypatch.setattr(_Search, "_coins", lambda self, index: coins(self, 0))
-    assert main(words) == 1
-    assert "REFUTED" in capsys.readouterr().out
-
-
 def test_names_are_the_values_that_differ() -> None:
     found = search.candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]

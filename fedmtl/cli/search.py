@@ -29,7 +29,7 @@ since the other clients take part in every run. Baselines are not run.
 
 
 def search(words: list[str]) -> int:
-    """Search over every combination of the listed values, and return 0, or 1 where the audit refutes something."""
+    """Search over every combination of the listed values, and return 0."""
     options = _options(words)
     for text in options.overrides:
         if text.lstrip("+~").startswith("hydra"):
@@ -44,8 +44,6 @@ def search(words: list[str]) -> int:
     if (folder / "private" / "config.yaml").exists():
         raise ConfigError(f"{folder} already holds a run; go on with fedmtl resume {folder}, or choose another folder.")
     private_search = _build(configs, arguments, folder)
-    if options.audit:
-        return _audit(private_search)
     private_search.plan()  # what cannot be accounted is refused before anything is written
     for config in configs.values():
         make_paths_absolute(config)
@@ -93,7 +91,6 @@ def _options(words: list[str]) -> argparse.Namespace:
         "--score-noise", type=float, default=0.01, help="standard deviation of the noise on a score (default 0.01)"
     )
     parser.add_argument("--score-bound", type=float, help="of a regression's score, 1 - min(mse, BOUND) / BOUND")
-    parser.add_argument("--audit", action="store_true", help="check that nothing tells which run won; search nothing")
     parser.add_argument("--folder", type=Path, help="where the search is kept; default outputs/DATE/TIME")
     add_config_dir(parser)
     return parser.parse_intermixed_args(words)
@@ -114,16 +111,6 @@ def _build(configs: dict[str, Config], arguments: dict[str, Any], folder: Path) 
     trainers = {name: replace(first, **settings(config)) for name, config in configs.items()}
     progress = all(trainer.progress for trainer in trainers.values())
     return PrivateSearch(candidates=trainers, folder=folder, progress=progress, **arguments)
-
-
-def _audit(search: PrivateSearch) -> int:
-    """Print what :func:`~fedmtl.search.audit.audit_search` finds."""
-    from ..privacy.audit import any_refuted, table
-    from ..search.audit import audit_search
-
-    findings = audit_search(search)
-    print(table(findings))
-    return int(any_refuted(findings))
 
 
 def _fit(search: PrivateSearch, folder: Path, *, resume: bool) -> None:

@@ -15,13 +15,13 @@ from fedmtl import FedAvg, PoissonSampling, PrivateSearch, models
 from fedmtl.privacy import ClientPrivacy, SeededSource
 from fedmtl.privacy.audit import Finding
 from fedmtl.random import derive_key
-from fedmtl.search.audit import audit_search
 from fedmtl.search.search import SearchResult, _Search
 from fedmtl.trainer.checkpoint import write_json
 from fedmtl.trainer.result import Result
 from tests.helpers import ragged_classification
 
 from ..trainer.settings import SOLVER, quick_figures, trainer
+from .selection_audit import audit_search
 
 CLIENTS = 30
 DATA = ragged_classification(CLIENTS)

@@ -9,11 +9,11 @@ import pytest
 from fedmtl import FullParticipation
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import SeededSource
-from fedmtl.search.audit import audit_search
 from fedmtl.search.search import _Search
 
 from ..trainer.settings import quick_figures
 from .search_mutants import MUTANTS, NO_OP, Mutant, findings, searched
+from .selection_audit import audit_search
 
 
 def ids(mutant: Mutant) -> str:

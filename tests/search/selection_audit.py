@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..privacy import Channel, NoiseSource, SeededSource
-from ..privacy.audit import Finding
-from ..privacy.audit.findings import exact, skipped, too_large
-from ..trainer.folder import RunFolder
-from ..trainer.sources import Source
-from ..trainer.trainer import Trainer
-from .plan import SearchPlan
-from .search import PrivateSearch, _Search
+from fedmtl.privacy import Channel, NoiseSource, SeededSource
+from fedmtl.privacy.audit import Finding
+from fedmtl.privacy.audit.findings import exact, skipped, too_large
+from fedmtl.search.plan import SearchPlan
+from fedmtl.search.search import PrivateSearch, _Search
+from fedmtl.trainer.folder import RunFolder
+from fedmtl.trainer.sources import Source
+from fedmtl.trainer.trainer import Trainer
 
 _ROUNDS, _SCORES, _LEVEL = 2, 20, 1e-8
 
