@@ -132,7 +132,7 @@ def test_the_shared_model_is_measured_in_pieces(monkeypatch, rows) -> None:
     train = {name: (torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])) for name in "abcd"}
     one = (torch.ones(1, 5, dtype=torch.float64), torch.tensor([1]))
     test = {"b": (torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3), "d": one}
-    data = FederatedDataset.from_tensors(train, test=test)
+    data = FederatedDataset.from_tensors(train, test=test, classes=3)
     result = trainer(
         data=data, algorithm=FedAvg(local=SOLVER), schedule=FullParticipation(), metrics=["f1", margin, "auc"]
     ).fit()
