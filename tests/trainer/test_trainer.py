@@ -205,7 +205,7 @@ def test_resume_refuses_another_run(tmp_path, source):
         if "checkpoint" in str(error.value):  # its traceback stays alive: the refused run must hold no lock
             kept.append(error)
         del error
-    assert len(kept) == (6 if source == "secure" else 0)
+    assert len(kept) == (7 if source == "secure" else 0)
     assert before == {p: contents(p) for p in before}
     trainer(**with_source({})).fit(resume=True)
 
